@@ -1,0 +1,73 @@
+# On a machine with only Python (3.11 to 3.13) and make: `make demo` and `make test` set up all they need in .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Which Python makes .venv. Left empty: the first one below that runs and is new enough.
+PYTHON ?=
+PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.13 python3.12 python3.11 python3)
+# More arguments for the demo and for pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
+ARGS ?=
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
+
+# pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/demo.installed ## train a model on handwritten digits
+	$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with coverage, executed docs
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy --strict
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+format: $(VENV)/dev.installed ## format the code and mend what the linter can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
+	$(BIN)/python benchmarks/node.py $(ARGS)
+
+clean: ## remove .venv and all caches
+	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# A stamp is made after a whole install and is older than pyproject.toml when that has changed since.
+# What the tests need includes what the demo needs, so that install makes both stamps.
+$(VENV)/demo.installed: $(VENV)/made pyproject.toml
+	$(BIN)/python -m pip install --editable '.[examples]'
+	@touch $@
+
+$(VENV)/dev.installed: $(VENV)/made pyproject.toml
+	$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $(VENV)/demo.installed $@
+
+$(VENV)/bench.installed: $(VENV)/made pyproject.toml
+	$(BIN)/python -m pip install --editable '.[bench]'
+	@touch $@
+
+# A Python can be on PATH and still not run (a version manager's stand-in) or not make environments (Debian's python3
+# without python3-venv), so each candidate is tried.
+$(VENV)/made:
+	@venvless=; \
+	for python in $(PYTHONS); do \
+	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+	    "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || { venvless="$$venvless $$python"; continue; }; \
+	    echo "Making $(VENV) with $$python ($$("$$python" -c 'import platform; print(platform.python_version())'))"; \
+	    "$$python" -m venv --clear $(VENV) && touch $@; \
+	    exit; \
+	done; \
+	if test -n "$$venvless"; then \
+	    echo "Found$$venvless, but without the modules that make virtual environments (venv, ensurepip)." >&2; \
+	    echo "On Debian and Ubuntu: apt install python3-venv" >&2; \
+	else \
+	    echo "No Python 3.11 or newer found: tried $(PYTHONS)." >&2; \
+	    echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	fi; \
+	exit 1

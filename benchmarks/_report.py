@@ -1,0 +1,149 @@
+"""The report: a header that says what ran where, a table for each measure, the targets; and the same as JSON."""
+
+import datetime as dt
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from _measures import Measure, sizes
+from _peers import Library, version
+from _targets import OURS, Results, Verdict
+from _timing import Key, Times
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """`rows` as a markdown table that also reads well as plain text; the first row is its head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """`seconds` with three digits in a unit that suits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def header(libraries: Iterable[Library], left_out: Mapping[str, str], *, repeats: int, classes: int) -> dict[str, Any]:
+    """Machine, versions and settings of this run."""
+    libraries = tuple(libraries)
+    distributions = dict.fromkeys(library.distribution for library in libraries if library.distribution is not None)
+    return {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].platform,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "versions": {"jaxlib": version("jaxlib")} | {name: version(name) for name in distributions},
+        "without_statics": [library.name for library in libraries if library.static is None],
+        "left_out": dict(left_out),
+        "repeats": repeats,
+        "classes": classes,
+    }
+
+
+def header_text(head: Mapping[str, Any]) -> str:
+    """The header as a few lines."""
+    machine = f"{head['processor']}, {head['cores']} cores, {head['system']}, device {head['device']}"
+    cells = "Cells: ratio of medians / ratio of minimums to the row marked base."
+    lines = [
+        f"{machine}, {head['python']}, {head['date']}",
+        ", ".join(f"{name} {number}" for name, number in head["versions"].items()),
+        f"{head['repeats']} samples of each cell, {head['classes']} classes of each for class creation. {cells}",
+        f"Each node has 2 statics besides its children, but for {', '.join(head['without_statics'])}: they have none.",
+    ]
+    lines += [f"Left out: {name} ({reason})" for name, reason in head["left_out"].items()]
+    return "\n".join(lines)
+
+
+def _cell(times: Times | None, base: Times | None, *, is_base: bool) -> str:
+    if times is None:
+        return "-"
+    if is_base or base is None:
+        return f"{duration(times.median)} / {duration(times.minimum)}"
+    return f"{times.median / base.median:.2f} / {times.minimum / base.minimum:.2f}"
+
+
+def measure_text(measure: Measure, results: Results, libraries: Sequence[Library], children: Sequence[int]) -> str:
+    """One measure: a row for each library, a column for each number of children."""
+    columns = sizes(measure, children)
+    rows = [[measure.title, *(f"{n} {'child' if n == 1 else 'children'}" for n in columns)]]
+    for library in libraries:
+        if library.role not in measure.needs:
+            continue
+        is_base = library.name == measure.base
+        cells = [
+            _cell(
+                results.get(Key(measure.name, n, library.name)),
+                results.get(Key(measure.name, n, measure.base)),
+                is_base=is_base,
+            )
+            for n in columns
+        ]
+        rows.append([f"{library.name} (base)" if is_base else library.name, *cells])
+    return table(rows)
+
+
+def _word(verdict: Verdict) -> str:
+    return {True: "reached", False: "not reached", None: "not measured"}[verdict.reached]
+
+
+def targets_text(verdicts: Sequence[Verdict]) -> str:
+    """The targets: limit, ratio and verdict. The verdict goes by the medians of all of Treewright's classes."""
+    rows = [["target", "against", "limit", *OURS, "verdict"]]
+    for one in verdicts:
+        ratios = [
+            f"{one.ratios[name][0]:.2f} / {one.ratios[name][1]:.2f}" if name in one.ratios else "-" for name in OURS
+        ]
+        limit = f"{'<' if one.target.strict else '<='} {one.target.limit:.2f}"
+        rows.append([f"{one.target.number} {one.target.text}", one.against, limit, *ratios, _word(one)])
+    return table(rows)
+
+
+def as_json(head: Mapping[str, Any], results: Results, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The whole run as data: times in nanoseconds for one operation."""
+    return {
+        "header": dict(head),
+        "command": sys.argv[1:],
+        "results": [
+            {
+                "measure": key.measure,
+                "children": key.children,
+                "library": key.library,
+                "median_ns": times.median * 1e9,
+                "minimum_ns": times.minimum * 1e9,
+                "samples": len(times.samples),
+            }
+            for key, times in results.items()
+        ],
+        "targets": [
+            {
+                "number": one.target.number,
+                "text": one.target.text,
+                "against": one.against,
+                "limit": one.target.limit,
+                "ratios": {name: {"median": ratio[0], "minimum": ratio[1]} for name, ratio in one.ratios.items()},
+                "verdict": _word(one),
+            }
+            for one in verdicts
+        ],
+    }

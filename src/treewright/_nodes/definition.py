@@ -1,0 +1,161 @@
+"""From a class as the user wrote it to a registered node class: refuse, process, install, register, in that order."""
+
+import abc
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from treewright._nodes import protocols
+from treewright._nodes.export import register_for_export
+from treewright._nodes.init import make_init
+from treewright._nodes.node import ChildView, build, register, view
+from treewright._nodes.refusals import refuse_annotations, refuse_class_body
+from treewright._nodes.spec import NodeSpec, Options, class_attribute, node_spec, own_annotations, spec_of
+
+_MANAGED = {"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"}
+
+
+def define(cls: type, options: Options, *, inherits_init: bool) -> NodeSpec:
+    """Make `cls` a node class in place. After an error it is not registered, and not to be used.
+
+    Args:
+        cls: The class, whose own annotations are its new fields.
+        options: As `pytree_dataclass` takes them.
+        inherits_init: Whether a custom `__init__` of the nearest base that is a node is kept, instead of generating
+            one over it.
+    """
+    refuse_class_body(cls)
+    own_init = "__init__" in vars(cls)
+    _process(cls, options)
+    inherited = inherits_init and _base_has_own_init(cls)
+    spec = node_spec(cls, options, has_own_init=own_init or inherited)
+    refuse_annotations(spec)
+    cls.__node_spec__ = spec  # type: ignore[attr-defined]
+    _install_views(spec)
+    if own_init:
+        _replace_own_init(cls, vars(cls)["__init__"])
+    elif options.init and not inherited:
+        cls.__init__ = make_init(spec)  # type: ignore[misc]
+    elif not inherited and cls.__init__ is not object.__init__:  # type: ignore[misc]
+        _replace_own_init(cls, cls.__init__)  # type: ignore[misc]  # of a base that is no node: it seals nothing
+    abc.update_abstractmethods(cls)
+    register_once(cls)
+    return spec
+
+
+def register_once(cls: Any) -> "Registration":
+    """Tell JAX of the class, unless it has been told."""
+    if "__node_registered__" not in vars(cls):
+        register(cls)
+        register_for_export(cls)
+        cls.__node_registered__ = Registration(cls)
+    registration: Registration = vars(cls)["__node_registered__"]
+    return registration
+
+
+class Registration:
+    """The mark of a class that JAX knows. Where `cloudpickle` brings the class to another process, it tells JAX there."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (register_once, (self.cls,))
+
+
+def node_bases(cls: type) -> Iterator[type]:
+    """The bases of `cls` that are node classes, nearest first."""
+    return (base for base in cls.__mro__[1:] if "__node_spec__" in vars(base))
+
+
+def _base_has_own_init(cls: type) -> bool:
+    return any(spec_of(base).has_own_init for base in list(node_bases(cls))[:1])
+
+
+def _process(cls: type, options: Options) -> None:
+    """Let the standard library read the fields; what it would generate is ours, or is not needed."""
+    own = own_annotations(cls)
+    for name in own:
+        inherited = class_attribute(cls, name)
+        if name not in vars(cls) and not isinstance(inherited, ChildView) and hasattr(type(inherited), "__get__"):
+            # A field in place of an inherited property or method. Else dataclasses takes that for the default.
+            setattr(cls, name, dataclasses.field())
+    bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+    all_frozen = all(base.frozen for base in bases)
+    doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
+    freezers = {name: vars(cls).get(name) for name in protocols.FROZEN}
+    try:
+        dataclasses.dataclass(
+            init=False,
+            repr=False,
+            eq=False,
+            frozen=any(base.frozen for base in bases),
+            match_args=options.match_args,
+            kw_only=options.kw_only,
+        )(cls)
+    finally:
+        cls.__doc__ = doc
+    for name, own_method in freezers.items():
+        if own_method is None and name in vars(cls):
+            delattr(cls, name)
+    params: Any = cls.__dataclass_params__  # type: ignore[attr-defined]
+    params.init, params.repr, params.eq = options.init, options.repr, options.eq
+    params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
+
+
+def _install_views(spec: NodeSpec) -> None:
+    cls = spec.cls
+    for field in spec.fields:
+        inherited = class_attribute(cls, field.name)
+        if not isinstance(inherited, ChildView) or inherited.field != field:
+            setattr(cls, field.name, view(field))
+
+
+def _replace_own_init(cls: Any, init: Callable[..., None]) -> None:
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, functools.partial(init, self, *args, **kwargs))
+
+    cls.__init__ = __init__
+
+
+def install(cls: Any, methods: Mapping[str, Any]) -> None:
+    """Give `cls` the methods that its own body does not write."""
+    for name, method in methods.items():
+        if name not in vars(cls):
+            setattr(cls, name, method)
+
+
+def install_comparison(cls: Any, options: Options) -> None:
+    """`__repr__`, `__eq__` and `__hash__` by the rules of `dataclass(frozen=True)`."""
+    own = vars(cls)
+    if options.repr:
+        install(cls, protocols.REPR)
+    # Python puts `__hash__ = None` beside an `__eq__` in a class body; that is no hash of the user's own.
+    own_hash = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
+    if options.eq:
+        install(cls, {"__eq__": protocols.equal})
+        if not own_hash:
+            cls.__hash__ = protocols.hash_of
+
+
+def document(cls: type) -> None:
+    """A docstring with the signature, as dataclasses write it, for a class that has none."""
+    if cls.__doc__ is None:
+        try:
+            signature = str(inspect.signature(cls)).replace(" -> None", "")
+        except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
+            signature = ""
+        cls.__doc__ = cls.__name__ + signature
+
+
+def undo(cls: Any, before: Mapping[str, Any]) -> None:
+    """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
+    for name in list(vars(cls)):
+        if name not in before and name not in _MANAGED:
+            delattr(cls, name)
+    for name, value in before.items():
+        if name not in _MANAGED and vars(cls).get(name) is not value:
+            setattr(cls, name, value)

@@ -1,0 +1,212 @@
+"""Exact keys: what "the same static" means.
+
+`==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It is
+also too fine: `nan != nan`, and a lambda made anew differs from the last one. An exact key is a hashable that is equal
+for two values exactly when a program could not tell them apart.
+"""
+
+import dataclasses
+import decimal
+import enum
+import functools
+import math
+import types
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from treewright._nodes.representation import text
+
+_BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})
+_MUTABLE = (list, dict, set, bytearray)
+
+
+class NoExactKeyError(TypeError):
+    """A value that can't be compared exactly, with the words for an error message."""
+
+    def __init__(self, found: str, consequence: str) -> None:
+        super().__init__(found)
+        self.found = found
+        self.consequence = consequence
+
+
+def exact_key(value: object, *, content: bool = False) -> Hashable:
+    """A key that is equal for two values exactly when `jit` may share one trace between them.
+
+    Args:
+        value: The value of a static field.
+        content: Compare functions that capture variables by their code and what they captured, not by identity.
+
+    Raises:
+        NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable.
+    """
+    return _ExactKeys(content=content).key(value)
+
+
+def compared_by_itself(value: object, key: Hashable) -> bool:
+    """Whether `type` and `==` already are the exact comparison for this value."""
+    kind = type(value)
+    if kind is types.FunctionType:  # two functions are `==` only when they are one
+        return True
+    return isinstance(key, tuple) and len(key) == 2 and key[0] is kind and key[1] is value
+
+
+def problem_of(value: object) -> NoExactKeyError:
+    """Why `value` can't be a static, in words."""
+    kind = type(value)
+    if isinstance(value, jax.core.Tracer):
+        return NoExactKeyError(
+            f"a tracer, {text(value)}",
+            "A tracer stands for a value of one trace only, and a static outlives the trace.",
+        )
+    if isinstance(value, np.ndarray | jax.Array):
+        return NoExactKeyError(
+            f"an array, {text(value)}",
+            "jit compares statics with ==, which gives an array and no answer, and changes of its values "
+            "would give stale results.",
+        )
+    article = "an" if kind.__name__[0].lower() in "aeiou" else "a"
+    shown = text(value)
+    found = f"{article} {kind.__name__}, {shown if len(shown) <= 80 else shown[:77] + '...'}"  # noqa: PLR2004
+    if isinstance(value, _MUTABLE):
+        return NoExactKeyError(
+            found, "jit compares statics and never copies them, so a change in place would give stale results."
+        )
+    return NoExactKeyError(
+        found, "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
+    )
+
+
+class _ExactKeys:
+    """One walk through a value. `functions` holds those being read, so that a recursive closure ends."""
+
+    def __init__(self, *, content: bool) -> None:
+        self.content = content
+        self.functions: list[types.FunctionType] = []
+
+    def key(self, value: Any) -> Hashable:
+        kind: type = type(value)
+        if kind in _BY_VALUE:
+            return (kind, value)
+        special = _KINDS.get(kind)
+        if special is not None:
+            return special(self, value)
+        own = getattr(kind, "_exact_key_", None)  # nodes, methods of nodes, what freeze() makes
+        if own is not None:
+            key: Hashable = own(value, self.key)
+            return key
+        if isinstance(value, np.generic):
+            return self.numpy_scalar(value)
+        if isinstance(value, tuple) and kind.__eq__ is tuple.__eq__:
+            return self.elements(value)
+        if isinstance(value, float) and kind.__eq__ is float.__eq__:
+            return self.real(value)
+        if isinstance(value, functools.partial):
+            return self.partial(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, enum.Enum):
+            return self.dataclass(value)
+        return self.hashable(value)
+
+    def hashable(self, value: object) -> Hashable:
+        """Anything else: by type, `hash` and `==`."""
+        try:
+            hash(value)
+        except Exception as error:
+            raise problem_of(value) from error
+        return (type(value), value)
+
+    def real(self, value: float) -> Hashable:
+        kind = type(value)
+        if value != value:  # noqa: PLR0124  all NaN of one type are one
+            return (kind, "nan", None)
+        return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
+
+    def complex(self, value: complex) -> Hashable:
+        return (complex, self.real(value.real), self.real(value.imag))
+
+    def numpy_scalar(self, value: Any) -> Hashable:
+        if isinstance(value, np.complexfloating):
+            return (type(value), self.numpy_scalar(value.real), self.numpy_scalar(value.imag))
+        self.hashable(value)
+        if value != value:  # noqa: PLR0124  NaN, or NaT
+            return (type(value), value.dtype, "nan")
+        return (type(value), value.dtype, value if value else str(value))  # str tells -0.0 from 0.0
+
+    def elements(self, value: tuple[Any, ...]) -> Hashable:
+        return (type(value), *map(self.key, value))
+
+    def members(self, value: frozenset[Any]) -> Hashable:
+        return (frozenset, frozenset(map(self.key, value)))
+
+    def bounds(self, value: Any) -> Hashable:
+        return (type(value), self.key(value.start), self.key(value.stop), self.key(value.step))
+
+    def partial(self, value: functools.partial[Any]) -> Hashable:
+        keywords = tuple((name, self.key(value.keywords[name])) for name in sorted(value.keywords))
+        return (type(value), self.key(value.func), tuple(map(self.key, value.args)), keywords)
+
+    def dataclass(self, value: Any) -> Hashable:
+        kind = type(value)
+        if not (kind.__dataclass_params__.frozen and kind.__dataclass_params__.eq):
+            return self.hashable(value)
+        try:
+            return (kind, *(self.key(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare))
+        except NoExactKeyError:
+            try:
+                hash(value)
+            except TypeError:
+                pass
+            else:  # a class with a __hash__ of its own vouches for what its fields hold
+                return (kind, value)
+            raise
+
+    def method(self, value: types.MethodType) -> Hashable:
+        try:
+            return (types.MethodType, value.__func__, self.key(value.__self__))
+        except NoExactKeyError:
+            return (types.MethodType, value)  # Python compares the object by identity
+
+    def function(self, value: types.FunctionType) -> Hashable:
+        """By what it does where that is all in sight, else by identity.
+
+        A captured variable may be bound anew later, so a closure is read only where the field asks for `content`.
+        """
+        if value in self.functions:
+            return ("recursive", self.functions.index(value))
+        if value.__dict__ or (value.__closure__ and not self.content):
+            return (types.FunctionType, value)
+        self.functions.append(value)
+        try:
+            defaults = self.elements(value.__defaults__ or ())
+            keywords = value.__kwdefaults__ or {}
+            named = tuple((name, self.key(keywords[name])) for name in sorted(keywords))
+            captured = tuple(map(self.cell, value.__closure__ or ()))
+        except NoExactKeyError:
+            return (types.FunctionType, value)
+        finally:
+            self.functions.pop()
+        return (types.FunctionType, value.__code__, id(value.__globals__), defaults, named, captured)
+
+    def cell(self, value: types.CellType) -> Hashable:
+        try:
+            return self.key(value.cell_contents)
+        except ValueError:  # not bound yet
+            return ("unbound",)
+
+
+_KINDS: types.MappingProxyType[type, Any] = types.MappingProxyType(
+    {
+        float: _ExactKeys.real,
+        complex: _ExactKeys.complex,
+        tuple: _ExactKeys.elements,
+        frozenset: _ExactKeys.members,
+        range: _ExactKeys.bounds,
+        slice: _ExactKeys.bounds,
+        decimal.Decimal: lambda _, value: (decimal.Decimal, str(value)),
+        functools.partial: _ExactKeys.partial,
+        types.MethodType: _ExactKeys.method,
+        types.FunctionType: _ExactKeys.function,
+    }
+)

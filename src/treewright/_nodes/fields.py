@@ -1,0 +1,201 @@
+"""`field`, `static` and `buffer`: what a field of a node is, said in its own line.
+
+They return `dataclasses.Field`s; what is ours travels in the metadata. A module of its own, because type checkers
+treat field specifiers best when they are imported.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+T = TypeVar("T")
+Kind = Literal["child", "static", "buffer"]
+Compare = Literal["value", "content"]
+
+OPTIONS_KEY = "treewright"
+_MISSING: Any = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldOptions:
+    """What Treewright knows of a field beyond `dataclasses.Field`."""
+
+    kind: Kind = "child"
+    converter: Callable[[Any], Any] | None = None
+    compare: Compare = "value"
+
+
+def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
+    """The options that a specifier wrote, or None for a field without one.
+
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it.
+    """
+    options = field.metadata.get(OPTIONS_KEY)
+    if isinstance(options, FieldOptions):
+        return options
+    return FieldOptions("static") if field.metadata.get("static") else None
+
+
+def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
+    """A `dataclasses.Field` with our options in its metadata."""
+    if options.converter is not None and not callable(options.converter):
+        raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
+    metadata = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
+    if options.kind == "static":
+        metadata["static"] = True
+    return dataclasses.field(metadata=metadata, **arguments)
+
+
+if TYPE_CHECKING:
+    # fmt: off
+    @overload
+    def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+              metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+              converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+              compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+              converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+              metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+              converter: Callable[[Any], Any] | None = ...) -> Any: ...
+    @overload
+    def static(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def static(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+               compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> Any: ...
+    @overload
+    def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+               compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> T: ...
+    @overload
+    def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+               converter: Callable[[Any], Any] | None = ...) -> Any: ...
+    # fmt: on
+
+
+def field(  # type: ignore[no-redef]
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: bool = True,
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A child: a field whose value is part of the tree. A plain annotation means the same.
+
+    Args:
+        default: The value when none is given. A mutable one, an array among them, is refused.
+        default_factory: A function without arguments that makes the default anew for each instance.
+        init: Whether the generated `__init__` takes it.
+        repr: Whether `repr` shows it.
+        hash: Whether `hash` uses it; None means as `compare` says.
+        compare: Whether `==` uses it.
+        metadata: Anything, for other tools; `{"static": True}` makes the field static, as in JAX.
+        kw_only: Whether `__init__` takes it by keyword only.
+        converter: Applied to each value given to the field: by the constructor, by an assignment in `__init__`, by
+            `replace`. Never by unflatten.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: jax.Array = field(converter=jnp.asarray)
+        >>> Layer([1.0, 2.0])
+        Layer(kernel=f32[2])
+    """
+    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
+    return _specify(FieldOptions("child", converter), {**given, "metadata": metadata, "kw_only": kw_only})
+
+
+def static(  # type: ignore[no-redef]
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: Compare = "value",
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A static: a field kept in `aux_data`, which is part of `jit`'s cache key.
+
+    An equal value never traces again, another one always does. "Equal" is exact: `1`, `True` and `1.0` are three
+    statics, `0.0` and `-0.0` are two, and NaN is one. Lists, dicts, sets, arrays and whatever else can't be hashed
+    are refused when an instance is made.
+
+    Args:
+        default: As for `field`.
+        default_factory: As for `field`.
+        init: As for `field`.
+        repr: As for `field`.
+        hash: As for `field`.
+        compare: How functions that capture variables are compared. `"value"`: by identity, so that one made anew is
+            another static. `"content"`: by their code and by what they captured, so that a rebuilt
+            `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
+        metadata: As for `field`.
+        kw_only: As for `field`.
+        converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
+
+    Example:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: float
+        ...     activation: str = static(default="relu")
+        >>> jax.tree.leaves(Layer(2.0))
+        [2.0]
+    """
+    if compare not in {"value", "content"}:
+        raise TypeError(
+            f'static(compare=...) is "value" or "content", got {compare!r}. A static always takes part in the '
+            f"comparison: jit would reuse a program that was compiled for another value."
+        )
+    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash)
+    return _specify(FieldOptions("static", converter, compare), {**given, "metadata": metadata, "kw_only": kw_only})
+
+
+def buffer(  # type: ignore[no-redef]
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: bool = True,
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A child that training leaves alone: running statistics, fixed tables.
+
+    Takes what `field` takes. To JAX it is a child like any other; the field's kind says that it is not trained.
+
+    Example:
+        >>> @pytree_dataclass
+        ... class Norm:
+        ...     scale: float
+        ...     mean: float = buffer(default=0.0)
+        >>> jax.tree.leaves(Norm(1.0))
+        [1.0, 0.0]
+    """
+    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
+    return _specify(FieldOptions("buffer", converter), {**given, "metadata": metadata, "kw_only": kw_only})

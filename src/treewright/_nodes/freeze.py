@@ -1,0 +1,119 @@
+"""Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, SupportsIndex, TypeVar
+
+import numpy as np
+
+from treewright._nodes.exact import problem_of
+
+K = TypeVar("K")
+V_co = TypeVar("V_co", covariant=True)
+
+
+class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
+    """A dict that can't change, so that it can be static. Made by `freeze`.
+
+    Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
+    a program can read it.
+    """
+
+    __slots__ = ("_items",)
+    _items: dict[K, V_co]
+
+    def __init__(self, items: Mapping[K, V_co]) -> None:
+        object.__setattr__(self, "_items", dict(items))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"FrozenMapping can't change: {name} was to be set to {value!r}. Make a new one.")
+
+    def __getitem__(self, key: K) -> V_co:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenMapping({self._items!r})"
+
+    def __reduce__(self) -> tuple[type, tuple[dict[K, V_co]]]:
+        return (FrozenMapping, (self._items,))
+
+    def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
+        return (FrozenMapping, *((key(name), key(value)) for name, value in self._items.items()))
+
+
+class FrozenArray(np.ndarray[Any, Any]):
+    """A numpy array whose data can't change, so that it can be static. Made by `freeze`.
+
+    It computes like any numpy array, `==` is elementwise, and `hash` is that of its dtype, shape and bytes. As a static
+    it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]  # numpy declares arrays unhashable: theirs can change
+        return hash(self._content())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (freeze, (np.array(self),))
+
+    def __copy__(self) -> "FrozenArray":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> "FrozenArray":
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+    def _content(self) -> tuple[Any, ...]:
+        if self.flags.writeable:
+            raise problem_of(np.asarray(self))
+        return (self.dtype, self.shape, self.tobytes())
+
+    def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
+        del key
+        return (FrozenArray, *self._content())
+
+
+def freeze(value: Any) -> Any:
+    """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
+
+    Lists become tuples, dicts `FrozenMapping`s, sets frozensets, bytearrays bytes and numpy arrays read-only
+    `FrozenArray`s, all the way down. Anything else is returned as it is.
+
+    Example:
+        >>> freeze({"sizes": [64, 64], "names": {"a"}})
+        FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
+    """
+    match value:
+        case np.ndarray() if value.dtype != object and not isinstance(value, FrozenArray):
+            return _frozen_array(value)
+        case list():
+            return tuple(map(freeze, value))
+        case tuple() if hasattr(type(value), "_fields"):
+            return type(value)(*map(freeze, value))
+        case tuple() if type(value) is tuple:
+            return tuple(map(freeze, value))
+        case dict():
+            return FrozenMapping({key: freeze(item) for key, item in value.items()})
+        case set() | frozenset():
+            return frozenset(map(freeze, value))
+        case bytearray():
+            return bytes(value)
+        case _:
+            return value
+
+
+def _frozen_array(value: np.ndarray[Any, Any]) -> FrozenArray:
+    if not value.size:
+        frozen = np.empty(value.shape, value.dtype).view(FrozenArray)
+        frozen.flags.writeable = False
+        return frozen
+    # The base is a bytes object, so that nobody can make the array writeable again.
+    return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape).view(FrozenArray)

@@ -1,0 +1,171 @@
+"""The generated `__init__`: text that reads like the function it makes, compiled once for each class.
+
+The only file that calls `exec`. Names in the text are parameters, which are the fields' own names and checked to be
+identifiers, and helpers, which get a name that no field has.
+"""
+
+import dataclasses
+import keyword
+import linecache
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from treewright._nodes.node import PAIR, assign_all, checked
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec
+from treewright.errors import NodeDefinitionError
+
+
+class _Factory:
+    """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+    def __reduce__(self) -> str:
+        return "FACTORY"  # by name, so that it stays one object through cloudpickle
+
+
+FACTORY = _Factory()
+
+
+def init_vars(cls: type) -> dict[str, Any]:
+    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are no fields."""
+    # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
+    mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
+    declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    return {name: field for name, field in declared.items() if field._field_type is mark}
+
+
+def make_init(spec: NodeSpec) -> Callable[..., None]:
+    """The `__init__` that `dataclasses.dataclass` would give the class, storing the pair instead of attributes."""
+    return _InitText(spec).compile()
+
+
+class _InitText:
+    """Collects the text of one `__init__` and the values its helper names stand for."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+        declared: dict[str, Any] = spec.cls.__dataclass_fields__  # type: ignore[attr-defined]
+        variables = init_vars(spec.cls)
+        self.init_vars = tuple(variables)
+        fields: dict[str, Any] = {field.name: field for field in spec.fields}
+        # In the order of declaration, InitVars among the fields.
+        self.arguments = [fields.get(name) or variables[name] for name in declared if name in fields or name in variables]
+        self.taken = {argument.name for argument in self.arguments}
+        self.helpers: dict[str, Any] = {}
+        for name in self.taken:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is no identifier.")
+
+    def helper(self, name: str, value: Any) -> str:
+        """A name for `value` that no field has."""
+        if self.helpers.get(name, self) is not value:
+            name = self.fresh(name)
+        self.helpers[name] = value
+        return name
+
+    def fresh(self, name: str) -> str:
+        """A name that neither a field nor a helper has."""
+        while name in self.taken or name in self.helpers:
+            name += "_"
+        return name
+
+    def parameters(self, self_name: str) -> str:
+        taken = [argument for argument in self.arguments if argument.init]
+        positional = [self.parameter(argument) for argument in taken if not argument.kw_only]
+        by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
+        return ", ".join([self_name, *positional, *(["*", *by_keyword] if by_keyword else [])])
+
+    def parameter(self, argument: Any) -> str:
+        if argument.default is not MISSING:
+            return f"{argument.name}={self.helper(f'default_{argument.name}', argument.default)}"
+        if argument.default_factory is not MISSING:
+            return f"{argument.name}={self.helper('factory_default', FACTORY)}"
+        return str(argument.name)
+
+    def prepare(self, field: FieldSpec) -> list[str]:
+        """The lines that make a default where none was given."""
+        lines = []
+        if field.default_factory is not MISSING:
+            call = f"{field.name} = {self.helper(f'make_{field.name}', field.default_factory)}()"
+            given = self.helper("factory_default", FACTORY)
+            lines.append(f"if {field.name} is {given}: {call}" if field.init else call)
+        elif not field.init and field.default is not MISSING:
+            lines.append(f"{field.name} = {self.helper(f'default_{field.name}', field.default)}")
+        return lines
+
+    def assigning(self, self_name: str) -> str:
+        """The line for a node whose fields are assigned one by one: see `assign_all`."""
+        given = [field for field in self.spec.fields if field.init or not _left_open(field)]
+        values = ", ".join(f"{field.name!r}: {field.name}" for field in given)
+        variables = f"({''.join(f'{name}, ' for name in self.init_vars)})" if self.spec.has_post_init else "None"
+        return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
+
+    def storing(self, self_name: str) -> list[str]:
+        """The lines that build the pair directly."""
+        lines = [
+            f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
+            for field in self.spec.fields
+            if field.converter is not None
+        ]
+        names = [field.name for field in self.spec.statics]
+        if names:
+            statics = self.fresh("statics")
+            kind, table = self.helper("type_", type), self.helper("table", self.spec.table)
+            types = ", ".join(f"{kind}({name})" for name in names)
+            lines += [
+                f"try: {statics} = {table}.known[{types}, {', '.join(names)}]()",
+                f"except {self.helper('Exception_', Exception)}: {statics} = None",
+                f"if {statics} is None: {statics} = {table}.intern(({', '.join(names)},))",
+            ]
+        else:
+            statics = self.helper("statics", self.spec.table.intern(()))
+        children = "".join(f"{field.name}, " for field in self.spec.children)
+        store = self.helper("store", object.__setattr__)
+        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {statics}))")
+        if self.spec.checks:
+            lines.append(f"{self.helper('checked', checked)}({self_name})")
+        return lines
+
+    def body(self, self_name: str) -> list[str]:
+        lines = [line for field in self.spec.fields for line in self.prepare(field)]
+        if self.spec.has_post_init or any(map(_left_open, self.spec.fields)):
+            return [*lines, self.assigning(self_name)]
+        cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
+        return [
+            *lines,
+            f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}",
+            *self.storing(self_name),
+        ]
+
+    def compile(self) -> Callable[..., None]:
+        cls = self.spec.cls
+        self_name = self.fresh("self")
+        header = f"def __init__({self.parameters(self_name)}):"
+        lines = [f"  {header}", *(f"    {line}" for line in self.body(self_name)), "  return __init__"]
+        source = "\n".join([f"def make({', '.join(self.helpers)}):", *lines, ""])
+        filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
+        module = sys.modules.get(cls.__module__)
+        made: dict[str, Any] = {}
+        exec(compile(source, filename, "exec"), {} if module is None else vars(module), made)  # noqa: S102
+        init: Callable[..., None] = made["make"](**self.helpers)
+        init.__qualname__ = f"{cls.__qualname__}.__init__"
+        init.__module__ = cls.__module__
+        init.__annotations__ = {
+            argument.name: _annotation(argument) for argument in self.arguments if argument.init
+        } | {"return": None}
+        return init
+
+
+def _left_open(field: FieldSpec) -> bool:
+    """Whether only `__post_init__` can give the field its value."""
+    return not field.init and field.default is MISSING and field.default_factory is MISSING
+
+
+def _annotation(argument: Any) -> Any:
+    kind = argument.type
+    return kind.type if isinstance(kind, dataclasses.InitVar) else kind

@@ -1,0 +1,96 @@
+"""`Module`: the base class of models. Every subclass is a node by itself."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, dataclass_transform
+
+from treewright._nodes import protocols
+from treewright._nodes.dataclass import refuse_options
+from treewright._nodes.definition import define, document, install_comparison
+from treewright._nodes.fields import buffer, field, static
+from treewright._nodes.methods import wrap_methods
+from treewright._nodes.node import PAIR, replaced
+from treewright._nodes.spec import Options
+
+
+@dataclass_transform(field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
+class Module:
+    """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
+
+    A subclass gets an `__init__` from its fields, or writes its own and assigns to them; when that returns, the
+    instance is frozen. Methods that are looked up on an instance are pytrees themselves, so they can be passed to
+    `jit`, `vmap` and `scan` and stored in fields. Options stand in the class statement, as for `pytree_dataclass`:
+    `class Net(Module, kw_only=True)`.
+
+    A subclass without an `__init__` of its own inherits a custom one, and is given one otherwise.
+
+    Raises:
+        NodeDefinitionError: When a subclass is made that can't be a node.
+
+    Example:
+        >>> class Linear(Module):
+        ...     kernel: jax.Array
+        ...     activation: Callable[[jax.Array], jax.Array] = static(default=jax.nn.relu)
+        ...     def __init__(self, inputs, outputs, key):
+        ...         self.kernel = jax.random.normal(key, (inputs, outputs))
+        ...     def __call__(self, x):
+        ...         return self.activation(x @ self.kernel)
+        >>> linear = Linear(3, 2, jax.random.key(0))
+        >>> linear
+        Linear(kernel=f32[3,2], activation=relu)
+        >>> jax.jit(linear.__call__)(jnp.ones((5, 3))).shape
+        (5, 2)
+    """
+
+    __slots__ = (PAIR, "__weakref__")
+
+    def __init_subclass__(
+        cls,
+        *,
+        init: bool = True,
+        repr: bool = True,
+        eq: bool = True,
+        order: bool = False,
+        unsafe_hash: bool = False,
+        frozen: bool = True,
+        match_args: bool = True,
+        kw_only: bool = False,
+        slots: bool = False,
+        weakref_slot: bool = False,
+        **keywords: Any,
+    ) -> None:
+        given = {"order": order, "unsafe_hash": unsafe_hash, "slots": slots, "weakref_slot": weakref_slot}
+        refuse_options("Module", cls, given, frozen=frozen)
+        options = Options(init=init, repr=repr, eq=eq, kw_only=kw_only, match_args=match_args)
+        wrap_methods(cls)
+        define(cls, options, inherits_init=True)
+        _choose_comparison(cls, options)
+        document(cls)
+        super().__init_subclass__(**keywords)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields replaced: `treewright.replace` as a method."""
+        copy: Self = replaced(self, **changes)
+        return copy
+
+    if not TYPE_CHECKING:
+        for _name, _method in {
+            **protocols.FROZEN,
+            **protocols.FLATTEN,
+            **protocols.COMPARISON,
+            **protocols.OTHERS,
+            **protocols.REPR,
+        }.items():
+            locals()[_name] = _method
+        del _name, _method
+
+
+def _choose_comparison(cls: Any, options: Options) -> None:
+    """Methods of the user's own, inherited ones too, are kept; those that a plain dataclass base generated are not."""
+    if not options.eq:
+        for name in ("__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(object, name))
+    if not options.repr and "__repr__" not in vars(cls):
+        cls.__repr__ = object.__repr__

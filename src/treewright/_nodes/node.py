@@ -1,0 +1,309 @@
+"""A node at work: the pair, the views onto it, how it is filled and sealed, how JAX flattens it.
+
+An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
+has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Never
+
+import jax
+
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
+from treewright._nodes.statics import Statics
+from treewright.errors import NodeInitError, UnfinishedNodeError
+
+PAIR = "_node"
+Pair = tuple[tuple[Any, ...], Statics]
+
+_new = object.__new__
+_store = object.__setattr__
+
+
+class Unfinished:
+    """What `_node` holds before a node is sealed, and for good where `__init__` raised. JAX's errors print it."""
+
+    __slots__ = ("cls", "failure")
+
+    def __init__(self, cls: type, failure: str | None = None) -> None:
+        self.cls = cls
+        self.failure = failure
+
+    def __repr__(self) -> str:
+        name = self.cls.__qualname__
+        if self.failure is not None:
+            return f"an unfinished {name}: its __init__ raised {self.failure}, so it has no fields to use"
+        return f"an unfinished {name}: its __init__ has not returned, so it can't be flattened yet"
+
+
+def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
+    """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
+    try:
+        found: Pair | Unfinished = object.__getattribute__(node, PAIR)
+    except AttributeError:
+        return None
+    return found
+
+
+def finished_pair(node: Any) -> Pair:
+    """`(children, statics)` of a node.
+
+    Raises:
+        UnfinishedNodeError: If its `__init__` has not returned, or raised.
+    """
+    found = pair_or_unfinished(node)
+    if isinstance(found, tuple):
+        return found
+    raise UnfinishedNodeError(f"This is {found or _never_filled(type(node))}.")
+
+
+def from_pair(cls: type, pair: Pair) -> Any:
+    """A node of this class that holds `pair`; no code of the user's runs."""
+    node = _new(cls)
+    _store(node, PAIR, pair)
+    return node
+
+
+def is_open(node: Any) -> bool:
+    """Whether values can still be assigned."""
+    found = pair_or_unfinished(node)
+    return found is None or (isinstance(found, Unfinished) and found.failure is None)
+
+
+def _never_filled(cls: type) -> str:
+    return f"an unfinished {cls.__qualname__}: no __init__ of a node has run, so its fields have no values"
+
+
+# Views
+
+
+class ChildView:
+    """The attribute of a child: reads the pair, takes values only while `__init__` runs."""
+
+    __slots__ = ("field", "index")
+
+    def __init__(self, field: FieldSpec) -> None:
+        self.field = field
+        self.index = field.index
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        try:
+            return node._node[0][self.index]
+        except (TypeError, AttributeError):
+            return _read_outside_pair(self.field, node, owner)
+
+    def __set__(self, node: Any, value: Any) -> None:
+        if not is_open(node):
+            refuse_change(node, self.field.name)
+        node.__dict__[self.field.name] = self.field.convert(value)
+
+    def __delete__(self, node: Any) -> None:
+        if not is_open(node):
+            refuse_change(node, self.field.name)
+        if node.__dict__.pop(self.field.name, MISSING) is MISSING:
+            raise UnfinishedNodeError(f"{type(node).__qualname__}.{self.field.name} has no value to delete yet.")
+
+
+class StaticView(ChildView):
+    """The attribute of a static."""
+
+    __slots__ = ()
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        try:
+            return node._node[1].values[self.index]
+        except (TypeError, AttributeError):
+            return _read_outside_pair(self.field, node, owner)
+
+
+def view(field: FieldSpec) -> ChildView:
+    """The class attribute for a field."""
+    return StaticView(field) if field.is_static else ChildView(field)
+
+
+def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
+    """A field of the class itself (its default), or of an instance whose values still wait."""
+    if node is None:
+        if field.default is MISSING:
+            raise AttributeError(f"type object {owner and owner.__name__!r} has no attribute {field.name!r}")
+        return field.default
+    found = pair_or_unfinished(node)
+    if isinstance(found, tuple):  # a class whose attribute reads go elsewhere, such as a types.GenericAlias
+        return field.value_in(found)
+    if isinstance(found, Unfinished) and found.failure is not None:
+        raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {found}.")
+    waiting = node.__dict__
+    if field.name in waiting:
+        return waiting[field.name]
+    if field.default is not MISSING:
+        return field.default
+    raise UnfinishedNodeError(
+        f"{type(node).__qualname__}.{field.name} has no value yet: __init__ must assign it before it is read."
+    )
+
+
+def refuse_change(node: Any, name: str) -> Never:
+    """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
+    cls = type(node)
+    found = pair_or_unfinished(node)
+    if isinstance(found, Unfinished):
+        raise UnfinishedNodeError(f"cannot assign to field {name!r} of {found}.")
+    cure = (
+        f"treewright.replace(node, {name}=...) gives a changed copy"
+        if spec_of(cls).named(name)
+        else f"{cls.__qualname__} has no field of this name, and takes no other attributes once its __init__ is done"
+    )
+    raise dataclasses.FrozenInstanceError(
+        f"cannot assign to field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
+    )
+
+
+# Filling and sealing
+
+
+def build(node: Any, run: Callable[[], object]) -> None:
+    """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
+    found = pair_or_unfinished(node)
+    if isinstance(found, Unfinished) and found.failure is None:
+        run()
+        return
+    if found is not None:
+        refuse_change(node, "__init__")
+    _store(node, PAIR, Unfinished(type(node)))
+    try:
+        run()
+        _seal(node)
+        check(node)
+    except BaseException as error:
+        abandon(node, error)
+        raise
+
+
+def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+    """What a generated `__init__` does when there is more to it than storing the pair."""
+
+    def run() -> None:
+        for name, value in values.items():
+            _store(node, name, value)
+        if post_init is not None:
+            node.__post_init__(*post_init)
+
+    build(node, run)
+
+
+def check(node: Any) -> None:
+    """Run every `__check_init__` of the class, bases first."""
+    for own_check in spec_of(node).checks:
+        own_check(node)
+
+
+def checked(node: Any) -> None:
+    """`check` for a node that a generated `__init__` has just stored."""
+    try:
+        check(node)
+    except BaseException as error:
+        abandon(node, error)
+        raise
+
+
+def abandon(node: Any, error: BaseException) -> None:
+    """Leave nothing of a node whose `__init__` raised but the word that it did."""
+    node.__dict__.clear()
+    _store(node, PAIR, Unfinished(type(node), f"{type(error).__name__}({error})"))
+
+
+def _seal(node: Any) -> None:
+    spec = spec_of(node)
+    waiting = {name: value for name, value in node.__dict__.items() if name != PAIR}
+    for field in spec.fields:
+        if field.name not in waiting:
+            if field.default is not MISSING:
+                waiting[field.name] = field.convert(field.default)
+            elif field.default_factory is not MISSING:
+                waiting[field.name] = field.convert(field.default_factory())
+    _refuse_incomplete(spec, waiting)
+    children = tuple(waiting[field.name] for field in spec.children)
+    for field, value in zip(spec.children, children, strict=True):
+        if value is node or getattr(value, "__self__", None) is node:
+            raise NodeInitError(
+                f"{spec.cls.__qualname__}.{field.name} was given {'the node' if value is node else 'a method of the node'} "
+                f"itself, so it would contain itself without end. Look it up where it is used instead."
+            )
+    statics = spec.table.intern(tuple(waiting[field.name] for field in spec.statics))
+    node.__dict__.clear()
+    _store(node, PAIR, (children, statics))
+
+
+def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
+    names = [field.name for field in spec.fields]
+    missing = [name for name in names if name not in waiting]
+    # What a cached_property computed of the half-built node is dropped, to be computed again.
+    undeclared = [name for name in waiting if name not in names and not _is_cached_property(spec.cls, name)]
+    if not missing and not undeclared:
+        return
+    name = spec.cls.__qualname__
+    parts = []
+    if missing:
+        parts.append(f"gave no value to {', '.join(missing)}")
+    if undeclared:
+        parts.append(f"assigned to {', '.join(with_close_matches(undeclared, names))}, which it does not declare")
+    cure = f"Assign every field in __init__, and declare each in the class body ({(undeclared or missing)[0]}: ...)"
+    raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
+
+
+def _is_cached_property(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Each wrong name with the field it may have meant."""
+    close = {name: difflib.get_close_matches(name, names, 1) for name in wrong}
+    return [f"{name} (did you mean {match[0]}?)" if match else name for name, match in close.items()]
+
+
+# Changed copies
+
+
+def replaced(node: Any, /, **changes: Any) -> Any:
+    """A copy with some fields replaced: converters and checks run, the constructor does not."""
+    spec = spec_of(node)
+    children, statics = finished_pair(node)
+    names = [field.name for field in spec.fields]
+    wrong = [name for name in changes if name not in names]
+    if wrong:
+        raise TypeError(
+            f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+            f"Its fields: {', '.join(names) or 'none'}."
+        )
+    new = {field.name: field.convert(changes[field.name]) for field in spec.fields if field.name in changes}
+    children = tuple(new.get(field.name, old) for field, old in zip(spec.children, children, strict=True))
+    if any(field.name in new for field in spec.statics):
+        values = (new.get(field.name, old) for field, old in zip(spec.statics, statics.values, strict=True))
+        statics = spec.table.intern(tuple(values))
+    copy = from_pair(type(node), (children, statics))
+    if new:
+        checked(copy)
+    return copy
+
+
+# Flattening
+
+
+def register(cls: type) -> None:
+    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
+
+    def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
+        children, statics = node._node
+        return tuple(zip(spec_of(cls).keys, children, strict=True)), statics
+
+    def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node = _new(cls)
+        # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
+        _store(node, "_node", (children, statics))
+        return node
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, operator.attrgetter(PAIR))

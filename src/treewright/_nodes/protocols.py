@@ -1,0 +1,198 @@
+"""A node among Python's protocols: `==`, `hash`, `copy`, `pickle`, attributes, and the public flatten pair."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from treewright._nodes.node import (
+    Pair,
+    finished_pair,
+    from_pair,
+    is_open,
+    pair_or_unfinished,
+    refuse_change,
+    replaced,
+)
+from treewright._nodes.representation import node_repr, node_rich_repr, node_treescope_repr, node_wadler_lindig
+from treewright._nodes.spec import spec_of
+from treewright._nodes.statics import Statics
+from treewright.errors import TracedComparisonError
+
+_store = object.__setattr__
+
+
+def set_attribute(self: Any, name: str, value: Any) -> None:
+    """Only while `__init__` runs; afterwards a node is frozen."""
+    if not is_open(self):
+        refuse_change(self, name)
+    _store(self, name, value)
+
+
+def delete_attribute(self: Any, name: str) -> None:
+    """Only while `__init__` runs; afterwards a node is frozen."""
+    if not is_open(self):
+        refuse_change(self, name)
+    object.__delattr__(self, name)
+
+
+def tree_flatten(self: Any) -> Pair:
+    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields."""
+    return finished_pair(self)
+
+
+def tree_unflatten(cls: type, aux_data: Statics, children: Iterable[Any]) -> Any:
+    """A node from what `tree_flatten` gave, with any children in place of the old ones.
+
+    Runs no constructor, converter or check, so sentinels, tracers and specs pass.
+
+    Raises:
+        TypeError: If `aux_data` does not come from a node of this class.
+        ValueError: If the number of children is not that of the class.
+    """
+    spec = spec_of(cls)
+    values = tuple(children)
+    if not isinstance(aux_data, Statics) or aux_data.table is not spec.table:
+        raise TypeError(
+            f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got {aux_data!r}. "
+            f"Take it from tree_flatten() of an instance."
+        )
+    if len(values) != len(spec.children):
+        names = ", ".join(field.name for field in spec.children) or "none"
+        raise ValueError(f"{cls.__qualname__} has {len(spec.children)} children ({names}), got {len(values)}.")
+    return from_pair(cls, (values, aux_data))
+
+
+def equal(self: Any, other: object) -> Any:
+    """A plain `bool`: same class, same statics, and children equal in structure, shape, dtype and value.
+
+    NaN equals itself. Fields with `compare=False` are left out.
+
+    Raises:
+        TracedComparisonError: If the answer depends on a traced value.
+    """
+    if type(other) is not type(self):
+        return NotImplemented
+    if self is other:
+        return True
+    spec = spec_of(self)
+    children, statics = finished_pair(self)
+    other_children, other_statics = finished_pair(other)
+    if statics is not other_statics:
+        return False
+    # Every child before the first leaf: a difference in structure needs no values.
+    compared = [index for index, field in enumerate(spec.children) if field.equal]
+    ours = [jax.tree.flatten(children[index]) for index in compared]
+    theirs = [jax.tree.flatten(other_children[index]) for index in compared]
+    if any(a[1] != b[1] for a, b in zip(ours, theirs, strict=True)):
+        return False
+    return all(
+        _leaves_equal(left, right, f"{spec.cls.__qualname__}.{spec.children[index].name}")
+        for index, a, b in zip(compared, ours, theirs, strict=True)
+        for left, right in zip(a[0], b[0], strict=True)
+    )
+
+
+def _leaves_equal(left: Any, right: Any, place: str) -> bool:
+    if left is right:
+        return True
+    arrays = [isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right)]
+    if not any(arrays):
+        same_kind = type(left) is type(right) or not isinstance(left, int | float | complex)
+        return same_kind and (bool(left == right) or bool(left != left and right != right))  # noqa: PLR0124  NaN
+    if not all(arrays) or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in (left, right)):
+        raise TracedComparisonError(
+            f"{place} is traced, so == has no value to compare and can't answer with a bool. Compare outside of jit, "
+            f"or compare the arrays themselves with jnp.array_equal."
+        )
+    if jax.dtypes.issubdtype(left.dtype, jax.dtypes.prng_key):
+        left, right = jax.random.key_data(left), jax.random.key_data(right)
+    a, b = np.asarray(left), np.asarray(right)
+    same: Any = a == b
+    if a.dtype != object:
+        same |= (a != a) & (b != b)  # noqa: PLR0124  NaN
+    return bool(np.all(same))
+
+
+def hash_of(self: Any) -> int:
+    """By value, where all leaves can be hashed, as a tuple of the fields.
+
+    Raises:
+        TypeError: If a child holds an array, or anything else that can't be hashed.
+    """
+    spec, pair = spec_of(self), finished_pair(self)
+    values = []
+    for field in spec.fields:
+        if not field.hash:
+            continue
+        value = field.value_in(pair)
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {type(value).__name__!r}, so the node has "
+                f"no hash. As an argument of a jitted function it needs none; as a static or a dict key it does, and "
+                f"then every child must be hashable."
+            ) from error
+        values.append(value)
+    return hash(tuple(values))
+
+
+def exact_key_of(self: Any, key: Callable[[object], Hashable]) -> Hashable:
+    """A node as a static of another: by class, statics and the exact keys of its children."""
+    children, statics = finished_pair(self)
+    return (type(self), statics, *map(key, children))
+
+
+def copy(self: Any) -> Any:
+    """A node with the same children and statics."""
+    return from_pair(type(self), finished_pair(self))
+
+
+def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """A node with deep copies of the children; statics never change and are shared."""
+    import copy as copying
+
+    children, statics = finished_pair(self)
+    node = object.__new__(type(self))
+    memo[id(self)] = node
+    _store(node, "_node", (copying.deepcopy(children, memo), statics))
+    return node
+
+
+def reduce(self: Any) -> tuple[Any, ...]:
+    """Pickle the pair: no `__init__` runs when it comes back."""
+    return (empty_node, (type(self),), finished_pair(self))
+
+
+def empty_node(cls: type) -> Any:
+    """A node without values, for `__setstate__` to fill."""
+    return object.__new__(cls)
+
+
+def set_state(self: Any, state: Pair) -> None:
+    """Fill a node that comes back from a pickle."""
+    if pair_or_unfinished(self) is not None:
+        refuse_change(self, "__setstate__")
+    children, statics = state
+    _store(self, "_node", (tuple(children), statics))
+
+
+FROZEN = {"__setattr__": set_attribute, "__delattr__": delete_attribute}
+FLATTEN = {"tree_flatten": tree_flatten, "tree_unflatten": classmethod(tree_unflatten)}
+COMPARISON = {"__eq__": equal, "__hash__": hash_of}
+OTHERS = {
+    "__copy__": copy,
+    "__deepcopy__": deepcopy,
+    "__reduce__": reduce,
+    "__setstate__": set_state,
+    "__replace__": replaced,
+    "_exact_key_": exact_key_of,
+    "__rich_repr__": node_rich_repr,
+    "__pdoc__": node_wadler_lindig,
+    "__treescope_repr__": node_treescope_repr,
+}
+REPR = {"__repr__": node_repr}

@@ -1,0 +1,143 @@
+"""What can't be a node, said when the class is made: before an instance, before `jit`, before anything is registered."""
+
+import dataclasses
+import sys
+import types
+import typing
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from treewright._nodes.fields import FieldOptions, options_of
+from treewright._nodes.freeze import FrozenArray
+from treewright._nodes.node import PAIR, ChildView
+from treewright._nodes.spec import NodeSpec, own_annotations
+from treewright.errors import NodeDefinitionError
+
+_RESERVED = {PAIR, "tree_flatten", "tree_unflatten"}
+_NO_STATICS = (list, dict, set, bytearray, np.ndarray, jax.Array)
+_TRANSPARENT = (tuple, frozenset, typing.Union, types.UnionType)
+
+
+def refuse_class_body(cls: type) -> None:
+    """Refuse what can be seen before `dataclasses` reads the class.
+
+    Raises:
+        NodeDefinitionError: With the class, the name, and what to write instead.
+    """
+    name, body, annotations = cls.__qualname__, vars(cls), own_annotations(cls)
+    if "__slots__" in body:
+        raise NodeDefinitionError(
+            f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
+            f"empty. Remove __slots__."
+        )
+    for method in ("__setattr__", "__delattr__"):
+        if method in body:
+            raise NodeDefinitionError(
+                f"Cannot overwrite attribute {method} in class {name}: it keeps a node frozen. Remove it; assignments "
+                f"in __init__ work without, and a field's converter= can check or change its value."
+            )
+    for method in ("tree_flatten", "tree_unflatten"):
+        if method in body:
+            raise NodeDefinitionError(
+                f"{name} defines {method} itself, and would have two forms that could disagree. Remove it and mark "
+                f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
+            )
+    for field in annotations:
+        _refuse_field(cls, field, body.get(field, dataclasses.MISSING))
+    for attribute in set(body) - set(annotations):
+        _refuse_shadow(cls, attribute)
+
+
+def _refuse_field(cls: type, field: str, value: Any) -> None:
+    name = cls.__qualname__
+    if field in _RESERVED or (field.startswith("__") and field.endswith("__")):
+        raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
+    if isinstance(value, types.FunctionType) and value.__qualname__ == f"{name}.{field}":
+        raise NodeDefinitionError(
+            f"{name}.{field} is a field and a method of one name, so the method would become the field's default. "
+            f"Rename one of them."
+        )
+    default = value.default if isinstance(value, dataclasses.Field) else value
+    if isinstance(default, np.ndarray | jax.Array) and not isinstance(default, FrozenArray):
+        raise NodeDefinitionError(
+            f"{name}.{field} has an array as default: one array that all instances would share, made when the module is "
+            f"imported. Use field(default_factory=lambda: ...)."
+        )
+
+
+def _refuse_shadow(cls: type, attribute: str) -> None:
+    """A value or method in the class body that would hide an inherited field."""
+    for base in cls.__mro__[1:]:
+        if attribute in vars(base):
+            if isinstance(vars(base)[attribute], ChildView) and not isinstance(vars(cls)[attribute], ChildView):
+                raise NodeDefinitionError(
+                    f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
+                    f"default repeat the annotation: {attribute}: ... = {vars(cls)[attribute]!r}. Else rename it."
+                )
+            return
+
+
+def refuse_annotations(spec: NodeSpec) -> None:
+    """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one.
+
+    Raises:
+        NodeDefinitionError: With the class, the field, and what to write instead.
+    """
+    cls, own = spec.cls, own_annotations(spec.cls)
+    for field in spec.fields:
+        if field.name not in own:
+            continue
+        declared = options_of(cls.__dataclass_fields__[field.name])  # type: ignore[attr-defined]
+        inherited = _inherited_options(cls, field.name)
+        if declared is None and inherited is not None and inherited.kind != "child":
+            kind = inherited.kind
+            default = "" if field.default is dataclasses.MISSING else f"default={field.default!r}"
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would "
+                f"become a plain child. Write {field.name}: ... = {kind}({default}), or field({default}) if a child is "
+                f"meant."
+            )
+        if field.is_static and field.converter is None:
+            part = _no_static_in(_resolved(field.type, cls))
+            if part is not None:
+                raise NodeDefinitionError(
+                    f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "
+                    f"and never copies them: an array has no single truth value, and a change in place would give stale "
+                    f"results. Make it a child (drop static()), or a hashable type such as a tuple."
+                )
+
+
+def _inherited_options(cls: type, name: str) -> FieldOptions | None:
+    for base in cls.__mro__[1:]:
+        fields = vars(base).get("__dataclass_fields__", {})
+        if name in fields:
+            return options_of(fields[name])
+    return None
+
+
+def _resolved(annotation: Any, cls: type) -> Any:
+    """The type that a string annotation names; the string itself where it can't be told yet."""
+    if not isinstance(annotation, str):
+        return annotation
+    module = sys.modules.get(cls.__module__)
+    try:
+        return eval(annotation, {} if module is None else dict(vars(module)), dict(vars(cls)))  # noqa: S307
+    except Exception:  # a forward reference; the value is checked when an instance is made
+        return annotation
+
+
+def _no_static_in(annotation: Any) -> str | None:
+    """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
+    annotation = getattr(annotation, "array_type", annotation)  # jaxtyping's Float[Array, "..."]
+    origin = typing.get_origin(annotation)
+    if origin in {typing.Annotated, typing.Final, ClassVar}:
+        return _no_static_in(typing.get_args(annotation)[0])
+    if origin in _TRANSPARENT:
+        return next(filter(None, map(_no_static_in, typing.get_args(annotation))), None)
+    kind = origin or annotation
+    hashable = getattr(kind, "__hash__", None) is not None and kind is not jax.Array
+    if isinstance(kind, type) and issubclass(kind, _NO_STATICS) and not hashable:
+        return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return None

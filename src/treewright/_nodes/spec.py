@@ -1,0 +1,151 @@
+"""What a node class consists of. The only reader of `dataclasses.fields`."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from treewright._nodes.fields import Compare, FieldOptions, Kind, options_of
+from treewright._nodes.statics import StaticTable
+
+MISSING = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field. `index` is its place among the children, or among the statics."""
+
+    name: str
+    kind: Kind
+    index: int
+    type: Any
+    default: Any
+    default_factory: Any
+    init: bool
+    repr: bool
+    hash: bool
+    equal: bool
+    kw_only: bool
+    converter: Callable[[Any], Any] | None
+    compare: Compare
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the field is kept in `aux_data`."""
+        return self.kind == "static"
+
+    def convert(self, value: Any) -> Any:
+        """The value as the field keeps it."""
+        return value if self.converter is None else self.converter(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what is MISSING: `pickle` would make that another object, which no `is` finds.
+        given = {slot: getattr(self, slot) for slot in self.__slots__}
+        return (_field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
+
+    def value_in(self, pair: tuple[Any, Any]) -> Any:
+        """The field's value in an instance's `(children, statics)`."""
+        return pair[1].values[self.index] if self.is_static else pair[0][self.index]
+
+
+def _field_spec(given: dict[str, Any]) -> FieldSpec:
+    return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How a class was declared; its subclasses start from the same."""
+
+    init: bool = True
+    repr: bool = True
+    eq: bool = True
+    kw_only: bool = False
+    match_args: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class NodeSpec:
+    """A node class: its fields in order, its table of statics, and how its instances are made."""
+
+    cls: type
+    fields: tuple[FieldSpec, ...]
+    children: tuple[FieldSpec, ...]
+    statics: tuple[FieldSpec, ...]
+    table: StaticTable
+    keys: tuple[jax.tree_util.GetAttrKey, ...]
+    checks: tuple[Callable[[Any], None], ...]
+    options: Options
+    has_own_init: bool
+    has_post_init: bool
+
+    def named(self, name: str) -> FieldSpec | None:
+        """The field of this name."""
+        return next((field for field in self.fields if field.name == name), None)
+
+
+def own_annotations(cls: type) -> dict[str, Any]:
+    """What the class body itself annotates, unevaluated."""
+    annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
+    return annotations
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def spec_of(node_or_class: Any) -> NodeSpec:
+    """The spec of a node or of its class."""
+    spec: NodeSpec = node_or_class.__node_spec__
+    return spec
+
+
+def field_specs(cls: type) -> tuple[FieldSpec, ...]:
+    """The fields of a class that `dataclasses.dataclass` has processed."""
+    specs: list[FieldSpec] = []
+    counts = {True: 0, False: 0}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        options = options_of(field) or FieldOptions()
+        is_static = options.kind == "static"
+        specs.append(
+            FieldSpec(
+                name=field.name,
+                kind=options.kind,
+                index=counts[is_static],
+                type=field.type,
+                default=field.default,
+                default_factory=field.default_factory,
+                init=field.init,
+                repr=field.repr,
+                hash=field.compare if field.hash is None else field.hash,
+                equal=field.compare,
+                kw_only=bool(field.kw_only),
+                converter=options.converter,
+                compare=options.compare,
+            )
+        )
+        counts[is_static] += 1
+    return tuple(specs)
+
+
+def node_spec(cls: type, options: Options, *, has_own_init: bool) -> NodeSpec:
+    """The spec of a class that `dataclasses.dataclass` has processed."""
+    fields = field_specs(cls)
+    children = tuple(field for field in fields if not field.is_static)
+    statics = tuple(field for field in fields if field.is_static)
+    own_checks = [vars(base).get("__check_init__") for base in reversed(cls.__mro__)]
+    return NodeSpec(
+        cls=cls,
+        fields=fields,
+        children=children,
+        statics=statics,
+        table=StaticTable(
+            cls, tuple(field.name for field in statics), tuple(field.compare == "content" for field in statics)
+        ),
+        keys=tuple(jax.tree_util.GetAttrKey(field.name) for field in children),
+        checks=tuple(check for check in own_checks if check is not None),
+        options=options,
+        has_own_init=has_own_init,
+        has_post_init=hasattr(cls, "__post_init__"),
+    )

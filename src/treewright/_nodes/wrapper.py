@@ -1,0 +1,29 @@
+"""`Static`: a static value inside a list, a tuple or a dict."""
+
+from typing import Generic, TypeVar
+
+from treewright._nodes.dataclass import pytree_dataclass
+from treewright._nodes.fields import static
+
+T = TypeVar("T")
+
+
+@pytree_dataclass
+class Static(Generic[T]):
+    """A node without leaves that holds one static value, for places that have no field to mark.
+
+    Args:
+        value: Anything that a static field can hold.
+
+    Raises:
+        StaticFieldError: If the value can't be static.
+
+    Example:
+        >>> settings = {"scale": 2.0, "mode": Static("train")}
+        >>> jax.tree.leaves(settings)
+        [2.0]
+        >>> settings["mode"].value
+        'train'
+    """
+
+    value: T = static()

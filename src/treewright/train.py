@@ -1,0 +1,102 @@
+"""`TrainState`: parameters, optimiser state and step of a training run, as one node."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from typing_extensions import Self
+
+from treewright._nodes.fields import field, static
+from treewright._nodes.module import Module
+
+P = TypeVar("P")
+
+
+class Optimizer(Protocol):
+    """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
+
+    @property
+    def init(self) -> Callable[[Any], Any]:
+        """`init(params)` gives the optimiser's state."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., tuple[Any, Any]]:
+        """`update(grads, opt_state, params)` gives the updates and the new state."""
+        ...
+
+
+def _as_step(step: Any) -> Any:
+    """An `i32[]` that is not weakly typed: a Python int would trace the training step twice."""
+    return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
+
+
+class TrainState(Module, Generic[P]):
+    """Everything that a training step takes and gives back.
+
+    A program written for `flax.training.train_state.TrainState` runs with this one. Subclass it for more fields, such
+    as batch statistics or a random key. `tx` and `apply_fn` are compared by content: an optimiser that is built again
+    with the same settings is the same static, and one with other settings traces again.
+
+    Args:
+        step: `i32[]`, the number of updates so far.
+        apply_fn: What applies the model, or None; a static.
+        params: The parameters: a `Module`, a flax parameter dict, any pytree.
+        tx: The optimiser, an `optax.GradientTransformation`; a static.
+        opt_state: What `tx.init(params)` gave.
+
+    Example:
+        >>> import optax
+        >>> state = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.sgd(0.1))
+        >>> state = state.apply_gradients(grads={"w": jnp.full(3, 2.0)})
+        >>> state.params["w"].tolist() == [0.8, 0.8, 0.8], int(state.step)
+        (False, 1)
+    """
+
+    step: jax.Array = field(converter=_as_step)
+    apply_fn: Callable[..., Any] | None = static(compare="content")
+    params: P
+    tx: Optimizer = static(compare="content")
+    opt_state: Any
+
+    @classmethod
+    def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
+        """A state at step 0, with the optimiser's state for `params`.
+
+        Args:
+            params: The parameters, any pytree.
+            tx: The optimiser.
+            apply_fn: What applies the model, if the program wants to keep it here.
+            **fields: Values of fields that a subclass adds.
+
+        Raises:
+            TypeError: If `tx` is no optimiser.
+        """
+        if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+            raise TypeError(
+                f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
+                f"got {tx!r}."
+            )
+        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
+
+    def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
+        """The state after one update of the parameters.
+
+        Args:
+            grads: Gradients: a tree like `params`.
+            **changes: New values of other fields, such as batch statistics.
+
+        Raises:
+            ImportError: If optax is not installed.
+        """
+        try:
+            import optax
+        except ImportError as error:
+            raise ImportError(
+                "TrainState.apply_gradients needs optax. Install it with: pip install 'treewright[train]'"
+            ) from error
+        updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
+        params: Any = optax.apply_updates(self.params, updates)  # type: ignore[arg-type]  # optax's Params omits nodes
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)

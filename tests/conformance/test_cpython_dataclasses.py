@@ -1,0 +1,257 @@
+"""CPython's own tests of dataclasses, with `treewright.pytree_dataclass` in place of `dataclasses.dataclass`.
+
+The tests are read from the running interpreter, so they are those of its version, and no line of them is kept here.
+They run twice. The first time `dataclass` is the standard library's, with `frozen=True` unless the test says otherwise:
+what passes then is what a frozen dataclass promises. The second time it is `pytree_dataclass`, which has to pass all of
+that but for `exclusions.toml`, where each exclusion has its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import sys
+import sysconfig
+import tomllib
+import types
+import unittest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import treewright
+from treewright.errors import NodeDefinitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    # Used bare, with options, or with a class and options, as `dataclasses.dataclass` is.
+    Decorator = Callable[..., Any]
+
+REFUSED_OPTIONS = ("order", "unsafe_hash", "slots", "weakref_slot")  # and frozen=False
+
+# 185 pass on 3.11.7, 195 on 3.12.1, 206 on 3.13.0. Far fewer would mean that this file no longer runs what it should.
+EXPECTED_AT_LEAST = 150
+
+
+def source_files() -> dict[str, Path]:
+    """The files of CPython's test by module name: "" is the test itself, the others hold classes that it imports."""
+    tests = Path(sysconfig.get_path("stdlib"), "test")
+    package = tests / "test_dataclasses"
+    if package.is_dir():
+        return {"" if file.stem == "__init__" else file.stem: file for file in sorted(package.glob("*.py"))}
+    # The first releases of 3.11 keep the same files side by side.
+    beside = {file.stem: file for file in sorted(tests.glob("dataclass_*.py"))}
+    return {"": tests / "test_dataclasses.py", **beside}
+
+
+if not source_files()[""].is_file():
+    pytest.skip("this interpreter ships without test.test_dataclasses", allow_module_level=True)
+
+
+# These two keep their own names, which name the modules that are made with them, and show the signature of the other.
+@functools.wraps(dataclasses.dataclass, assigned=())
+def frozen_by_default(cls: type | None = None, /, **options: Any) -> Any:
+    decorator: Decorator = dataclasses.dataclass
+    return decorator(cls, **{"frozen": True, **options})
+
+
+@functools.wraps(treewright.pytree_dataclass, assigned=())
+def node_unless_refused(cls: type | None = None, /, **options: Any) -> Any:
+    """A node, but the standard library's dataclass where the options ask for what nodes refuse."""
+    decorator: Decorator = frozen_by_default if asks_for_refused(options) else treewright.pytree_dataclass
+    return decorator(**options) if cls is None else decorator(cls, **options)
+
+
+def asks_for_refused(options: Mapping[str, Any]) -> bool:
+    return any(options.get(option) for option in REFUSED_OPTIONS) or not options.get("frozen", True)
+
+
+class Refused:
+    """Stands where a class would be, and raises its refusal in the test that uses it."""
+
+    def __init__(self, error: NodeDefinitionError) -> None:
+        self.error = error
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise self.error
+
+    def __getattr__(self, name: str) -> object:
+        raise self.error
+
+
+def refusing_later(decorator: Decorator) -> Decorator:
+    """As `decorator`, but a refused option does not stop the import of the module whose classes ask for it."""
+
+    @functools.wraps(decorator)
+    def dataclass(cls: type | None = None, /, **options: Any) -> Any:
+        if cls is None:
+            return functools.partial(dataclass, **options)
+        try:
+            return decorator(cls, **options)
+        except NodeDefinitionError as error:
+            if not asks_for_refused(options):
+                raise
+            return Refused(error)
+
+    return dataclass
+
+
+def make_dataclass_with(decorator: Decorator) -> Decorator:
+    """The standard library's `make_dataclass` around another decorator, frozen unless the caller says otherwise."""
+
+    def dataclass(cls: type, **options: Any) -> Any:
+        # make_dataclass spells out every option, and an option spelled out as False is not asked for.
+        asked = {option: value for option, value in options.items() if value or option not in REFUSED_OPTIONS}
+        return decorator(cls, **asked)
+
+    original = cast("types.FunctionType", dataclasses.make_dataclass)
+    # A copy and no wrapper, because the class takes its __module__ from the frame that calls make_dataclass.
+    copy = types.FunctionType(original.__code__, {**original.__globals__, "dataclass": dataclass})
+    copy.__kwdefaults__ = {**(original.__kwdefaults__ or {}), "frozen": True}
+    return copy
+
+
+class InPlaceOfDataclasses(ast.NodeTransformer):
+    """Takes `dataclass` and `make_dataclass` from another module, and leaves everything else as it was.
+
+    The name `dataclasses` stays with the real module: that is how "dataclasses.InitVar[int]" in a string is recognised.
+    """
+
+    def __init__(self, *, tests: str, dataclasses: str) -> None:
+        self.moved = {"test.test_dataclasses": tests, "dataclasses": dataclasses}
+        self.dataclasses = dataclasses
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        node.module = self.moved.get(node.module or "", node.module)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
+        match node:
+            case ast.Attribute(value=ast.Name(id="dataclasses") as module, attr="dataclass" | "make_dataclass"):
+                module.id = self.dataclasses
+            case _:
+                self.generic_visit(node)
+        return node
+
+
+def load(name: str, decorator: Decorator) -> types.ModuleType:
+    """CPython's test module under another name, with `decorator` as its `dataclass`."""
+    ours = new_module(f"{name}_decorators")
+    vars(ours).update({public: getattr(dataclasses, public) for public in dataclasses.__all__})
+    vars(ours).update(dataclass=refusing_later(decorator), make_dataclass=make_dataclass_with(decorator))
+    in_place = InPlaceOfDataclasses(tests=name, dataclasses=ours.__name__)
+    tests = new_module(name)
+    for beside, file in source_files().items():
+        module = new_module(f"{name}.{beside}") if beside else tests
+        vars(module)[ours.__name__] = ours
+        vars(tests)[beside] = module
+        code = compile(in_place.visit(ast.parse(file.read_bytes())), str(file), "exec", dont_inherit=True)
+        exec(code, vars(module))
+    # From here on a refusal stops the test that asked for it.
+    vars(tests)["dataclass"] = decorator
+    return tests
+
+
+def new_module(name: str) -> types.ModuleType:
+    """An empty module where pickle, string annotations and the tests' own imports find it."""
+    module = sys.modules[name] = types.ModuleType(name)
+    return module
+
+
+@functools.cache
+def suite_of(decorator: Decorator) -> types.ModuleType:
+    return load(f"cpython_tests_of_{decorator.__name__}", decorator)
+
+
+def cases(module: types.ModuleType) -> dict[str, unittest.TestCase]:
+    """The tests of a module by name, such as "TestFrozen.test_inherit"; each can run once."""
+    suites = cast("Iterator[unittest.TestSuite]", iter(unittest.TestLoader().loadTestsFromModule(module)))
+    found = [cast("unittest.TestCase", case) for suite in suites for case in suite]
+    return {case.id().removeprefix(f"{module.__name__}."): case for case in found}
+
+
+def why_it_fails(case: unittest.TestCase) -> str:
+    """The tracebacks of a test and its subtests, or "" when all pass."""
+    result = unittest.TestResult()
+    case.run(result)
+    skips = [f"skipped: {reason}" for _, reason in result.skipped]
+    return "\n\n".join([*(text for _, text in [*result.errors, *result.failures]), *skips])
+
+
+@functools.cache
+def passed_by_a_frozen_dataclass() -> tuple[str, ...]:
+    by_name = cases(suite_of(frozen_by_default))
+    return tuple(name for name, case in by_name.items() if not why_it_fails(case))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exclusion:
+    test: str
+    since: tuple[int, ...]
+    reason: str
+    option: str | None
+
+
+def listed_exclusions() -> Iterator[Exclusion]:
+    groups = tomllib.loads(Path(__file__).with_name("exclusions.toml").read_text(encoding="utf-8"))["exclusions"]
+    for group in groups:
+        for since, tests in group["since"].items():
+            version = tuple(int(number) for number in since.split("."))
+            for test in tests:
+                yield Exclusion(test, version, group["reason"], group.get("option"))
+
+
+EXCLUSIONS = {exclusion.test: exclusion for exclusion in listed_exclusions()}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    passed = passed_by_a_frozen_dataclass()
+    excluded = [test for test in passed if test in EXCLUSIONS]
+    parameters = {
+        "expected": [test for test in passed if test not in EXCLUSIONS],
+        "excluded": excluded,
+        "excluded_for_an_option": [test for test in excluded if EXCLUSIONS[test].option],
+    }
+    for name in parameters.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, parameters[name])
+
+
+def test_a_node_passes_what_a_frozen_dataclass_passes(expected: str) -> None:
+    report = why_it_fails(cases(suite_of(treewright.pytree_dataclass))[expected])
+
+    if report:
+        pytest.fail(report, pytrace=False)
+
+
+def test_an_excluded_test_fails(excluded: str) -> None:
+    report = why_it_fails(cases(suite_of(treewright.pytree_dataclass))[excluded])
+
+    assert report, f"{excluded} passes, so take it off the list. It says: {EXCLUSIONS[excluded].reason}"
+
+
+def test_only_the_refused_option_makes_an_excluded_test_fail(excluded_for_an_option: str) -> None:
+    report = why_it_fails(cases(suite_of(node_unless_refused))[excluded_for_an_option])
+
+    if report:
+        pytest.fail(report, pytrace=False)
+
+
+def test_each_exclusion_is_listed_once_with_a_reason_and_a_known_option() -> None:
+    listed = list(listed_exclusions())
+
+    assert len(listed) == len(EXCLUSIONS)
+    assert all(exclusion.reason for exclusion in listed)
+    assert {exclusion.option for exclusion in listed} <= {None, "frozen", *REFUSED_OPTIONS}
+
+
+def test_each_exclusion_names_a_test_that_a_frozen_dataclass_passes() -> None:
+    due = {test for test, exclusion in EXCLUSIONS.items() if exclusion.since <= sys.version_info}
+
+    assert sorted(due.difference(passed_by_a_frozen_dataclass())) == []
+
+
+def test_a_frozen_dataclass_passes_as_many_tests_as_expected() -> None:
+    assert len(passed_by_a_frozen_dataclass()) > EXPECTED_AT_LEAST

@@ -1,0 +1,47 @@
+"""Settings for all tests, and `count_traces`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+# Before jax is imported, and in the environment so that processes started by tests have them too.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+import hypothesis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+class CountedTraces(Generic[P, R]):
+    """A function that counts how often its Python body runs: under `jit`, once a trace.
+
+    A cached call of a jitted function runs no Python, so the count is exact and costs the call nothing.
+    """
+
+    count: int
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self.count = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.count += 1
+        return self._function(*args, **kwargs)
+
+
+def count_traces(function: Callable[P, R]) -> CountedTraces[P, R]:
+    """`function` with a `.count` of its traces, to be jitted: `jax.jit(counted := count_traces(f))`."""
+    return CountedTraces(function)

@@ -1,0 +1,368 @@
+"""The rules of the house: each is a function from files to sentences about what breaks it, and has to find none."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "treewright"
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+COMPLEXITY = 10
+
+# From the ground up: each module and all it may import. A module imports only what stands above its own line.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "_nodes": (),
+    "_nodes.representation": (),
+    "_nodes.fields": (),
+    "_nodes.exact": ("_nodes.representation",),
+    "_nodes.freeze": ("_nodes.exact",),
+    "_nodes.statics": ("_nodes.exact", "_nodes.representation", "errors"),
+    "_nodes.spec": ("_nodes.fields", "_nodes.statics"),
+}
+
+# Only the intern table and its lock.
+MUTABLE_STATE: set[str] = set()
+
+TOP_LEVEL = {
+    *(".ci", ".git", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("benchmarks", "docs", "examples", "pyproject.toml", "src", "tests", "typings"),
+}
+
+# What may be called at module level: these make nothing that can change.
+HARMLESS_CALLS = {
+    *("MappingProxyType", "NewType", "ParamSpec", "TypeVar", "TypeVarTuple", "attrgetter", "classmethod", "compile"),
+    *("frozenset", "itemgetter", "methodcaller", "namedtuple", "object", "tuple"),
+}
+
+
+def python_files(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*.py*") if path.suffix in {".py", ".pyi"})
+
+
+def our_files() -> list[Path]:
+    return python_files(*(ROOT / name for name in ("src", "tests", "typings", "examples", "benchmarks")))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def hold(breaches: Iterable[str]) -> None:
+    """Pass if there are none, else show them all."""
+    found = list(breaches)
+    assert not found, "\n" + "\n".join(found)
+
+
+# Size
+
+
+def long_files(files: Iterable[Path]) -> Iterator[str]:
+    for path in files:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > FILE_LINES:
+            yield f"{path} has {lines} lines"
+
+
+def long_functions(files: Iterable[Path]) -> Iterator[str]:
+    for path in files:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    yield f"{path}:{node.lineno}: {node.name} has {lines} lines"
+
+
+def complex_functions(*paths: Path) -> list[str]:
+    """Ruff's findings with our settings, and nobody's `noqa`."""
+    command = (sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--select", "C901")
+    options = ("--ignore-noqa", "--no-cache", "--output-format=concise", "--quiet")
+    run = subprocess.run([*command, *options, *map(str, paths)], capture_output=True, text=True, check=False)
+    assert not run.stderr
+    return run.stdout.splitlines()
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    hold(long_files(our_files()))
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    hold(long_functions(our_files()))
+
+
+def test_no_function_is_more_complex_than_10() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert settings["tool"]["ruff"]["lint"]["mccabe"]["max-complexity"] == COMPLEXITY
+    hold(complex_functions(ROOT / "src", ROOT / "tests"))
+
+
+def test_long_files_and_functions_are_found(tmp_path: Path) -> None:
+    allowed, too_long = tmp_path / "allowed.py", tmp_path / "too_long.py"
+    allowed.write_text("def f():\n" + "    pass\n" * 59 + "x = 1\n" * 340)
+    too_long.write_text("def f():\n" + "    pass\n" * 60 + "x = 1\n" * 340)
+
+    assert list(long_files([allowed, too_long])) == [f"{too_long} has 401 lines"]
+    assert list(long_functions([allowed, too_long])) == [f"{too_long}:1: f has 61 lines"]
+
+
+def test_complex_functions_are_found(tmp_path: Path) -> None:
+    for name, branches in (("allowed", 9), ("too_complex", 10)):
+        body = "".join(f"    if x == {n}:\n        x += 1\n" for n in range(branches))
+        (tmp_path / f"{name}.py").write_text(f"def {name}(x):  # noqa: C901\n{body}    return x\n")
+
+    (finding,) = complex_functions(tmp_path)
+    assert "`too_complex` is too complex (11 > 10)" in finding
+
+
+# Layers
+
+
+def modules_in(package: Path) -> dict[str, Path]:
+    """Each module of a package by its dotted name inside it; the package's own `__init__` is ""."""
+    found: dict[str, Path] = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def imports_of(path: Path, package: str, modules: Iterable[str]) -> Iterator[str]:
+    """The modules of the package that a file imports anywhere in it, `if TYPE_CHECKING` and functions included."""
+    known = set(modules)
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"a relative import in line {node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            full = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in full:
+            if f"{name}.".startswith(f"{package}."):
+                inside = name[len(package) + 1 :]
+                yield inside if inside in known else inside.rpartition(".")[0]
+
+
+def layer_breaches(package: Path, layers: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    modules = {name: path for name, path in modules_in(package).items() if name}
+    yield from (f"{name} is not in the list of layers" for name in modules if name not in layers)
+    yield from (f"{name} is in the list of layers and not in the house" for name in layers if name not in modules)
+    order = list(layers)
+    for name, allowed in layers.items():
+        above = order[: order.index(name)]
+        yield from (
+            f"{name} may not import {other}: it stands lower in the list" for other in allowed if other not in above
+        )
+        imported = set(imports_of(modules[name], package.name, modules)) if name in modules else set()
+        yield from (f"{name} imports {other or package.name}" for other in sorted(imported - set(allowed)))
+        yield from (
+            f"{name} does not import {other} any more" for other in allowed if name in modules and other not in imported
+        )
+
+
+def test_imports_only_point_down_the_layers() -> None:
+    hold(layer_breaches(SOURCE, LAYERS))
+
+
+def test_imports_that_point_up_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    (package / "floor").mkdir(parents=True)
+    (package / "__init__.py").write_text("from house.floor.roof import tile\n")
+    (package / "ground.py").write_text("def late():\n    from house.floor import roof\n")
+    (package / "floor" / "__init__.py").write_text("")
+    (package / "floor" / "roof.py").write_text("import house.ground\nfrom house import helper\nfrom .. import ground\n")
+    (package / "attic.py").write_text("from houses import other\n")
+
+    breaches = list(
+        layer_breaches(package, {"ground": (), "floor": ("cellar",), "floor.roof": ("ground",), "cellar": ()})
+    )
+
+    assert breaches == [
+        "attic is not in the list of layers",
+        "cellar is in the list of layers and not in the house",
+        "ground imports floor.roof",
+        "floor may not import cellar: it stands lower in the list",
+        "floor does not import cellar any more",
+        "floor.roof imports house",
+        "floor.roof imports a relative import in line 3",
+    ]
+
+
+# State and generated code
+
+
+def run_on_import(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module or class, also those inside `if`, `try`, `with` and loops."""
+    for statement in statements:
+        yield statement
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for block in ("body", "orelse", "finalbody"):
+                yield from run_on_import(getattr(statement, block, ()))
+            for handler in getattr(statement, "handlers", ()):
+                yield from run_on_import(handler.body)
+
+
+def name_of(callee: ast.expr) -> str:
+    match callee:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return name_of(inner)
+        case _:
+            return ""
+
+
+def can_change(value: ast.expr | None, *, in_class: bool) -> bool:
+    """Whether an expression makes something mutable; calls in a class body are mostly specifiers of fields."""
+    if isinstance(value, ast.Call):
+        return not in_class and name_of(value.func) not in HARMLESS_CALLS
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def changeable_names(statements: Iterable[ast.stmt], *, in_class: bool = False) -> Iterator[str]:
+    for statement in run_on_import(statements):
+        match statement:
+            case ast.Assign(targets=targets, value=value) if can_change(value, in_class=in_class):
+                yield from map(ast.unparse, targets)
+            case ast.AnnAssign(target=target, value=value) if can_change(value, in_class=in_class):
+                yield ast.unparse(target)
+            case ast.ClassDef(name=name, body=body):
+                yield from (f"{name}.{inside}" for inside in changeable_names(body, in_class=True))
+            case ast.FunctionDef(name=name, decorator_list=decorators):
+                if {name_of(decorator) for decorator in decorators} & {"cache", "lru_cache"}:
+                    yield name
+            case _:
+                pass
+
+
+def mutable_state(package: Path) -> Iterator[str]:
+    """Names bound on import to something that can change, functions with a cache, and names declared `global`."""
+    for module, path in modules_in(package).items():
+        code = tree(path)
+        names = [*changeable_names(code.body)]
+        names += [name for node in ast.walk(code) if isinstance(node, ast.Global) for name in node.names]
+        yield from (f"{module}.{name}" for name in names)
+
+
+def files_that_run_text(package: Path) -> list[str]:
+    def runs_text(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"compile", "eval", "exec"}
+        )
+
+    return [name for name, path in modules_in(package).items() if any(map(runs_text, ast.walk(tree(path))))]
+
+
+def test_nothing_changes_at_module_level_but_the_intern_table() -> None:
+    hold(name for name in mutable_state(SOURCE) if name not in MUTABLE_STATE)
+
+
+def test_at_most_one_file_runs_generated_code() -> None:
+    assert len(files_that_run_text(SOURCE)) <= 1
+
+
+def test_mutable_state_is_found(tmp_path: Path) -> None:
+    (tmp_path / "state.py").write_text(
+        "import functools, types, weakref\n"
+        "FINE = types.MappingProxyType({}), (), frozenset(), 1\n"
+        "seen = set()\n"
+        "table: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()\n"
+        "if FINE:\n    generic = dict[str, int]()\n"
+        "class Room:\n    doors = []\n    fine = field()\n"
+        "@functools.lru_cache(maxsize=None)\ndef cached(): ...\n"
+        "def fine():\n    mine = []\n    global counter\n    counter = 1\n"
+    )
+
+    found = ["state.seen", "state.table", "state.generic", "state.Room.doors", "state.cached", "state.counter"]
+    assert list(mutable_state(tmp_path)) == found
+
+
+def test_files_that_run_text_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("exec('x = 1')\n")
+    (tmp_path / "two.py").write_text("def f():\n    return eval('1')\n")
+    (tmp_path / "none.py").write_text("import re\nre.compile('x')\n")
+
+    assert files_that_run_text(tmp_path) == ["one", "two"]
+
+
+# The top level, the stubs, the settings
+
+
+def strangers(root: Path) -> set[str]:
+    """What stands at the top level, is not one of its names, and is not ignored by git."""
+    lines = (line.strip().rstrip("/") for line in (root / ".gitignore").read_text(encoding="utf-8").splitlines())
+    ignored = [line for line in lines if line and not line.startswith("#")]
+    names = {path.name for path in root.iterdir()} - TOP_LEVEL
+    return {name for name in names if not any(fnmatch(name, pattern) for pattern in ignored)}
+
+
+def missing_at_run_time(stubs: Path) -> Iterator[str]:
+    """Public names in stub files that the real modules lack."""
+    for path in python_files(stubs):
+        module = ".".join(part for part in path.relative_to(stubs).with_suffix("").parts if part != "__init__")
+        real = importlib.import_module(module)
+        for statement in tree(path).body:
+            match statement:
+                case ast.ClassDef(name=name, body=body):
+                    inside = [f"{name}.{member.name}" for member in body if isinstance(member, ast.FunctionDef)]
+                case ast.FunctionDef(name=name):
+                    inside = []
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    inside = []
+                case _:
+                    continue
+            for dotted in (name, *inside):
+                holder, _, last = dotted.rpartition(".")
+                if not hasattr(getattr(real, holder, real), last):
+                    yield f"{module}.{dotted}"
+
+
+def test_the_top_level_stays_small() -> None:
+    hold(strangers(ROOT))
+
+
+def test_strangers_at_the_top_level_are_found(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("# caches\n.venv/\n*.egg-info/\n")
+    for name in ("src", ".venv", "x.egg-info", "setup.py", "scripts"):
+        (tmp_path / name).mkdir()
+
+    assert strangers(tmp_path) == {"setup.py", "scripts"}
+
+
+def test_all_names_in_our_stubs_exist() -> None:
+    hold(missing_at_run_time(ROOT / "typings"))
+
+
+def test_names_in_stubs_that_do_not_exist_are_found(tmp_path: Path) -> None:
+    (tmp_path / "decimal.pyi").write_text(
+        "MAX_PREC: int\nMAX_FUN: int\ndef nothing() -> None: ...\n"
+        "class Decimal:\n    def sqrt(self): ...\n    def cube(self): ...\n"
+    )
+
+    assert list(missing_at_run_time(tmp_path)) == ["decimal.MAX_FUN", "decimal.nothing", "decimal.Decimal.cube"]
+
+
+def test_tests_see_four_cpu_devices_and_no_rank_promotion() -> None:
+    assert len(jax.devices("cpu")) == 4
+    with pytest.raises(ValueError, match="rank_promotion"):
+        jnp.add(jnp.ones((2, 3)), jnp.ones(3))

@@ -1,0 +1,63 @@
+"""What imports cost, counted in modules: a count is the same on every machine, a time is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import treewright
+
+OPTIONAL = {
+    "flax",
+    "matplotlib",
+    "optax",
+    "orbax",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tqdm",
+    "treescope",
+    "wadler_lindig",
+}
+
+
+def modules_added_by(statement: str, *, after: str = "pass") -> set[str]:
+    """The names in `sys.modules` of a new process that `statement` adds to those that `after` needs."""
+    program = (
+        f"import json, sys\n{after}\nbefore = set(sys.modules)\n{statement}\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout))
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_the_count_sees_an_import() -> None:
+    assert "colorsys" in modules_added_by("import colorsys")
+    assert "colorsys" not in modules_added_by("import colorsys", after="import colorsys")
+
+
+def test_importing_treewright_loads_only_itself_and_a_little_of_the_standard_library() -> None:
+    added = modules_added_by("import treewright")
+
+    assert packages(added) - sys.stdlib_module_names == {"treewright"}
+    assert len(added) <= 20
+
+
+def test_module_adds_at_most_40_modules_to_jax() -> None:
+    added = modules_added_by("from treewright import Module", after="import jax")
+
+    assert "treewright" in added
+    assert len(added) <= 40
+    assert not packages(added) & OPTIONAL
+
+
+def test_no_public_name_needs_an_optional_library() -> None:
+    added = modules_added_by("import treewright\nfor name in treewright.__all__: getattr(treewright, name)")
+
+    assert {"Module", "TrainState"} <= set(treewright.__all__)
+    assert not packages(added) & OPTIONAL
