@@ -13,6 +13,7 @@ PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help demo test format bench clean
 
 help: ## list the targets

@@ -29,12 +29,30 @@ COMPLEXITY = 10
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "_nodes": (),
-    "_nodes.representation": (),
     "_nodes.fields": (),
+    "_nodes.representation": (),
     "_nodes.exact": ("_nodes.representation",),
     "_nodes.freeze": ("_nodes.exact",),
     "_nodes.statics": ("_nodes.exact", "_nodes.representation", "errors"),
     "_nodes.spec": ("_nodes.fields", "_nodes.statics"),
+    "_nodes.export": ("_nodes.freeze", "_nodes.spec", "_nodes.statics", "errors"),
+    "_nodes.node": ("_nodes.spec", "_nodes.statics", "errors"),
+    "_nodes.init": ("_nodes.node", "_nodes.spec", "errors"),
+    "_nodes.methods": ("_nodes.node",),
+    "_nodes.protocols": ("_nodes.node", "_nodes.representation", "_nodes.spec", "_nodes.statics", "errors"),
+    "_nodes.refusals": ("_nodes.fields", "_nodes.freeze", "_nodes.node", "_nodes.spec", "errors"),
+    "_nodes.definition": (
+        *("_nodes.export", "_nodes.init", "_nodes.node", "_nodes.protocols", "_nodes.refusals", "_nodes.spec"),
+    ),
+    "_nodes.dataclass": ("_nodes.definition", "_nodes.fields", "_nodes.protocols", "_nodes.spec", "errors"),
+    "_nodes.module": (
+        *("_nodes.dataclass", "_nodes.definition", "_nodes.fields", "_nodes.methods", "_nodes.node"),
+        *("_nodes.protocols", "_nodes.spec"),
+    ),
+    "_nodes.wrapper": ("_nodes.dataclass", "_nodes.fields"),
+    "_trees": (),
+    "_trees.update": ("_nodes.node",),
+    "train": ("_nodes.fields", "_nodes.module"),
 }
 
 # Only the intern table and its lock.
@@ -259,7 +277,7 @@ def mutable_state(package: Path) -> Iterator[str]:
         code = tree(path)
         names = [*changeable_names(code.body)]
         names += [name for node in ast.walk(code) if isinstance(node, ast.Global) for name in node.names]
-        yield from (f"{module}.{name}" for name in names)
+        yield from (f"{module or package.name}.{name}" for name in names)
 
 
 def files_that_run_text(package: Path) -> list[str]:

@@ -138,12 +138,12 @@ def _watch_subclasses(cls: Any) -> None:
     own = vars(cls).get("__init_subclass__")
 
     def __init_subclass__(subclass: type, **keywords: Any) -> None:
-        if "__node_spec__" not in vars(subclass):  # no Module, and no other base has come first
-            _make_undecorated(subclass)
         if own is not None:
             own.__get__(None, subclass)(**keywords)
         else:
             super(cls, subclass).__init_subclass__(**keywords)
+        if "__node_spec__" not in vars(subclass):  # no Module, and no other base has come first
+            _make_undecorated(subclass)
 
     cls.__init_subclass__ = classmethod(__init_subclass__)
 

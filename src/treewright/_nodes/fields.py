@@ -30,10 +30,13 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
 
     `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it.
     """
-    options = field.metadata.get(OPTIONS_KEY)
+    try:
+        options, marked = field.metadata.get(OPTIONS_KEY), field.metadata.get("static")
+    except AttributeError:  # dataclasses takes any mapping, and some have no `get`
+        return None
     if isinstance(options, FieldOptions):
         return options
-    return FieldOptions("static") if field.metadata.get("static") else None
+    return FieldOptions("static") if marked else None
 
 
 def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:

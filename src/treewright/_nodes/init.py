@@ -74,9 +74,22 @@ class _InitText:
 
     def parameters(self, self_name: str) -> str:
         taken = [argument for argument in self.arguments if argument.init]
-        positional = [self.parameter(argument) for argument in taken if not argument.kw_only]
+        positional = [argument for argument in taken if not argument.kw_only]
+        self.refuse_order(positional)
         by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
+        positional = map(self.parameter, positional)
         return ", ".join([self_name, *positional, *(["*", *by_keyword] if by_keyword else [])])
+
+    def refuse_order(self, positional: list[Any]) -> None:
+        default = None
+        for argument in positional:
+            if argument.default is not MISSING or argument.default_factory is not MISSING:
+                default = argument.name
+            elif default is not None:
+                raise NodeDefinitionError(
+                    f"{self.spec.cls.__qualname__}: non-default argument {argument.name!r} follows default argument "
+                    f"{default!r}. Give {argument.name} a default, or take it by keyword: field(kw_only=True)."
+                )
 
     def parameter(self, argument: Any) -> str:
         if argument.default is not MISSING:

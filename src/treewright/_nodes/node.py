@@ -13,7 +13,7 @@ from typing import Any, Never
 
 import jax
 
-from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, class_attribute, spec_of
 from treewright._nodes.statics import Statics
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
@@ -296,14 +296,25 @@ def replaced(node: Any, /, **changes: Any) -> Any:
 def register(cls: type) -> None:
     """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
 
+    keyed: Any = cls  # its spec may change: a decorator can follow on what began as an undecorated subclass
+
     def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
         children, statics = node._node
-        return tuple(zip(spec_of(cls).keys, children, strict=True)), statics
+        return tuple(zip(keyed.__node_spec__.keys, children)), statics  # noqa: B905  as many, and strict costs time
 
+    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
         node = _new(cls)
-        # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
         _store(node, "_node", (children, statics))
         return node
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, operator.attrgetter(PAIR))
+    def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node = _new(cls)
+        store_in_slot(node, (children, statics))
+        return node
+
+    slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
+    store_in_slot: Callable[[Any, Pair], None] = getattr(slot, "__set__", None)
+    jax.tree_util.register_pytree_with_keys(
+        cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
+    )

@@ -71,10 +71,11 @@ def _refuse_shadow(cls: type, attribute: str) -> None:
     """A value or method in the class body that would hide an inherited field."""
     for base in cls.__mro__[1:]:
         if attribute in vars(base):
-            if isinstance(vars(base)[attribute], ChildView) and not isinstance(vars(cls)[attribute], ChildView):
+            own = vars(cls)[attribute]  # dataclasses itself refuses a field() without an annotation
+            if isinstance(vars(base)[attribute], ChildView) and not isinstance(own, ChildView | dataclasses.Field):
                 raise NodeDefinitionError(
                     f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
-                    f"default repeat the annotation: {attribute}: ... = {vars(cls)[attribute]!r}. Else rename it."
+                    f"default repeat the annotation: {attribute}: ... = {own!r}. Else rename it."
                 )
             return
 
