@@ -32,7 +32,7 @@ else:
         "replace": "_trees.update",
         "static": "_nodes.fields",
     }
-    __all__ = [*_HOMES, "__version__"]
+    __all__ = list(_HOMES)
 
     def __getattr__(name: str) -> Any:
         """A public name, imported on first use: `import treewright` alone loads no jax."""

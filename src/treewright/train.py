@@ -1,12 +1,11 @@
 """`TrainState`: parameters, optimiser state and step of a training run, as one node."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from typing_extensions import Self
 
 from treewright._nodes.fields import field, static
 from treewright._nodes.module import Module
@@ -79,7 +78,8 @@ class TrainState(Module, Generic[P]):
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
                 f"got {tx!r}."
             )
-        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
+        start: Any = 0  # the converter makes it an array
+        return cls(step=start, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.
@@ -98,5 +98,6 @@ class TrainState(Module, Generic[P]):
                 "TrainState.apply_gradients needs optax. Install it with: pip install 'treewright[train]'"
             ) from error
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
-        params: Any = optax.apply_updates(self.params, updates)  # type: ignore[arg-type]  # optax's Params omits nodes
+        old: Any = self.params  # optax's own type of parameters leaves nodes out
+        params: Any = optax.apply_updates(old, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)

@@ -2,14 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
-
-from typing_extensions import dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes import protocols
 from treewright._nodes.definition import define, document, install, install_comparison, node_bases, register_once, undo
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.spec import Options, own_annotations, spec_of
+from treewright._nodes.spec import Options, spec_of
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
@@ -38,7 +36,9 @@ def pytree_dataclass(
     slots: bool = False,
     weakref_slot: bool = False,
 ) -> Callable[[C], C]: ...
-@dataclass_transform(frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field)
+)
 def pytree_dataclass(
     cls: Any = None,
     /,
@@ -91,14 +91,14 @@ def pytree_dataclass(
     given = {"order": order, "unsafe_hash": unsafe_hash, "slots": slots, "weakref_slot": weakref_slot}
     options = Options(init=bool(init), repr=bool(repr), eq=bool(eq), kw_only=bool(kw_only), match_args=bool(match_args))
 
-    def decorate(cls: type) -> type:
+    def decorate(cls: type[Any]) -> type[Any]:
         refuse_options("pytree_dataclass", cls, given, frozen=frozen)
         return _decorated(cls, options)
 
     return decorate if cls is None else decorate(cls)
 
 
-def refuse_options(where: str, cls: type, given: dict[str, Any], *, frozen: bool) -> None:
+def refuse_options(where: str, cls: type[Any], given: dict[str, Any], *, frozen: bool) -> None:
     """Refuse the options of `dataclasses.dataclass` that no node can have, each with its reason."""
     if not frozen:
         raise NodeDefinitionError(
@@ -110,7 +110,7 @@ def refuse_options(where: str, cls: type, given: dict[str, Any], *, frozen: bool
             raise NodeDefinitionError(f"{where}({option}=True) for {cls.__qualname__}: {REFUSED_OPTIONS[option]}.")
 
 
-def _decorated(cls: Any, options: Options) -> type:
+def _decorated(cls: Any, options: Options) -> type[Any]:
     if not isinstance(cls, type):
         raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {cls!r}.")
     if "__node_spec__" in vars(cls) or "__pending_node__" in vars(cls):
@@ -125,7 +125,7 @@ def _decorated(cls: Any, options: Options) -> type:
     return cls
 
 
-def _make_node(cls: Any, options: Options, *, inherits_init: bool) -> None:
+def _make_node(cls: type[Any], options: Options, *, inherits_init: bool) -> None:
     define(cls, options, inherits_init=inherits_init)
     install_comparison(cls, options)
     install(cls, {**protocols.FROZEN, **protocols.FLATTEN, **protocols.OTHERS})
@@ -133,11 +133,11 @@ def _make_node(cls: Any, options: Options, *, inherits_init: bool) -> None:
     document(cls)
 
 
-def _watch_subclasses(cls: Any) -> None:
+def _watch_subclasses(cls: type[Any]) -> None:
     """Make undecorated subclasses nodes, since JAX would take their instances for leaves."""
     own = vars(cls).get("__init_subclass__")
 
-    def __init_subclass__(subclass: type, **keywords: Any) -> None:
+    def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
         if own is not None:
             own.__get__(None, subclass)(**keywords)
         else:
@@ -145,10 +145,10 @@ def _watch_subclasses(cls: Any) -> None:
         if "__node_spec__" not in vars(subclass):  # no Module, and no other base has come first
             _make_undecorated(subclass)
 
-    cls.__init_subclass__ = classmethod(__init_subclass__)
+    setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
 
 
-def _make_undecorated(cls: Any) -> None:
+def _make_undecorated(cls: type[Any]) -> None:
     """A decorator that follows starts over, with its own options, from the class as it was written.
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
@@ -162,8 +162,8 @@ def _make_undecorated(cls: Any) -> None:
     cls.__before_node__ = before
 
 
-def _refuse_instances(cls: Any, error: Exception) -> None:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+def _refuse_instances(cls: type[Any], error: Exception) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001, N807
         raise NodeDefinitionError(f"{cls.__qualname__} is no node yet: {error}") from error
 
     cls.__init__ = __init__

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from treewright._nodes import protocols
+from treewright._nodes.classes import class_attribute, class_of, own_annotations
 from treewright._nodes.export import register_for_export
 from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
-from treewright._nodes.spec import NodeSpec, Options, class_attribute, node_spec, own_annotations, spec_of
+from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
 
 _MANAGED = {"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"}
 
 
-def define(cls: type, options: Options, *, inherits_init: bool) -> NodeSpec:
+def define(cls: type[Any], options: Options, *, inherits_init: bool) -> NodeSpec:
     """Make `cls` a node class in place. After an error it is not registered, and not to be used.
 
     Args:
@@ -32,20 +33,20 @@ def define(cls: type, options: Options, *, inherits_init: bool) -> NodeSpec:
     inherited = inherits_init and _base_has_own_init(cls)
     spec = node_spec(cls, options, has_own_init=own_init or inherited)
     refuse_annotations(spec)
-    cls.__node_spec__ = spec  # type: ignore[attr-defined]
+    cls.__node_spec__ = spec
     _install_views(spec)
     if own_init:
         _replace_own_init(cls, vars(cls)["__init__"])
     elif options.init and not inherited:
-        cls.__init__ = make_init(spec)  # type: ignore[misc]
-    elif not inherited and cls.__init__ is not object.__init__:  # type: ignore[misc]
-        _replace_own_init(cls, cls.__init__)  # type: ignore[misc]  # of a base that is no node: it seals nothing
+        cls.__init__ = make_init(spec)
+    elif not inherited and cls.__init__ is not object.__init__:
+        _replace_own_init(cls, cls.__init__)  # of a base that is no node: it seals nothing
     abc.update_abstractmethods(cls)
     register_once(cls)
     return spec
 
 
-def register_once(cls: Any) -> "Registration":
+def register_once(cls: type[Any]) -> "Registration":
     """Tell JAX of the class, unless it has been told."""
     if "__node_registered__" not in vars(cls):
         register(cls)
@@ -56,30 +57,30 @@ def register_once(cls: Any) -> "Registration":
 
 
 class Registration:
-    """The mark of a class that JAX knows. Where `cloudpickle` brings the class to another process, it tells JAX there."""
+    """The mark of a class that JAX knows; where `cloudpickle` brings the class to a new process, it tells JAX there."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type[Any]) -> None:
         self.cls = cls
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (register_once, (self.cls,))
 
 
-def node_bases(cls: type) -> Iterator[type]:
+def node_bases(cls: type[Any]) -> Iterator[type[Any]]:
     """The bases of `cls` that are node classes, nearest first."""
     return (base for base in cls.__mro__[1:] if "__node_spec__" in vars(base))
 
 
-def _base_has_own_init(cls: type) -> bool:
+def _base_has_own_init(cls: type[Any]) -> bool:
     return any(spec_of(base).has_own_init for base in list(node_bases(cls))[:1])
 
 
-def _process(cls: type, options: Options) -> None:
+def _process(cls: type[Any], options: Options) -> None:
     """Let the standard library read the fields; what it would generate is ours, or is not needed."""
     own = own_annotations(cls)
     for name in own:
         inherited = class_attribute(cls, name)
-        if name not in vars(cls) and not isinstance(inherited, ChildView) and hasattr(type(inherited), "__get__"):
+        if name not in vars(cls) and not isinstance(inherited, ChildView) and hasattr(class_of(inherited), "__get__"):
             # A field in place of an inherited property or method. Else dataclasses takes that for the default.
             setattr(cls, name, dataclasses.field())
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
@@ -100,7 +101,7 @@ def _process(cls: type, options: Options) -> None:
     for name, own_method in freezers.items():
         if own_method is None and name in vars(cls):
             delattr(cls, name)
-    params: Any = cls.__dataclass_params__  # type: ignore[attr-defined]
+    params: Any = cls.__dataclass_params__
     params.init, params.repr, params.eq = options.init, options.repr, options.eq
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
 
@@ -113,22 +114,22 @@ def _install_views(spec: NodeSpec) -> None:
             setattr(cls, field.name, view(field))
 
 
-def _replace_own_init(cls: Any, init: Callable[..., None]) -> None:
+def _replace_own_init(cls: type[Any], init: Callable[..., None]) -> None:
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         build(self, functools.partial(init, self, *args, **kwargs))
 
     cls.__init__ = __init__
 
 
-def install(cls: Any, methods: Mapping[str, Any]) -> None:
+def install(cls: type[Any], methods: Mapping[str, Any]) -> None:
     """Give `cls` the methods that its own body does not write."""
     for name, method in methods.items():
         if name not in vars(cls):
             setattr(cls, name, method)
 
 
-def install_comparison(cls: Any, options: Options) -> None:
+def install_comparison(cls: type[Any], options: Options) -> None:
     """`__repr__`, `__eq__` and `__hash__` by the rules of `dataclass(frozen=True)`."""
     own = vars(cls)
     if options.repr:
@@ -138,10 +139,10 @@ def install_comparison(cls: Any, options: Options) -> None:
     if options.eq:
         install(cls, {"__eq__": protocols.equal})
         if not own_hash:
-            cls.__hash__ = protocols.hash_of
+            setattr(cls, "__hash__", protocols.hash_of)  # noqa: B010  checkers know it as None
 
 
-def document(cls: type) -> None:
+def document(cls: type[Any]) -> None:
     """A docstring with the signature, as dataclasses write it, for a class that has none."""
     if cls.__doc__ is None:
         try:
@@ -151,7 +152,7 @@ def document(cls: type) -> None:
         cls.__doc__ = cls.__name__ + signature
 
 
-def undo(cls: Any, before: Mapping[str, Any]) -> None:
+def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
     for name in list(vars(cls)):
         if name not in before and name not in _MANAGED:

@@ -1,8 +1,8 @@
 """Exact keys: what "the same static" means.
 
-`==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It is
-also too fine: `nan != nan`, and a lambda made anew differs from the last one. An exact key is a hashable that is equal
-for two values exactly when a program could not tell them apart.
+`==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It
+is also too fine: `nan != nan`, and a lambda made anew differs from the last one. An exact key is a hashable that is
+equal for two values exactly when a program could not tell them apart.
 """
 
 import dataclasses
@@ -12,11 +12,13 @@ import functools
 import math
 import types
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.representation import text
 
 _BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})
@@ -45,18 +47,18 @@ def exact_key(value: object, *, content: bool = False) -> Hashable:
     return _ExactKeys(content=content).key(value)
 
 
-def compared_by_itself(value: object, key: Hashable) -> bool:
+def compared_by_itself(value: object, key: Any) -> bool:
     """Whether `type` and `==` already are the exact comparison for this value."""
-    kind = type(value)
+    kind = class_of(value)
     if kind is types.FunctionType:  # two functions are `==` only when they are one
         return True
-    return isinstance(key, tuple) and len(key) == 2 and key[0] is kind and key[1] is value
+    return len(key) == 2 and key[0] is kind and key[1] is value
 
 
-def problem_of(value: object) -> NoExactKeyError:
+def problem_of(value: Any) -> NoExactKeyError:
     """Why `value` can't be a static, in words."""
-    kind = type(value)
-    if isinstance(value, jax.core.Tracer):
+    kind = class_of(value)
+    if isinstance(value, Tracer):
         return NoExactKeyError(
             f"a tracer, {text(value)}",
             "A tracer stands for a value of one trace only, and a static outlives the trace.",
@@ -69,7 +71,7 @@ def problem_of(value: object) -> NoExactKeyError:
         )
     article = "an" if kind.__name__[0].lower() in "aeiou" else "a"
     shown = text(value)
-    found = f"{article} {kind.__name__}, {shown if len(shown) <= 80 else shown[:77] + '...'}"  # noqa: PLR2004
+    found = f"{article} {kind.__name__}, {shown if len(shown) <= 80 else shown[:77] + '...'}"
     if isinstance(value, _MUTABLE):
         return NoExactKeyError(
             found, "jit compares statics and never copies them, so a change in place would give stale results."
@@ -87,25 +89,19 @@ class _ExactKeys:
         self.functions: list[types.FunctionType] = []
 
     def key(self, value: Any) -> Hashable:
-        kind: type = type(value)
+        kind = class_of(value)
         if kind in _BY_VALUE:
             return (kind, value)
         special = _KINDS.get(kind)
         if special is not None:
-            return special(self, value)
+            return cast("Hashable", special(self, value))
         own = getattr(kind, "_exact_key_", None)  # nodes, methods of nodes, what freeze() makes
         if own is not None:
-            key: Hashable = own(value, self.key)
-            return key
-        if isinstance(value, np.generic):
-            return self.numpy_scalar(value)
-        if isinstance(value, tuple) and kind.__eq__ is tuple.__eq__:
-            return self.elements(value)
-        if isinstance(value, float) and kind.__eq__ is float.__eq__:
-            return self.real(value)
-        if isinstance(value, functools.partial):
-            return self.partial(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, enum.Enum):
+            return cast("Hashable", own(value, self.key))
+        for base, inherited, method in _SUBCLASSES:
+            if isinstance(value, base) and (inherited is None or getattr(kind, inherited) is getattr(base, inherited)):
+                return cast("Hashable", method(self, value))
+        if dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum):
             return self.dataclass(value)
         return self.hashable(value)
 
@@ -115,10 +111,10 @@ class _ExactKeys:
             hash(value)
         except Exception as error:
             raise problem_of(value) from error
-        return (type(value), value)
+        return (class_of(value), value)
 
     def real(self, value: float) -> Hashable:
-        kind = type(value)
+        kind = class_of(value)
         if value != value:  # noqa: PLR0124  all NaN of one type are one
             return (kind, "nan", None)
         return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
@@ -127,28 +123,31 @@ class _ExactKeys:
         return (complex, self.real(value.real), self.real(value.imag))
 
     def numpy_scalar(self, value: Any) -> Hashable:
-        if isinstance(value, np.complexfloating):
-            return (type(value), self.numpy_scalar(value.real), self.numpy_scalar(value.imag))
+        if issubclass(class_of(value), np.complexfloating):
+            return (class_of(value), self.numpy_scalar(value.real), self.numpy_scalar(value.imag))
         self.hashable(value)
         if value != value:  # noqa: PLR0124  NaN, or NaT
-            return (type(value), value.dtype, "nan")
-        return (type(value), value.dtype, value if value else str(value))  # str tells -0.0 from 0.0
+            return (class_of(value), value.dtype, "nan")
+        return (class_of(value), value.dtype, value or str(value))  # str tells -0.0 from 0.0
 
     def elements(self, value: tuple[Any, ...]) -> Hashable:
-        return (type(value), *map(self.key, value))
+        return (class_of(value), *map(self.key, value))
 
     def members(self, value: frozenset[Any]) -> Hashable:
         return (frozenset, frozenset(map(self.key, value)))
 
     def bounds(self, value: Any) -> Hashable:
-        return (type(value), self.key(value.start), self.key(value.stop), self.key(value.step))
+        return (class_of(value), self.key(value.start), self.key(value.stop), self.key(value.step))
+
+    def decimal(self, value: decimal.Decimal) -> Hashable:
+        return (decimal.Decimal, str(value))
 
     def partial(self, value: functools.partial[Any]) -> Hashable:
         keywords = tuple((name, self.key(value.keywords[name])) for name in sorted(value.keywords))
-        return (type(value), self.key(value.func), tuple(map(self.key, value.args)), keywords)
+        return (class_of(value), self.key(value.func), tuple(map(self.key, value.args)), keywords)
 
     def dataclass(self, value: Any) -> Hashable:
-        kind = type(value)
+        kind = class_of(value)
         if not (kind.__dataclass_params__.frozen and kind.__dataclass_params__.eq):
             return self.hashable(value)
         try:
@@ -196,7 +195,7 @@ class _ExactKeys:
             return ("unbound",)
 
 
-_KINDS: types.MappingProxyType[type, Any] = types.MappingProxyType(
+_KINDS: types.MappingProxyType[type[Any], Any] = types.MappingProxyType(
     {
         float: _ExactKeys.real,
         complex: _ExactKeys.complex,
@@ -204,9 +203,17 @@ _KINDS: types.MappingProxyType[type, Any] = types.MappingProxyType(
         frozenset: _ExactKeys.members,
         range: _ExactKeys.bounds,
         slice: _ExactKeys.bounds,
-        decimal.Decimal: lambda _, value: (decimal.Decimal, str(value)),
+        decimal.Decimal: _ExactKeys.decimal,
         functools.partial: _ExactKeys.partial,
         types.MethodType: _ExactKeys.method,
         types.FunctionType: _ExactKeys.function,
     }
+)
+
+# Base class, the method that a subclass must share with it to be read like it, and how it is read.
+_SUBCLASSES: tuple[tuple[type[Any], str | None, Any], ...] = (
+    (np.generic, None, _ExactKeys.numpy_scalar),
+    (tuple, "__eq__", _ExactKeys.elements),
+    (float, "__eq__", _ExactKeys.real),
+    (functools.partial, None, _ExactKeys.partial),
 )

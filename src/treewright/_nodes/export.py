@@ -8,12 +8,14 @@ import contextlib
 import enum
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, cast
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax.export
 import numpy as np
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
@@ -22,7 +24,7 @@ from treewright.errors import StaticSerializationError
 _PLAIN = (str, int, bool, type(None))
 
 
-def register_for_export(cls: type) -> None:
+def register_for_export(cls: type[Any]) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
     A class that is made twice under one name, as by running a notebook cell again, gets a number after the first.
@@ -56,7 +58,7 @@ def serialize(statics: Statics) -> bytes:
     return json.dumps(encoded).encode()
 
 
-def deserialize(cls: type, data: bytes | bytearray) -> Statics:
+def deserialize(cls: type[Any], data: bytes | bytearray) -> Statics:
     """The statics of `cls` from what `serialize` wrote.
 
     Raises:
@@ -66,51 +68,67 @@ def deserialize(cls: type, data: bytes | bytearray) -> Statics:
     table = spec_of(cls).table
     if set(encoded) != set(table.names):
         raise StaticSerializationError(
-            f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, which now "
-            f"has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
+            f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, which "
+            f"now has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
         )
     return table.intern(tuple(decode(encoded[name]) for name in table.names))
 
 
 def encode(value: Any) -> Any:
     """JSON for a static value; anything but plain scalars is a list that begins with its kind."""
-    kind: type = type(value)
+    kind = class_of(value)
     if kind in _PLAIN:
         return value
-    if kind in {float, complex}:
-        parts = (value.real, value.imag) if kind is complex else (value,)
-        return [kind.__name__, *(part.hex() for part in parts)]
+    if kind in _ENCODERS:
+        return [kind.__name__, *_ENCODERS[kind](value)]
     if isinstance(value, enum.Enum):
         return ["enum", _name_of(kind), value.name]
     if isinstance(value, np.dtype):
-        return ["dtype", value.name]
-    if kind is bytes:
-        return ["bytes", base64.b64encode(value).decode()]
-    if isinstance(value, FrozenArray | np.generic):
-        plain = np.asarray(value)
-        return [
-            "array" if isinstance(value, FrozenArray) else "scalar",
-            plain.dtype.name,
-            list(plain.shape),
-            base64.b64encode(plain.tobytes()).decode(),
-        ]
-    if kind in {tuple, frozenset}:
-        return [kind.__name__, *map(encode, cast("tuple[object, ...]", value))]
-    if isinstance(value, tuple):
+        return ["dtype", _attribute(value, "name")]
+    if issubclass(kind, np.generic):
+        return ["scalar", *_array_parts(np.asarray(value))]
+    if issubclass(kind, tuple):
         return ["namedtuple", _name_of(kind), *map(encode, value)]
-    if isinstance(value, FrozenMapping):
-        return ["mapping", *([encode(key), encode(item)] for key, item in value.items())]
     if hasattr(kind, "__node_spec__"):
         children, statics = value.tree_flatten()
         return ["node", _name_of(kind), serialize(statics).decode(), *map(encode, children)]
     return ["name", _name_of(value)]
 
 
+def _attribute(value: Any, name: str) -> Any:
+    return getattr(value, name)
+
+
+def _array_parts(value: Any) -> list[Any]:
+    return [value.dtype.name, list(value.shape), _base64(value.tobytes())]
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _pairs(value: FrozenMapping[Any, Any]) -> list[list[Any]]:
+    return [[encode(key), encode(item)] for key, item in value.items()]
+
+
+_ENCODERS: types.MappingProxyType[type[Any], Callable[[Any], Iterable[Any]]] = types.MappingProxyType(
+    {
+        float: lambda value: [value.hex()],
+        complex: lambda value: [value.real.hex(), value.imag.hex()],
+        bytes: lambda value: [_base64(value)],
+        tuple: lambda value: map(encode, value),
+        frozenset: lambda value: map(encode, value),
+        FrozenArray: _array_parts,
+        FrozenMapping: _pairs,
+    }
+)
+
+
 def decode(encoded: Any) -> Any:
     """The value that `encode` wrote."""
-    if not isinstance(encoded, list):
+    if class_of(encoded) is not list:
         return encoded
-    kind, *parts = cast("list[Any]", encoded)
+    kind, *parts = encoded
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise StaticSerializationError(f"{kind!r} is no kind of static value that this version of Treewright knows.")
@@ -154,18 +172,52 @@ def _named(path: str) -> Any:
     return found
 
 
-_DECODERS: dict[str, Callable[..., Any]] = {
-    "float": float.fromhex,
-    "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
-    "enum": lambda path, name: _named(path)[name],
-    "dtype": np.dtype,
-    "bytes": base64.b64decode,
-    "array": lambda *parts: freeze(np.array(_array(*parts))),
-    "scalar": lambda *parts: _array(*parts)[()],
-    "tuple": lambda *items: tuple(map(decode, items)),
-    "frozenset": lambda *items: frozenset(map(decode, items)),
-    "namedtuple": lambda path, *items: _named(path)(*map(decode, items)),
-    "mapping": lambda *items: FrozenMapping({decode(key): decode(item) for key, item in items}),
-    "node": _node,
-    "name": _named,
-}
+def _enum(path: str, name: str) -> Any:
+    return _named(path)[name]
+
+
+def _complex(real: str, imag: str) -> complex:
+    return complex(float.fromhex(real), float.fromhex(imag))
+
+
+def _frozen_array(dtype: str, shape: list[int], data: str) -> Any:
+    return freeze(np.array(_array(dtype, shape, data)))
+
+
+def _scalar(dtype: str, shape: list[int], data: str) -> Any:
+    return _array(dtype, shape, data)[()]
+
+
+def _tuple(*items: Any) -> tuple[Any, ...]:
+    return tuple(map(decode, items))
+
+
+def _frozenset(*items: Any) -> frozenset[Any]:
+    return frozenset(map(decode, items))
+
+
+def _namedtuple(path: str, *items: Any) -> Any:
+    return _named(path)(*map(decode, items))
+
+
+def _mapping(*items: Any) -> FrozenMapping[Any, Any]:
+    return FrozenMapping({decode(key): decode(item) for key, item in items})
+
+
+_DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
+    {
+        "float": float.fromhex,
+        "complex": _complex,
+        "enum": _enum,
+        "dtype": np.dtype,
+        "bytes": base64.b64decode,
+        "FrozenArray": _frozen_array,
+        "scalar": _scalar,
+        "tuple": _tuple,
+        "frozenset": _frozenset,
+        "namedtuple": _namedtuple,
+        "FrozenMapping": _mapping,
+        "node": _node,
+        "name": _named,
+    }
+)

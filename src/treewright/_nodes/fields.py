@@ -6,7 +6,7 @@ treat field specifiers best when they are imported.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 T = TypeVar("T")
 Kind = Literal["child", "static", "buffer"]
@@ -43,54 +43,27 @@ def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
     """A `dataclasses.Field` with our options in its metadata."""
     if options.converter is not None and not callable(options.converter):
         raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
-    metadata = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
+    metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
         metadata["static"] = True
     return dataclasses.field(metadata=metadata, **arguments)
 
 
-if TYPE_CHECKING:
-    # fmt: off
-    @overload
-    def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-              metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-              converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-              compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-              converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-              metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-              converter: Callable[[Any], Any] | None = ...) -> Any: ...
-    @overload
-    def static(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def static(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-               compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> Any: ...
-    @overload
-    def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-               compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> T: ...
-    @overload
-    def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-               converter: Callable[[Any], Any] | None = ...) -> Any: ...
-    # fmt: on
-
-
-def field(  # type: ignore[no-redef]
+# fmt: off
+@overload
+def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          converter: Callable[[Any], Any] | None = ...) -> Any: ...
+# fmt: on
+def field(
     *,
     default: Any = _MISSING,
     default_factory: Any = _MISSING,
@@ -128,7 +101,21 @@ def field(  # type: ignore[no-redef]
     return _specify(FieldOptions("child", converter), {**given, "metadata": metadata, "kw_only": kw_only})
 
 
-def static(  # type: ignore[no-redef]
+# fmt: off
+@overload
+def static(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def static(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> Any: ...
+# fmt: on
+def static(
     *,
     default: Any = _MISSING,
     default_factory: Any = _MISSING,
@@ -176,7 +163,21 @@ def static(  # type: ignore[no-redef]
     return _specify(FieldOptions("static", converter, compare), {**given, "metadata": metadata, "kw_only": kw_only})
 
 
-def buffer(  # type: ignore[no-redef]
+# fmt: off
+@overload
+def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> T: ...
+@overload
+def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], Any] | None = ...) -> Any: ...
+# fmt: on
+def buffer(
     *,
     default: Any = _MISSING,
     default_factory: Any = _MISSING,

@@ -1,10 +1,11 @@
 """Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.exact import problem_of
 
 K = TypeVar("K")
@@ -56,7 +57,7 @@ class FrozenArray(np.ndarray[Any, Any]):
     it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are.
     """
 
-    def __hash__(self) -> int:  # type: ignore[override]  # numpy declares arrays unhashable: theirs can change
+    def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
         return hash(self._content())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,6 +82,9 @@ class FrozenArray(np.ndarray[Any, Any]):
         return (FrozenArray, *self._content())
 
 
+_FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
+
+
 def freeze(value: Any) -> Any:
     """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
 
@@ -91,23 +95,20 @@ def freeze(value: Any) -> Any:
         >>> freeze({"sizes": [64, 64], "names": {"a"}})
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
-    match value:
-        case np.ndarray() if value.dtype != object and not isinstance(value, FrozenArray):
-            return _frozen_array(value)
-        case list():
-            return tuple(map(freeze, value))
-        case tuple() if hasattr(type(value), "_fields"):
-            return type(value)(*map(freeze, value))
-        case tuple() if type(value) is tuple:
-            return tuple(map(freeze, value))
-        case dict():
-            return FrozenMapping({key: freeze(item) for key, item in value.items()})
-        case set() | frozenset():
-            return frozenset(map(freeze, value))
-        case bytearray():
-            return bytes(value)
-        case _:
-            return value
+    kind = class_of(value)
+    if issubclass(kind, np.ndarray):
+        array: Any = value
+        return array if kind is FrozenArray or array.dtype == object else _frozen_array(array)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return cast("Any", kind)(*map(freeze, value))
+    if kind is tuple:
+        return tuple(map(freeze, value))
+    if issubclass(kind, dict):
+        return FrozenMapping({key: freeze(item) for key, item in value.items()})
+    for mutable, frozen in _FROZEN:
+        if issubclass(kind, mutable):
+            return frozen(map(freeze, value))
+    return bytes(value) if issubclass(kind, bytearray) else value
 
 
 def _frozen_array(value: np.ndarray[Any, Any]) -> FrozenArray:

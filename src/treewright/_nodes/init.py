@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.node import PAIR, assign_all, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
@@ -29,11 +30,11 @@ class _Factory:
 FACTORY = _Factory()
 
 
-def init_vars(cls: type) -> dict[str, Any]:
+def init_vars(cls: type[Any]) -> dict[str, Any]:
     """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are no fields."""
     # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
     mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
-    declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    declared: dict[str, Any] = cls.__dataclass_fields__
     return {name: field for name, field in declared.items() if field._field_type is mark}
 
 
@@ -47,12 +48,13 @@ class _InitText:
 
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
-        declared: dict[str, Any] = spec.cls.__dataclass_fields__  # type: ignore[attr-defined]
+        declared: dict[str, Any] = spec.cls.__dataclass_fields__
         variables = init_vars(spec.cls)
         self.init_vars = tuple(variables)
         fields: dict[str, Any] = {field.name: field for field in spec.fields}
         # In the order of declaration, InitVars among the fields.
-        self.arguments = [fields.get(name) or variables[name] for name in declared if name in fields or name in variables]
+        arguments = {**variables, **fields}
+        self.arguments = [arguments[name] for name in declared if name in arguments]
         self.taken = {argument.name for argument in self.arguments}
         self.helpers: dict[str, Any] = {}
         for name in self.taken:
@@ -77,8 +79,7 @@ class _InitText:
         positional = [argument for argument in taken if not argument.kw_only]
         self.refuse_order(positional)
         by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
-        positional = map(self.parameter, positional)
-        return ", ".join([self_name, *positional, *(["*", *by_keyword] if by_keyword else [])])
+        return ", ".join([self_name, *map(self.parameter, positional), *(["*", *by_keyword] if by_keyword else [])])
 
     def refuse_order(self, positional: list[Any]) -> None:
         default = None
@@ -100,7 +101,7 @@ class _InitText:
 
     def prepare(self, field: FieldSpec) -> list[str]:
         """The lines that make a default where none was given."""
-        lines = []
+        lines: list[str] = []
         if field.default_factory is not MISSING:
             call = f"{field.name} = {self.helper(f'make_{field.name}', field.default_factory)}()"
             given = self.helper("factory_default", FACTORY)
@@ -180,5 +181,5 @@ def _left_open(field: FieldSpec) -> bool:
 
 
 def _annotation(argument: Any) -> Any:
-    kind = argument.type
-    return kind.type if isinstance(kind, dataclasses.InitVar) else kind
+    kind: Any = argument.type
+    return kind.type if class_of(kind) is dataclasses.InitVar else kind

@@ -2,10 +2,11 @@
 
 import inspect
 import types
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, cast
 
 import jax
+from jax.core import Tracer
 
 from treewright._nodes.node import pair_or_unfinished
 
@@ -57,7 +58,7 @@ class BoundMethod:
         raise AttributeError("a method has no __wrapped__: its function takes one argument more")
 
     @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
+    def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__func__.__doc__
 
     def __eq__(self, other: object) -> bool:
@@ -104,11 +105,11 @@ def _keep_for_next_lookup(method: BoundMethod) -> None:
     declared = next((vars(base)[name] for base in type(instance).__mro__ if name in vars(base)), None)
     if not isinstance(declared, ModuleMethod) or declared.function is not method.__func__:
         return
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(instance)):
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(instance)):
         instance.__dict__.setdefault(name, method)
 
 
-def wrap_methods(cls: type) -> None:
+def wrap_methods(cls: type[Any]) -> None:
     """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
     for name, value in list(vars(cls).items()):
         special = name.startswith("__") and name.endswith("__") and name != "__call__"
@@ -123,10 +124,18 @@ def _is_method(value: object) -> bool:
     return wraps_function and hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
 
 
-_KEYS = (jax.tree_util.GetAttrKey("__self__"),)
-jax.tree_util.register_pytree_with_keys(
-    BoundMethod,
-    lambda method: (((_KEYS[0], method.__self__),), method.__func__),
-    lambda function, children: BoundMethod(function, children[0]),
-    lambda method: ((method.__self__,), method.__func__),
-)
+def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Callable[..., Any]]:
+    return ((_SELF_KEY, method.__self__),), method.__func__
+
+
+def _flatten(method: BoundMethod) -> tuple[tuple[Any], Callable[..., Any]]:
+    return (method.__self__,), method.__func__
+
+
+def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMethod:
+    (instance,) = children
+    return BoundMethod(function, instance)
+
+
+_SELF_KEY: Any = jax.tree_util.GetAttrKey("__self__")
+cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)

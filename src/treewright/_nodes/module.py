@@ -1,13 +1,11 @@
 """`Module`: the base class of models. Every subclass is a node by itself."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from treewright._nodes import protocols
 from treewright._nodes.dataclass import refuse_options
-from treewright._nodes.definition import define, document, install_comparison
+from treewright._nodes.definition import define, document
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.methods import wrap_methods
 from treewright._nodes.node import PAIR, replaced
@@ -86,11 +84,11 @@ class Module:
         del _name, _method
 
 
-def _choose_comparison(cls: Any, options: Options) -> None:
+def _choose_comparison(cls: type[Any], options: Options) -> None:
     """Methods of the user's own, inherited ones too, are kept; those that a plain dataclass base generated are not."""
     if not options.eq:
         for name in ("__eq__", "__hash__"):
             if name not in vars(cls):
                 setattr(cls, name, getattr(object, name))
     if not options.repr and "__repr__" not in vars(cls):
-        cls.__repr__ = object.__repr__
+        setattr(cls, "__repr__", object.__repr__)  # noqa: B010

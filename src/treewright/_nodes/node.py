@@ -9,18 +9,19 @@ import difflib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import jax
 
-from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, class_attribute, spec_of
+from treewright._nodes.classes import class_attribute, class_of
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
-_new = object.__new__
+_new: Any = object.__new__
 _store = object.__setattr__
 
 
@@ -29,7 +30,7 @@ class Unfinished:
 
     __slots__ = ("cls", "failure")
 
-    def __init__(self, cls: type, failure: str | None = None) -> None:
+    def __init__(self, cls: type[Any], failure: str | None = None) -> None:
         self.cls = cls
         self.failure = failure
 
@@ -58,12 +59,12 @@ def finished_pair(node: Any) -> Pair:
     found = pair_or_unfinished(node)
     if isinstance(found, tuple):
         return found
-    raise UnfinishedNodeError(f"This is {found or _never_filled(type(node))}.")
+    raise UnfinishedNodeError(f"This is {found or _never_filled(class_of(node))}.")
 
 
-def from_pair(cls: type, pair: Pair) -> Any:
+def from_pair(cls: type[Any], pair: Pair) -> Any:
     """A node of this class that holds `pair`; no code of the user's runs."""
-    node = _new(cls)
+    node: Any = _new(cls)
     _store(node, PAIR, pair)
     return node
 
@@ -74,7 +75,7 @@ def is_open(node: Any) -> bool:
     return found is None or (isinstance(found, Unfinished) and found.failure is None)
 
 
-def _never_filled(cls: type) -> str:
+def _never_filled(cls: type[Any]) -> str:
     return f"an unfinished {cls.__qualname__}: no __init__ of a node has run, so its fields have no values"
 
 
@@ -148,7 +149,7 @@ def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
 
 def refuse_change(node: Any, name: str) -> Never:
     """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
-    cls = type(node)
+    cls = class_of(node)
     found = pair_or_unfinished(node)
     if isinstance(found, Unfinished):
         raise UnfinishedNodeError(f"cannot assign to field {name!r} of {found}.")
@@ -173,7 +174,7 @@ def build(node: Any, run: Callable[[], object]) -> None:
         return
     if found is not None:
         refuse_change(node, "__init__")
-    _store(node, PAIR, Unfinished(type(node)))
+    _store(node, PAIR, Unfinished(class_of(node)))
     try:
         run()
         _seal(node)
@@ -213,7 +214,7 @@ def checked(node: Any) -> None:
 def abandon(node: Any, error: BaseException) -> None:
     """Leave nothing of a node whose `__init__` raised but the word that it did."""
     node.__dict__.clear()
-    _store(node, PAIR, Unfinished(type(node), f"{type(error).__name__}({error})"))
+    _store(node, PAIR, Unfinished(class_of(node), f"{type(error).__name__}({error})"))
 
 
 def _seal(node: Any) -> None:
@@ -230,8 +231,8 @@ def _seal(node: Any) -> None:
     for field, value in zip(spec.children, children, strict=True):
         if value is node or getattr(value, "__self__", None) is node:
             raise NodeInitError(
-                f"{spec.cls.__qualname__}.{field.name} was given {'the node' if value is node else 'a method of the node'} "
-                f"itself, so it would contain itself without end. Look it up where it is used instead."
+                f"{spec.cls.__qualname__}.{field.name} was given the node itself, or one of its methods, so the node "
+                f"would contain itself without end. Look it up where it is used instead."
             )
     statics = spec.table.intern(tuple(waiting[field.name] for field in spec.statics))
     node.__dict__.clear()
@@ -246,7 +247,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     if not missing and not undeclared:
         return
     name = spec.cls.__qualname__
-    parts = []
+    parts: list[str] = []
     if missing:
         parts.append(f"gave no value to {', '.join(missing)}")
     if undeclared:
@@ -255,7 +256,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
 
 
-def _is_cached_property(cls: type, name: str) -> bool:
+def _is_cached_property(cls: type[Any], name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
@@ -284,7 +285,7 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     if any(field.name in new for field in spec.statics):
         values = (new.get(field.name, old) for field, old in zip(spec.statics, statics.values, strict=True))
         statics = spec.table.intern(tuple(values))
-    copy = from_pair(type(node), (children, statics))
+    copy = from_pair(class_of(node), (children, statics))
     if new:
         checked(copy)
     return copy
@@ -293,9 +294,8 @@ def replaced(node: Any, /, **changes: Any) -> Any:
 # Flattening
 
 
-def register(cls: type) -> None:
+def register(cls: type[Any]) -> None:
     """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
-
     keyed: Any = cls  # its spec may change: a decorator can follow on what began as an undecorated subclass
 
     def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
@@ -304,17 +304,18 @@ def register(cls: type) -> None:
 
     # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
-        node = _new(cls)
+        node: Any = _new(cls)
         _store(node, "_node", (children, statics))
         return node
 
     def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
-        node = _new(cls)
+        node: Any = _new(cls)
         store_in_slot(node, (children, statics))
         return node
 
     slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
-    store_in_slot: Callable[[Any, Pair], None] = getattr(slot, "__set__", None)
-    jax.tree_util.register_pytree_with_keys(
+    store_in_slot: Any = getattr(slot, "__set__", None)
+    jax_trees = cast("Any", jax.tree_util)  # whose annotations leave the types of aux data open
+    jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )

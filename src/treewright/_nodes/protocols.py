@@ -5,7 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
+from jax.dtypes import prng_key
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.node import (
     Pair,
     finished_pair,
@@ -42,7 +45,7 @@ def tree_flatten(self: Any) -> Pair:
     return finished_pair(self)
 
 
-def tree_unflatten(cls: type, aux_data: Statics, children: Iterable[Any]) -> Any:
+def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
     """A node from what `tree_flatten` gave, with any children in place of the old ones.
 
     Runs no constructor, converter or check, so sentinels, tracers and specs pass.
@@ -103,12 +106,12 @@ def _leaves_equal(left: Any, right: Any, place: str) -> bool:
         return same_kind and (bool(left == right) or bool(left != left and right != right))  # noqa: PLR0124  NaN
     if not all(arrays) or left.shape != right.shape or left.dtype != right.dtype:
         return False
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in (left, right)):
+    if any(isinstance(leaf, Tracer) for leaf in (left, right)):
         raise TracedComparisonError(
             f"{place} is traced, so == has no value to compare and can't answer with a bool. Compare outside of jit, "
             f"or compare the arrays themselves with jnp.array_equal."
         )
-    if jax.dtypes.issubdtype(left.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(left.dtype, prng_key):
         left, right = jax.random.key_data(left), jax.random.key_data(right)
     a, b = np.asarray(left), np.asarray(right)
     same: Any = a == b
@@ -124,7 +127,7 @@ def hash_of(self: Any) -> int:
         TypeError: If a child holds an array, or anything else that can't be hashed.
     """
     spec, pair = spec_of(self), finished_pair(self)
-    values = []
+    values: list[Any] = []
     for field in spec.fields:
         if not field.hash:
             continue
@@ -133,9 +136,9 @@ def hash_of(self: Any) -> int:
             hash(value)
         except TypeError as error:
             raise TypeError(
-                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {type(value).__name__!r}, so the node has "
-                f"no hash. As an argument of a jitted function it needs none; as a static or a dict key it does, and "
-                f"then every child must be hashable."
+                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {class_of(value).__name__!r}, so the "
+                f"node has no hash. As an argument of a jitted function it needs none; as a static or a dict key it does, "
+                f"and then every child must be hashable."
             ) from error
         values.append(value)
     return hash(tuple(values))
@@ -144,12 +147,13 @@ def hash_of(self: Any) -> int:
 def exact_key_of(self: Any, key: Callable[[object], Hashable]) -> Hashable:
     """A node as a static of another: by class, statics and the exact keys of its children."""
     children, statics = finished_pair(self)
-    return (type(self), statics, *map(key, children))
+    cls: Any = class_of(self)
+    return (cls, statics, *map(key, children))
 
 
 def copy(self: Any) -> Any:
     """A node with the same children and statics."""
-    return from_pair(type(self), finished_pair(self))
+    return from_pair(class_of(self), finished_pair(self))
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
@@ -157,7 +161,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     import copy as copying
 
     children, statics = finished_pair(self)
-    node = object.__new__(type(self))
+    node = empty_node(class_of(self))
     memo[id(self)] = node
     _store(node, "_node", (copying.deepcopy(children, memo), statics))
     return node
@@ -168,9 +172,10 @@ def reduce(self: Any) -> tuple[Any, ...]:
     return (empty_node, (type(self),), finished_pair(self))
 
 
-def empty_node(cls: type) -> Any:
+def empty_node(cls: type[Any]) -> Any:
     """A node without values, for `__setstate__` to fill."""
-    return object.__new__(cls)
+    node: Any = object.__new__(cls)
+    return node
 
 
 def set_state(self: Any, state: Pair) -> None:
@@ -182,7 +187,7 @@ def set_state(self: Any, state: Pair) -> None:
 
 
 FROZEN = {"__setattr__": set_attribute, "__delattr__": delete_attribute}
-FLATTEN = {"tree_flatten": tree_flatten, "tree_unflatten": classmethod(tree_unflatten)}
+FLATTEN: dict[str, Any] = {"tree_flatten": tree_flatten, "tree_unflatten": classmethod(tree_unflatten)}
 COMPARISON = {"__eq__": equal, "__hash__": hash_of}
 OTHERS = {
     "__copy__": copy,

@@ -1,4 +1,4 @@
-"""What can't be a node, said when the class is made: before an instance, before `jit`, before anything is registered."""
+"""What can't be a node, said when the class is made: before an instance, before `jit`, before it is registered."""
 
 import dataclasses
 import sys
@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from treewright._nodes.classes import class_of, own_annotations
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.freeze import FrozenArray
 from treewright._nodes.node import PAIR, ChildView
-from treewright._nodes.spec import NodeSpec, own_annotations
+from treewright._nodes.spec import NodeSpec
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = {PAIR, "tree_flatten", "tree_unflatten"}
@@ -20,7 +21,7 @@ _NO_STATICS = (list, dict, set, bytearray, np.ndarray, jax.Array)
 _TRANSPARENT = (tuple, frozenset, typing.Union, types.UnionType)
 
 
-def refuse_class_body(cls: type) -> None:
+def refuse_class_body(cls: type[Any]) -> None:
     """Refuse what can be seen before `dataclasses` reads the class.
 
     Raises:
@@ -50,7 +51,7 @@ def refuse_class_body(cls: type) -> None:
         _refuse_shadow(cls, attribute)
 
 
-def _refuse_field(cls: type, field: str, value: Any) -> None:
+def _refuse_field(cls: type[Any], field: str, value: Any) -> None:
     name = cls.__qualname__
     if field in _RESERVED or (field.startswith("__") and field.endswith("__")):
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
@@ -59,23 +60,23 @@ def _refuse_field(cls: type, field: str, value: Any) -> None:
             f"{name}.{field} is a field and a method of one name, so the method would become the field's default. "
             f"Rename one of them."
         )
-    default = value.default if isinstance(value, dataclasses.Field) else value
+    default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
     if isinstance(default, np.ndarray | jax.Array) and not isinstance(default, FrozenArray):
         raise NodeDefinitionError(
-            f"{name}.{field} has an array as default: one array that all instances would share, made when the module is "
-            f"imported. Use field(default_factory=lambda: ...)."
+            f"{name}.{field} has an array as default: one array that all instances would share, made when the module "
+            f"is imported. Use field(default_factory=lambda: ...)."
         )
 
 
-def _refuse_shadow(cls: type, attribute: str) -> None:
+def _refuse_shadow(cls: type[Any], attribute: str) -> None:
     """A value or method in the class body that would hide an inherited field."""
     for base in cls.__mro__[1:]:
         if attribute in vars(base):
             own = vars(cls)[attribute]  # dataclasses itself refuses a field() without an annotation
             if isinstance(vars(base)[attribute], ChildView) and not isinstance(own, ChildView | dataclasses.Field):
                 raise NodeDefinitionError(
-                    f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
-                    f"default repeat the annotation: {attribute}: ... = {own!r}. Else rename it."
+                    f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a "
+                    f"new default repeat the annotation: {attribute}: ... = {own!r}. Else rename it."
                 )
             return
 
@@ -90,7 +91,7 @@ def refuse_annotations(spec: NodeSpec) -> None:
     for field in spec.fields:
         if field.name not in own:
             continue
-        declared = options_of(cls.__dataclass_fields__[field.name])  # type: ignore[attr-defined]
+        declared = options_of(cls.__dataclass_fields__[field.name])
         inherited = _inherited_options(cls, field.name)
         if declared is None and inherited is not None and inherited.kind != "child":
             kind = inherited.kind
@@ -104,13 +105,13 @@ def refuse_annotations(spec: NodeSpec) -> None:
             part = _no_static_in(_resolved(field.type, cls))
             if part is not None:
                 raise NodeDefinitionError(
-                    f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "
-                    f"and never copies them: an array has no single truth value, and a change in place would give stale "
-                    f"results. Make it a child (drop static()), or a hashable type such as a tuple."
+                    f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares "
+                    f"statics and never copies them: an array has no single truth value, and a change in place would "
+                    f"give stale results. Make it a child (drop static()), or a hashable type such as a tuple."
                 )
 
 
-def _inherited_options(cls: type, name: str) -> FieldOptions | None:
+def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:
     for base in cls.__mro__[1:]:
         fields = vars(base).get("__dataclass_fields__", {})
         if name in fields:
@@ -118,14 +119,14 @@ def _inherited_options(cls: type, name: str) -> FieldOptions | None:
     return None
 
 
-def _resolved(annotation: Any, cls: type) -> Any:
+def _resolved(annotation: Any, cls: type[Any]) -> Any:
     """The type that a string annotation names; the string itself where it can't be told yet."""
     if not isinstance(annotation, str):
         return annotation
     module = sys.modules.get(cls.__module__)
     try:
         return eval(annotation, {} if module is None else dict(vars(module)), dict(vars(cls)))  # noqa: S307
-    except Exception:  # a forward reference; the value is checked when an instance is made
+    except Exception:  # noqa: BLE001  a forward reference; the value is checked when an instance is made
         return annotation
 
 

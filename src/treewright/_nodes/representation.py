@@ -1,16 +1,19 @@
 """Values as short text: `f32[784,128]` for arrays, names for functions, fields for nodes.
 
 Never reads the data of an array, never fails on what a transformation puts into a node (tracers, `object()`, `None`,
-specs), and stops at cycles.
+specs), and stops at cycles. A node class is known by its `__node_spec__`, of which only `fields` is read here.
 """
 
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
+
+from treewright._nodes.classes import class_of
 
 _DTYPE_KINDS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
@@ -25,21 +28,24 @@ def short_dtype(dtype: object) -> str:
 
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, with what it is when it is no plain `jax.Array`; None for anything else."""
-    match value:
-        case jax.core.Tracer():
-            kind = "(traced)"
-        case jax.Array():
-            kind = ""
-        case np.ndarray():
-            kind = "(numpy)"
-        case jax.ShapeDtypeStruct():
-            kind = "(abstract)"
-        case _:
-            return None
-    try:
-        return f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]{kind}"
-    except Exception:  # a tracer of something that is no array (a token, a ref), or a subclass that is half made
-        return f"<{type(value).__name__}>"
+    if isinstance(value, Tracer):
+        kind = "(traced)"
+    elif isinstance(value, jax.Array):
+        kind = ""
+    elif isinstance(value, np.ndarray):
+        kind = "(numpy)"
+    elif isinstance(value, jax.ShapeDtypeStruct):
+        kind = "(abstract)"
+    else:
+        return None
+    shape, dtype = _attribute(value, "shape"), _attribute(value, "dtype")
+    if shape is None or dtype is None:  # a tracer of something that is no array, such as a token
+        return f"<{_attribute(value, '__class__').__name__}>"
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{kind}"
+
+
+def _attribute(value: Any, name: str) -> Any:
+    return getattr(value, name, None)
 
 
 def function_text(value: object, *, with_module: bool = False) -> str | None:
@@ -54,7 +60,7 @@ def function_text(value: object, *, with_module: bool = False) -> str | None:
     return f"{module}.{name}" if with_module and module not in {None, "builtins"} else name
 
 
-def text(value: object, *, with_module: bool = False, inside: frozenset[int] = frozenset()) -> str:
+def text(value: Any, *, with_module: bool = False, inside: frozenset[int] = frozenset()) -> str:
     """One line for any value.
 
     Args:
@@ -67,50 +73,49 @@ def text(value: object, *, with_module: bool = False, inside: frozenset[int] = f
         return found
     if id(value) in inside:
         return "..."
-    deeper = inside | {id(value)}
+    inside |= {id(value)}
 
-    def texts(values: Iterable[object]) -> Iterator[str]:
-        return (text(item, with_module=with_module, inside=deeper) for item in values)
+    def inner(item: Any) -> str:
+        return text(item, with_module=with_module, inside=inside)
 
-    kind: type = type(value)
+    kind = class_of(value)
     if kind is tuple:
-        items = tuple(cast("tuple[object, ...]", value))
-        return f"({', '.join(texts(items))}{',' if len(items) == 1 else ''})"
+        return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
     if kind is list:
-        return f"[{', '.join(texts(cast('list[object]', value)))}]"
+        return f"[{', '.join(map(inner, value))}]"
     if kind is dict:
-        items = cast("Mapping[object, object]", value).items()
-        return f"{{{', '.join(f'{key!r}: {item}' for (key, _), item in zip(items, texts(v for _, v in items), strict=True))}}}"
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return call_text(kind.__name__, zip(kind._fields, texts(value), strict=True))
-    if hasattr(kind, "__node_spec__") and kind.__repr__ is node_repr:
-        return call_text(kind.__qualname__, ((name, *texts([item])) for name, item in node_fields(value)))
+        return f"{{{', '.join(f'{key!r}: {inner(item)}' for key, item in value.items())}}}"
+    names = _attribute(kind, "_fields")
+    if names and issubclass(kind, tuple):
+        return _call_text(str(kind.__name__), zip(names, map(inner, value), strict=True))
+    if hasattr(kind, "__node_spec__") and _attribute(kind, "__repr__") is node_repr:
+        return _call_text(_attribute(kind, "__qualname__"), ((name, inner(item)) for name, item in shown_fields(value)))
     return repr(value)
 
 
-def call_text(name: str, arguments: Iterable[tuple[str, str]]) -> str:
-    """`Name(a=1, b=2)`."""
+def _call_text(name: str, arguments: Iterable[tuple[str, str]]) -> str:
     return f"{name}({', '.join(f'{key}={item}' for key, item in arguments)})"
 
 
-# Nodes. A class is known by its `__node_spec__`; what is read of it is `fields`, and of an instance its fields.
+class Verbatim:
+    """Text that prints without quotes."""
 
-
-class _NoValue:
-    """Stands for the value of a field that has none yet."""
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
 
     def __repr__(self) -> str:
-        return "<no value yet>"
+        return self.shown
 
 
-def node_fields(node: Any) -> Iterator[tuple[str, Any]]:
+def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
     """The names and values that `repr` shows, also of a node that is half built."""
-    for field in type(node).__node_spec__.fields:
+    fields: Any = class_of(node).__node_spec__.fields
+    for field in fields:
         if field.repr:
-            try:
-                yield field.name, getattr(node, field.name)
-            except AttributeError:
-                yield field.name, _NoValue()
+            yield field.name, getattr(node, field.name, Verbatim("<no value>"))
+
+
+# What a node class takes over
 
 
 def node_repr(self: Any) -> str:
@@ -120,19 +125,18 @@ def node_repr(self: Any) -> str:
 
 def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
     """For `rich`: the fields, arrays as short text."""
-    for name, value in node_fields(self):
+    for name, value in shown_fields(self):
         short = array_text(value)
-        yield name, value if short is None else _Verbatim(short)
+        yield name, value if short is None else Verbatim(short)
 
 
 def node_wadler_lindig(self: Any, **options: Any) -> Any:
     """For `wadler_lindig`, which lays out long representations over several lines."""
     import wadler_lindig
 
-    pairs = wadler_lindig.named_objs(node_fields(self), **options)
     return wadler_lindig.bracketed(
-        begin=wadler_lindig.TextDoc(type(self).__qualname__ + "("),
-        docs=pairs,
+        begin=wadler_lindig.TextDoc(f"{type(self).__qualname__}("),
+        docs=cast("Any", wadler_lindig).named_objs(shown_fields(self), **options),
         sep=wadler_lindig.comma,
         end=wadler_lindig.TextDoc(")"),
         indent=options["indent"],
@@ -144,19 +148,9 @@ def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> A
     from treescope import repr_lib
 
     return repr_lib.render_object_constructor(
-        object_type=type(self),
-        attributes=dict(node_fields(self)),
+        object_type=class_of(self),
+        attributes=dict(shown_fields(self)),
         path=path,
         subtree_renderer=subtree_renderer,
         roundtrippable=True,
     )
-
-
-class _Verbatim:
-    """Text that prints without quotes."""
-
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
-
-    def __repr__(self) -> str:
-        return self.shown

@@ -9,7 +9,7 @@ import jax
 from treewright._nodes.fields import Compare, FieldOptions, Kind, options_of
 from treewright._nodes.statics import StaticTable
 
-MISSING = dataclasses.MISSING
+MISSING: Any = dataclasses.MISSING
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Options:
 class NodeSpec:
     """A node class: its fields in order, its table of statics, and how its instances are made."""
 
-    cls: type
+    cls: type[Any]
     fields: tuple[FieldSpec, ...]
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
-    keys: tuple[jax.tree_util.GetAttrKey, ...]
+    keys: tuple[Any, ...]  # of jax.tree_util.GetAttrKey, which has no type to name
     checks: tuple[Callable[[Any], None], ...]
     options: Options
     has_own_init: bool
@@ -84,28 +84,17 @@ class NodeSpec:
         return next((field for field in self.fields if field.name == name), None)
 
 
-def own_annotations(cls: type) -> dict[str, Any]:
-    """What the class body itself annotates, unevaluated."""
-    annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
-    return annotations
-
-
-def class_attribute(cls: type, name: str) -> Any:
-    """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
 def spec_of(node_or_class: Any) -> NodeSpec:
     """The spec of a node or of its class."""
     spec: NodeSpec = node_or_class.__node_spec__
     return spec
 
 
-def field_specs(cls: type) -> tuple[FieldSpec, ...]:
+def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
     """The fields of a class that `dataclasses.dataclass` has processed."""
     specs: list[FieldSpec] = []
     counts = {True: 0, False: 0}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         options = options_of(field) or FieldOptions()
         is_static = options.kind == "static"
         specs.append(
@@ -129,7 +118,7 @@ def field_specs(cls: type) -> tuple[FieldSpec, ...]:
     return tuple(specs)
 
 
-def node_spec(cls: type, options: Options, *, has_own_init: bool) -> NodeSpec:
+def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
     fields = field_specs(cls)
     children = tuple(field for field in fields if not field.is_static)

@@ -6,12 +6,14 @@ neither ours nor that of a static value.
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
 from treewright._nodes.representation import text
 from treewright.errors import StaticFieldError
+
+_WeakTable = dict[Hashable, "weakref.ref[Statics]"]
 
 
 class Statics:
@@ -45,16 +47,16 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = ("_by_key", "_by_value", "_lock", "content", "known", "names", "owner")
+    __slots__ = ("_by_key", "_lock", "content", "known", "names", "owner")
 
-    def __init__(self, owner: type, names: tuple[str, ...], content: tuple[bool, ...]) -> None:
+    def __init__(self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> None:
         self.owner = owner
         self.names = names
         self.content = content
-        self._lock = threading.Lock()
-        self._by_key: weakref.WeakValueDictionary[Hashable, Statics] = weakref.WeakValueDictionary()
-        self._by_value: weakref.WeakValueDictionary[Hashable, Statics] = weakref.WeakValueDictionary()
-        self.known: dict[Hashable, Callable[[], Statics | None]] = self._by_value.data
+        self.known: _WeakTable = {}
+        self._by_key: _WeakTable = {}
+        # Taken to add and to forget, never to find. Reentrant, since the garbage collector may run while it is held.
+        self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (StaticTable, (self.owner, self.names, self.content))
@@ -70,18 +72,29 @@ class StaticTable:
             StaticFieldError: If a value has no exact key; nothing is stored then.
         """
         keys = tuple(map(self._key, self.names, values, self.content))
-        found = self._by_key.get(keys)
+        reference = self._by_key.get(keys)
+        found = None if reference is None else reference()
         if found is not None:
             return found
         with self._lock:
-            found = self._by_key.get(keys)
+            reference = self._by_key.get(keys)
+            found = None if reference is None else reference()
             if found is None:
-                found = self._by_key[keys] = Statics(self, values)
+                found = Statics(self, values)
+                self._remember(self._by_key, keys, found)
                 if all(map(compared_by_itself, values, keys)):
-                    self._by_value[*map(type, values), *values] = found
+                    self._remember(self.known, (*map(type, values), *values), found)
         return found
 
-    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001  mapped over three columns
+    def _remember(self, table: "_WeakTable", key: Hashable, statics: Statics) -> None:
+        def forget(reference: "weakref.ref[Statics]") -> None:
+            with self._lock:
+                if table.get(key) is reference:
+                    del table[key]
+
+        table[key] = weakref.ref(statics, forget)
+
+    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001  mapped over columns
         try:
             return exact_key(value, content=content)
         except NoExactKeyError as problem:
@@ -92,7 +105,7 @@ class StaticTable:
             ) from None
 
 
-def interned(owner: Any, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
+def interned(owner: type[Any], names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of `owner` with these values, by name: how pickles come back.
 
     Raises:

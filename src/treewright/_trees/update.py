@@ -30,7 +30,8 @@ def replace(node: T, /, **changes: Any) -> T:
     """
     if not hasattr(type(node), "__node_spec__"):
         raise TypeError(
-            f"replace() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
+            f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
+            f"got {type(node).__name__!r}."
         )
     copy: T = replaced(node, **changes)
     return copy

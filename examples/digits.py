@@ -1,0 +1,313 @@
+"""Train a small network on handwritten digits, draw its curves, and count how often `jit` traces.
+
+Run `make demo`, or `python examples/digits.py --help` where `pip install ".[examples]"` has been done.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+from treewright import Module, TrainState, replace, static
+
+Activation = Callable[[jax.Array], jax.Array]
+
+PIXELS, CLASSES = 64, 10
+TRAIN_COLOR, TEST_COLOR, QUIET = "#8a93a3", "#c2410c", "#6b7280"
+
+
+# The model
+
+
+class Linear(Module):
+    """`kernel @ x + bias`."""
+
+    kernel: jax.Array
+    bias: jax.Array
+
+    def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
+        self.kernel = jax.random.normal(key, (outputs, inputs)) * math.sqrt(2 / inputs)
+        self.bias = jnp.zeros(outputs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`f32[outputs]` from `f32[inputs]`."""
+        return self.kernel @ x + self.bias
+
+
+class MLP(Module):
+    """Linear layers with an activation between them."""
+
+    layers: tuple[Linear, ...]
+    activation: Activation = static()
+
+    def __init__(self, sizes: Sequence[int], key: jax.Array, activation: Activation = jax.nn.relu) -> None:
+        keys = jax.random.split(key, len(sizes) - 1)
+        self.layers = tuple(map(Linear, sizes, sizes[1:], keys))
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The logits of one image, `f32[10]`."""
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+
+# The data
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images as `f32[count, 64]` between 0 and 1, and the digit that each shows as `i32[count]`."""
+
+    pixels: np.ndarray
+    digits: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
+        """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
+        order = random.permutation(len(self))
+        for start in range(0, len(self) - size + 1, size):
+            chosen = order[start : start + size]
+            yield Images(self.pixels[chosen], self.digits[chosen])
+
+
+def train_and_test_images(seed: int) -> tuple[Images, Images]:
+    """Four fifths of the 1797 images to learn from, one fifth to test with; `seed` decides which."""
+    pixels, digits = load_digits(return_X_y=True)
+    pixels, digits = np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32)
+    split = train_test_split(pixels, digits, test_size=0.2, random_state=seed, stratify=digits)
+    train_pixels, test_pixels, train_digits, test_digits = split
+    return Images(train_pixels, train_digits), Images(test_pixels, test_digits)
+
+
+# Training
+
+
+def loss_of(model: MLP, pixels: jax.Array, digits: jax.Array) -> jax.Array:
+    """The mean cross entropy."""
+    logits = jax.vmap(model)(pixels)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, digits))
+
+
+class TrainingStep:
+    """One jitted update of the model; counts its calls, and its traces by a side effect that only tracing runs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.traces = 0
+        self._jitted: Callable[..., TrainState[MLP]] = jax.jit(self._update)
+
+    def __call__(self, state: TrainState[MLP], batch: Images) -> TrainState[MLP]:
+        self.calls += 1
+        return self._jitted(state, batch.pixels, batch.digits)
+
+    def _update(self, state: TrainState[MLP], pixels: jax.Array, digits: jax.Array) -> TrainState[MLP]:
+        self.traces += 1
+        return state.apply_gradients(grads=jax.grad(loss_of)(state.params, pixels, digits))
+
+
+@jax.jit
+def scores(model: MLP, pixels: jax.Array, digits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Loss and accuracy."""
+    guesses = jnp.argmax(jax.vmap(model)(pixels), axis=1)
+    return loss_of(model, pixels, digits), jnp.mean(guesses == digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Loss and accuracy on one set of images, before the first epoch and after each."""
+
+    images: Images
+    loss: list[float] = field(default_factory=list[float])
+    accuracy: list[float] = field(default_factory=list[float])
+
+    def add(self, model: MLP) -> None:
+        """One more point."""
+        loss, accuracy = scores(model, self.images.pixels, self.images.digits)
+        self.loss.append(float(loss))
+        self.accuracy.append(float(accuracy))
+
+
+def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Images]) -> TrainState[MLP]:
+    """The state after one update for each batch."""
+    for batch in batches:
+        state = step(state, batch)
+    return state
+
+
+def with_activation(state: TrainState[MLP], activation: Activation) -> TrainState[MLP]:
+    """The state with another activation in its model, and in the optimiser's running means, which are models too."""
+
+    def is_model(node: object) -> bool:
+        return isinstance(node, MLP)
+
+    changed: TrainState[MLP] = jax.tree.map(
+        lambda node: replace(node, activation=activation) if is_model(node) else node, state, is_leaf=is_model
+    )
+    return changed
+
+
+# What the user sees
+
+
+def describe(model: MLP) -> str:
+    """The model, and how many parameters stand where."""
+    found = jax.tree_util.tree_leaves_with_path(model)
+    rows = [(f"model{jax.tree_util.keystr(path)}", str(leaf.shape), f"{leaf.size:,}") for path, leaf in found]
+    rows.append(("all parameters", "", f"{sum(leaf.size for _, leaf in found):,}"))
+    return "\n".join([repr(model), *(f"  {place:24}{shape:>12}{count:>10}" for place, shape, count in rows)])
+
+
+def times(count: int) -> str:
+    """`once`, `3 times`."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def draw(train: Curve, test: Curve, path: Path) -> None:
+    """Save a picture of both curves."""
+    figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.set_title("Loss", loc="left", fontweight="bold")
+    left.set_yscale("log")
+    right.set_title(f"Accuracy: {test.accuracy[-1]:.1%} on the test images", loc="left", fontweight="bold")
+    right.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    draw_lines(left, train.loss, test.loss)
+    draw_lines(right, train.accuracy, test.accuracy)
+    # The first epochs climb from 10 %; what matters afterwards happens in the last few per cent.
+    right.set_ylim(min(0.9, 0.95 * test.accuracy[-1]), 1.003)
+    figure.savefig(path)
+
+
+def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float]) -> None:
+    """One panel with both lines."""
+    for values, name, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
+        axes.plot(values, color=color, linewidth=1.8, label=name)
+        axes.plot(len(values) - 1, values[-1], marker="o", markersize=4, color=color, clip_on=False)
+    axes.legend(frameon=False, labelcolor="linecolor")
+    axes.set_xlabel("epoch", color=QUIET)
+    axes.set_xlim(0, len(train) - 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=QUIET, which="both")
+
+
+# The command line
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    epochs: int
+    hidden: list[int]
+    batch_size: int
+    learning_rate: float
+    seed: int
+    output: Path
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """A reader of whole numbers within limits."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"takes a whole number from {least} to {most}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def rate(text: str) -> float:
+    """A number above 0 and at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"takes a number above 0 and at most 1, got {text!r}")
+    return value
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The arguments, their limits and defaults."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's handwritten digits.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    size = whole_number(1, 4096)
+    add = parser.add_argument
+    add("--epochs", metavar="N", type=whole_number(1, 1000), default=30, help="how often each image is seen")
+    add("--hidden", metavar="N", type=size, nargs="+", default=[128, 64], help="widths of the hidden layers")
+    add("--batch-size", metavar="N", type=size, default=32, help="images in one update")
+    add("--learning-rate", metavar="X", type=rate, default=1e-3, help="of the optimiser, AdamW")
+    add("--seed", metavar="N", type=whole_number(0, 2**32 - 1), default=0, help="for the split and the training")
+    add("--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture goes")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, and tell about it. Bad arguments end the program with code 2 before anything is trained."""
+    parser = argument_parser()
+    settings = Settings(**vars(parser.parse_args(argv)))
+    train, test = train_and_test_images(settings.seed)
+    if settings.batch_size > len(train):
+        parser.error(f"argument --batch-size: takes at most the {len(train)} training images, got {settings.batch_size}")
+    try:
+        settings.output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.output).close()
+    except OSError as error:
+        parser.error(f"argument --output: can't write into {str(settings.output)!r}: {error.strerror}")
+
+    run(settings, train, test)
+    return 0
+
+
+def run(settings: Settings, train: Images, test: Images) -> None:
+    """Train and draw, then change the activation and change it back."""
+    model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
+    state = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
+    print(describe(model))
+    print(f"learning from {len(train)} images, testing with {len(test)}")
+
+    step, random = TrainingStep(), np.random.default_rng(settings.seed)
+    curves = Curve(train), Curve(test)
+    for curve in curves:
+        curve.add(state.params)
+    with tqdm(range(settings.epochs), desc="training", unit="epoch") as bar:
+        for _ in bar:
+            state = run_epoch(step, state, train.batches(settings.batch_size, random))
+            for curve in curves:
+                curve.add(state.params)
+            bar.set_postfix(loss=f"{curves[0].loss[-1]:.3f}", test_accuracy=f"{curves[1].accuracy[-1]:.3f}")
+
+    picture = settings.output / "digits.png"
+    draw(*curves, picture)
+    print(f"test accuracy: {curves[1].accuracy[-1]:.4f}")
+    print(f"curves: {picture}")
+    print(f"the training step was traced {times(step.traces)} in {step.calls} calls")
+    for activation in (jax.nn.gelu, jax.nn.relu):
+        before = step.traces
+        state = run_epoch(step, with_activation(state, activation), train.batches(settings.batch_size, random))
+        print(f"one more epoch with {activation.__name__}: {step.traces - before} retraces")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
