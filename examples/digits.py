@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
@@ -27,7 +27,7 @@ from treewright import Module, TrainState, replace, static
 Activation = Callable[[jax.Array], jax.Array]
 
 PIXELS, CLASSES = 64, 10
-TRAIN_COLOR, TEST_COLOR, QUIET = "#8a93a3", "#c2410c", "#6b7280"
+PICTURE = "digits.png"
 
 
 # The model
@@ -166,46 +166,48 @@ def with_activation(state: TrainState[MLP], activation: Activation) -> TrainStat
 # What the user sees
 
 
-def describe(model: MLP) -> str:
-    """The model, and how many parameters stand where."""
+def parameter_table(model: MLP) -> str:
+    """How many parameters stand where."""
     found = jax.tree_util.tree_leaves_with_path(model)
     rows = [(f"model{jax.tree_util.keystr(path)}", str(leaf.shape), f"{leaf.size:,}") for path, leaf in found]
     rows.append(("all parameters", "", f"{sum(leaf.size for _, leaf in found):,}"))
-    return "\n".join([repr(model), *(f"  {place:24}{shape:>12}{count:>10}" for place, shape, count in rows)])
+    return "\n".join(f"  {place:24}{shape:>12}{count:>10}" for place, shape, count in rows)
 
 
-def times(count: int) -> str:
-    """`once`, `3 times`."""
-    return "once" if count == 1 else f"{count} times"
+def counted(count: int, noun: str) -> str:
+    """`1 trace`, `2 traces`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
     """Save a picture of both curves."""
     figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     left, right = figure.subplots(1, 2)
-    left.set_title("Loss", loc="left", fontweight="bold")
+    left.set_title("Loss: mean cross entropy", loc="left", fontweight="bold")
     left.set_yscale("log")
-    right.set_title(f"Accuracy: {test.accuracy[-1]:.1%} on the test images", loc="left", fontweight="bold")
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    draw_lines(left, train.loss, test.loss, legend="upper right")
+    right.set_title(f"Accuracy: {test.accuracy[-1]:.1%} on unseen images", loc="left", fontweight="bold")
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    draw_lines(left, train.loss, test.loss)
-    draw_lines(right, train.accuracy, test.accuracy)
-    # The first epochs climb from 10 %; what matters afterwards happens in the last few per cent.
-    right.set_ylim(min(0.9, 0.95 * test.accuracy[-1]), 1.003)
+    draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
+    # The climb from a tenth, which is guessing, takes a few epochs; what is worth seeing follows in the last per cent.
+    right.set_ylim(min(0.9, 0.95 * test.accuracy[-1]), 1.004)
     figure.savefig(path)
 
 
-def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float]) -> None:
+def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float], *, legend: str) -> None:
     """One panel with both lines."""
-    for values, name, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
+    for values, name, color in ((train, "training images", "#8a93a3"), (test, "unseen images", "#c2410c")):
         axes.plot(values, color=color, linewidth=1.8, label=name)
         axes.plot(len(values) - 1, values[-1], marker="o", markersize=4, color=color, clip_on=False)
-    axes.legend(frameon=False, labelcolor="linecolor")
-    axes.set_xlabel("epoch", color=QUIET)
+    axes.legend(frameon=False, labelcolor="linecolor", loc=legend)
+    axes.set_xlabel("epoch", color="#6b7280")
     axes.set_xlim(0, len(train) - 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=QUIET, which="both")
+    axes.tick_params(colors="#6b7280", which="both")
 
 
 # The command line
@@ -269,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings(**vars(parser.parse_args(argv)))
     train, test = train_and_test_images(settings.seed)
     if settings.batch_size > len(train):
-        parser.error(f"argument --batch-size: takes at most the {len(train)} training images, got {settings.batch_size}")
+        parser.error(
+            f"argument --batch-size: takes at most the {len(train)} training images, got {settings.batch_size}"
+        )
     try:
         settings.output.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=settings.output).close()
@@ -284,8 +288,8 @@ def run(settings: Settings, train: Images, test: Images) -> None:
     """Train and draw, then change the activation and change it back."""
     model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
     state = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
-    print(describe(model))
-    print(f"learning from {len(train)} images, testing with {len(test)}")
+    print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")
+    print(parameter_table(model))
 
     step, random = TrainingStep(), np.random.default_rng(settings.seed)
     curves = Curve(train), Curve(test)
@@ -296,17 +300,18 @@ def run(settings: Settings, train: Images, test: Images) -> None:
             state = run_epoch(step, state, train.batches(settings.batch_size, random))
             for curve in curves:
                 curve.add(state.params)
-            bar.set_postfix(loss=f"{curves[0].loss[-1]:.3f}", test_accuracy=f"{curves[1].accuracy[-1]:.3f}")
+            bar.set_postfix(
+                loss=f"{curves[0].loss[-1]:.3f}", test_accuracy=f"{curves[1].accuracy[-1]:.3f}", refresh=False
+            )
 
-    picture = settings.output / "digits.png"
-    draw(*curves, picture)
+    draw(*curves, settings.output / PICTURE)
     print(f"test accuracy: {curves[1].accuracy[-1]:.4f}")
-    print(f"curves: {picture}")
-    print(f"the training step was traced {times(step.traces)} in {step.calls} calls")
-    for activation in (jax.nn.gelu, jax.nn.relu):
-        before = step.traces
+    print(f"curves of loss and accuracy: {settings.output / PICTURE}")
+    print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+    for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
+        calls, traces = step.calls, step.traces
         state = run_epoch(step, with_activation(state, activation), train.batches(settings.batch_size, random))
-        print(f"one more epoch with {activation.__name__}: {step.traces - before} retraces")
+        print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
 _MANAGED = {"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"}
 
 
-def define(cls: type[Any], options: Options, *, inherits_init: bool) -> NodeSpec:
+def define(
+    cls: type[Any], options: Options, *, inherits_init: bool, reserved: frozenset[str] = frozenset()
+) -> NodeSpec:
     """Make `cls` a node class in place. After an error it is not registered, and not to be used.
 
     Args:
@@ -26,8 +28,9 @@ def define(cls: type[Any], options: Options, *, inherits_init: bool) -> NodeSpec
         options: As `pytree_dataclass` takes them.
         inherits_init: Whether a custom `__init__` of the nearest base that is a node is kept, instead of generating
             one over it.
+        reserved: Names that no field may have, besides those that no node's field may have.
     """
-    refuse_class_body(cls)
+    refuse_class_body(cls, reserved)
     own_init = "__init__" in vars(cls)
     _process(cls, options)
     inherited = inherits_init and _base_has_own_init(cls)

@@ -62,7 +62,7 @@ class Module:
         refuse_options("Module", cls, given, frozen=frozen)
         options = Options(init=init, repr=repr, eq=eq, kw_only=kw_only, match_args=match_args)
         wrap_methods(cls)
-        define(cls, options, inherits_init=True)
+        define(cls, options, inherits_init=True, reserved=frozenset({"replace"}))
         _choose_comparison(cls, options)
         document(cls)
         super().__init_subclass__(**keywords)

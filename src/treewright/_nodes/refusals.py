@@ -16,12 +16,12 @@ from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import NodeSpec
 from treewright.errors import NodeDefinitionError
 
-_RESERVED = {PAIR, "tree_flatten", "tree_unflatten"}
+_RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
 _NO_STATICS = (list, dict, set, bytearray, np.ndarray, jax.Array)
 _TRANSPARENT = (tuple, frozenset, typing.Union, types.UnionType)
 
 
-def refuse_class_body(cls: type[Any]) -> None:
+def refuse_class_body(cls: type[Any], reserved: frozenset[str]) -> None:
     """Refuse what can be seen before `dataclasses` reads the class.
 
     Raises:
@@ -46,14 +46,14 @@ def refuse_class_body(cls: type[Any]) -> None:
                 f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
             )
     for field in annotations:
-        _refuse_field(cls, field, body.get(field, dataclasses.MISSING))
+        _refuse_field(cls, field, reserved, body.get(field, dataclasses.MISSING))
     for attribute in set(body) - set(annotations):
         _refuse_shadow(cls, attribute)
 
 
-def _refuse_field(cls: type[Any], field: str, value: Any) -> None:
+def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: Any) -> None:
     name = cls.__qualname__
-    if field in _RESERVED or (field.startswith("__") and field.endswith("__")):
+    if field in _RESERVED | reserved or (field.startswith("__") and field.endswith("__")):
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
     if isinstance(value, types.FunctionType) and value.__qualname__ == f"{name}.{field}":
         raise NodeDefinitionError(

@@ -1,0 +1,427 @@
+"""From construction to sealed: custom `__init__`, `__post_init__`, converters, `__check_init__`, and what raises."""
+
+import dataclasses
+import gc
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import Module, field, pytree_dataclass, replace, static
+from treewright.errors import NodeInitError, StaticFieldError, UnfinishedNodeError
+
+
+class Linear(Module):
+    kernel: Any
+    bias: Any = None
+    width: int = static(default=0)
+
+    def __init__(self, width: int) -> None:
+        self.kernel = jnp.ones((width, width))
+        self.width = self.kernel.shape[0]  # what was assigned can be read
+
+
+# Custom __init__
+
+
+def test_a_custom_init_assigns_fields_as_usual_and_the_instance_is_frozen_after() -> None:
+    linear = Linear(3)
+    assert linear.width == 3
+    assert linear.bias is None  # a default stands in for a field that was not assigned
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'width' of a Linear"):
+        linear.width = 4
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'width' of a Linear"):
+        object.__setattr__(linear, "width", 4)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'kernel'"):
+        del linear.kernel
+    with pytest.raises(dataclasses.FrozenInstanceError, match="'other'.*has no field of this name"):
+        linear.other = 1  # type: ignore[attr-defined]  # pyright: ignore
+
+
+def test_object_setattr_fills_a_field_inside_init() -> None:
+    @pytree_dataclass
+    class Node:
+        x: Any
+
+        def __init__(self) -> None:
+            object.__setattr__(self, "x", 2.0)
+
+    assert jax.tree.leaves(Node()) == [2.0]
+
+
+def test_default_factories_fill_what_a_custom_init_leaves_out() -> None:
+    class Net(Module):
+        x: Any
+        items: Any = field(default_factory=lambda: [1.0])
+
+        def __init__(self) -> None:
+            self.x = 0.0
+
+    assert jax.tree.leaves(Net()) == [0.0, 1.0]
+
+
+def test_super_init_works_with_custom_and_generated_bases() -> None:
+    class Base(Module):
+        a: Any
+        mode: str = static(default="m")
+
+    class Middle(Base):
+        b: Any
+
+        def __init__(self, a: Any) -> None:
+            super().__init__(a, "n")
+            self.b = self.a + 1.0
+
+    class Top(Middle):
+        c: Any
+
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.c = self.b + 1.0
+
+    assert jax.tree.leaves(Top()) == [1.0, 2.0, 3.0]
+    assert Top().mode == "n"
+
+
+def test_a_custom_init_is_inherited_by_a_module_without_one() -> None:
+    class Wide(Linear):
+        def total(self) -> Any:
+            return self.kernel.sum()
+
+    assert Wide(3).total() == 9.0
+    assert jax.tree.leaves(Wide(2))[0].shape == (2, 2)
+
+
+def test_a_decorated_subclass_gets_a_generated_init_as_in_dataclasses() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+        def __init__(self) -> None:
+            self.x = 1.0  # type: ignore[misc]  # pyright: ignore
+
+    @pytree_dataclass
+    class Sub(Base):
+        y: Any
+
+    assert jax.tree.leaves([Base(), Sub(2.0, 3.0)]) == [1.0, 2.0, 3.0]
+
+
+def test_an_init_of_a_base_that_is_no_node_is_used_where_none_is_generated() -> None:
+    class Plain:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    @pytree_dataclass(init=False)
+    class Node(Plain):
+        x: Any
+
+    assert jax.tree.leaves(Node(3.0)) == [3.0]
+
+
+def test_a_class_without_any_init_says_that_nobody_fills_it() -> None:
+    @pytree_dataclass(init=False)
+    class Empty:
+        x: Any
+
+    with pytest.raises(UnfinishedNodeError, match=r"Empty\.x has no value yet"):
+        _ = Empty().x
+    with pytest.raises(UnfinishedNodeError, match="no __init__ of a node has run"):
+        Empty().tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore
+
+
+def test_missing_and_undeclared_fields_give_one_error_with_close_matches() -> None:
+    class Net(Module):
+        kernel: Any
+        bias: Any
+
+        def __init__(self) -> None:
+            self.kernle = 1.0
+            self.other = 2.0
+
+    message = (
+        r"Net\.__init__ gave no value to kernel, bias and assigned to kernle \(did you mean kernel\?\), other, "
+        r"which it does not declare"
+    )
+    with pytest.raises(NodeInitError, match=message):
+        Net()
+
+
+def test_a_method_replaced_in_init_is_an_undeclared_field() -> None:
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            self.w = 1.0
+            self.apply = jax.jit(self.apply)  # type: ignore[method-assign]
+
+        def apply(self) -> Any:
+            return self.w
+
+    with pytest.raises(NodeInitError, match="assigned to apply"):
+        Net()
+
+
+@pytest.mark.parametrize("held", ["self", "method"])
+def test_a_node_that_would_contain_itself_is_refused(held: str) -> None:
+    class Net(Module):
+        inner: Any
+
+        def __init__(self) -> None:
+            self.inner = self if held == "self" else self.apply
+
+        def apply(self) -> int:
+            return 1
+
+    with pytest.raises(NodeInitError, match=r"Net\.inner was given the node itself, or one of its methods"):
+        Net()
+
+
+def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            with pytest.raises(UnfinishedNodeError, match=r"Net\.w has no value to delete yet"):
+                del self.w
+            self.w = 1.0
+            del self.w
+            with pytest.raises(UnfinishedNodeError, match=r"Net\.w has no value yet: __init__ must assign it"):
+                _ = self.w
+            self.w = 2.0
+
+    assert Net().w == 2.0
+
+
+def test_calling_init_again_on_a_finished_node_is_refused() -> None:
+    linear = Linear(2)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="__init__"):
+        linear.__init__(3)  # type: ignore[misc]  # pyright: ignore
+    assert linear.width == 2
+
+
+# __post_init__, converters, checks
+
+
+def test_converters_run_before_post_init_and_checks_after_sealing() -> None:
+    order: list[str] = []
+
+    def converter(value: Any) -> float:
+        order.append("convert")
+        return float(value)
+
+    @pytree_dataclass
+    class Node:
+        x: Any = field(converter=converter)
+        y: Any = field(init=False)
+
+        def __post_init__(self) -> None:
+            order.append("post")
+            assert isinstance(self.x, float)
+            self.y = self.x + 1.0  # type: ignore[misc]  # pyright: ignore
+
+        def __check_init__(self) -> None:
+            order.append("check")
+            with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign"):
+                self.x = 0.0  # type: ignore[misc]  # pyright: ignore
+
+    assert jax.tree.leaves(Node(1)) == [1.0, 2.0]
+    assert order == ["convert", "post", "check"]
+
+
+def test_an_assignment_in_init_is_converted() -> None:
+    class Net(Module):
+        w: Any = field(converter=jnp.asarray)
+        sizes: Any = static(converter=tuple, default=())
+
+        def __init__(self) -> None:
+            self.w = [1.0, 2.0]
+            assert isinstance(self.w, jax.Array)
+            self.sizes = [1, 2]
+
+    assert Net().sizes == (1, 2)
+
+
+def test_every_check_of_the_mro_runs_once_bases_first() -> None:
+    order: list[str] = []
+
+    class Root(Module):
+        x: Any = 1.0
+
+        def __check_init__(self) -> None:
+            order.append("root")
+
+    class Left(Root):
+        def __check_init__(self) -> None:
+            order.append("left")
+
+    class Right(Root):
+        def __check_init__(self) -> None:
+            order.append("right")
+
+    class Both(Left, Right):
+        pass
+
+    Both()
+    assert order == ["root", "right", "left"]
+
+
+def test_post_init_of_a_subclass_runs_once_when_the_base_has_one() -> None:
+    count: list[int] = []
+
+    class Base(Module):
+        x: Any
+
+        def __post_init__(self) -> None:
+            count.append(1)
+
+    class Sub(Base):
+        y: Any
+
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.y = 2.0
+
+    assert jax.tree.leaves(Sub()) == [1.0, 2.0]
+    assert count == [1]
+
+
+def test_a_field_that_only_post_init_fills_is_missed_when_it_does_not() -> None:
+    @pytree_dataclass
+    class Node:
+        x: Any = field(init=False)
+
+    with pytest.raises(NodeInitError, match=r"Node\.__init__ gave no value to x"):
+        Node()
+
+
+def test_a_jitted_call_inside_post_init_does_not_recurse() -> None:
+    calls: list[int] = []
+
+    @pytree_dataclass
+    class Node:
+        x: Any
+        y: Any = field(init=False)
+
+        def __post_init__(self) -> None:
+            calls.append(1)
+            self.y = jax.jit(lambda x: x * 2)(self.x)  # type: ignore[misc]  # pyright: ignore
+
+    node = Node(jnp.float32(3.0))
+    jax.jit(lambda n: n)(node)
+    assert (node.y, calls) == (6.0, [1])
+
+
+def test_an_unfinished_node_in_jax_is_named_in_the_error() -> None:
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            self.w = 1.0
+            jax.tree.leaves(self)
+
+    with pytest.raises(ValueError, match=r"an unfinished .*Net: its __init__ has not returned"):
+        Net()
+
+
+# What raises
+
+
+def test_a_constructor_that_raises_leaves_nothing_mutable_and_says_so() -> None:
+    leaked: list[Any] = []
+
+    class Net(Module):
+        w: Any
+
+        def __init__(self, wrong: bool) -> None:
+            self.w = 1.0
+            if wrong:
+                leaked.append(self)
+                raise RuntimeError("no luck")
+
+    with pytest.raises(RuntimeError, match="no luck"):
+        Net(wrong=True)
+    (net,) = leaked
+    said = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
+    with pytest.raises(UnfinishedNodeError, match=said):
+        _ = net.w
+    with pytest.raises(UnfinishedNodeError, match=said):
+        net.w = 2.0
+    with pytest.raises(UnfinishedNodeError, match=said):
+        net.tree_flatten()
+    with pytest.raises(ValueError, match=said):
+        jax.tree.leaves(net)
+    with pytest.raises(UnfinishedNodeError, match=said):
+        net.__init__(wrong=False)
+    assert Net(wrong=False).w == 1.0
+
+
+@pytest.mark.parametrize("where", ["__check_init__", "__post_init__"])
+def test_a_check_or_post_init_that_raises_abandons_the_node(where: str) -> None:
+    leaked: list[Any] = []
+
+    def refuse(self: Any) -> None:
+        leaked.append(self)
+        raise ValueError("negative")
+
+    cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: refuse}))
+    with pytest.raises(ValueError, match="negative"):
+        cls(1.0)
+    with pytest.raises(UnfinishedNodeError, match=r"its __init__ raised ValueError\(negative\)"):
+        _ = leaked[0].x
+    assert vars(leaked[0]).keys() <= {"_node"}
+
+
+def test_a_static_that_is_refused_at_sealing_abandons_the_node() -> None:
+    class Net(Module):
+        sizes: Any = static()
+
+        def __init__(self) -> None:
+            self.sizes = [1, 2]
+
+    with pytest.raises(StaticFieldError, match=r"Net\.sizes is static but holds a list, \[1, 2\]"):
+        Net()
+
+
+def test_a_failed_construction_is_freed_without_the_garbage_collector() -> None:
+    references: list[weakref.ref[Any]] = []
+
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            references.append(weakref.ref(self))
+            raise RuntimeError("no luck")
+
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="no luck"):
+            Net()
+        assert references[0]() is None
+    finally:
+        gc.enable()
+
+
+# Delegating classes
+
+
+def test_a_getattr_that_delegates_is_never_asked_for_what_the_node_holds() -> None:
+    class Wrapper(Module):
+        inner: Any
+        scale: Any
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            assert self.inner is inner
+            self.scale = 2.0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    wrapped = Wrapper(Linear(2))
+    assert wrapped.width == 2
+    assert wrapped.scale == 2.0
+    assert [leaf.shape for leaf in jax.tree.leaves(wrapped) if hasattr(leaf, "shape")] == [(2, 2)]
+    assert replace(wrapped, scale=3.0).scale == 3.0

@@ -1,0 +1,392 @@
+"""What "the same static" means: each row counts the traces of a jitted function, and properties hold for the keys."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime as dt
+import enum
+import fractions
+import functools
+import pickle
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import count_traces
+from treewright import Module, Static, freeze, pytree_dataclass, static
+from treewright._nodes.exact import exact_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ONES = (1, True, 1.0, np.float32(1))
+F32, F64 = np.dtype("float32"), np.dtype("float64")
+
+
+class Point(NamedTuple):
+    value: Any
+
+
+class Place(NamedTuple):
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Cold:
+    value: Any
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Count(enum.IntEnum):
+    ONE = 1
+
+
+class Mode(enum.StrEnum):
+    TRAIN = "train"
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Half(float):
+    __slots__ = ()
+
+
+class Parts(frozenset[Any]):
+    __slots__ = ()
+
+
+class Holder(Module):
+    value: Any = static()
+
+    def method(self) -> Any:
+        return self.value
+
+    def other_method(self) -> Any:
+        return self.value
+
+
+@pytree_dataclass
+class Layer:
+    x: jax.Array
+    setting: Any = static()
+
+
+def trace_counts(*settings: Any) -> list[int]:
+    """How often one jitted function has been traced after its call with each of the settings."""
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
+    counts: list[int] = []
+    for setting in settings:
+        jitted(Layer(jnp.ones(2), setting))
+        counts.append(counted.count)
+    return counts
+
+
+def function_with_default(value: Any) -> Callable[..., Any]:
+    def function(argument: Any = value) -> Any:
+        return argument
+
+    return function
+
+
+def function_with_keyword_default(value: Any) -> Callable[..., Any]:
+    def function(*, argument: Any = value) -> Any:
+        return argument
+
+    return function
+
+
+def function_in(namespace: dict[str, Any]) -> Any:
+    return eval("lambda x: x * scale", namespace)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda value: value,
+    "tuple": lambda value: (value,),
+    "nested tuples": lambda value: ("a", (0, (value,))),
+    "frozenset": lambda value: frozenset({value}),
+    "frozenset subclass": lambda value: Parts({value}),
+    "named tuple": Point,
+    "frozen dataclass": Frozen,
+    "argument of a partial": lambda value: functools.partial(print, value),
+    "keyword of a partial": lambda value: functools.partial(print, end=value),
+    "default of a function": function_with_default,
+    "keyword default of a function": function_with_keyword_default,
+    "slice": slice,
+    "frozen mapping": lambda value: freeze({"key": value}),
+    "key of a frozen mapping": lambda value: freeze({value: "item"}),
+    "static of a node": Static,
+    "child of a node": lambda value: Layer(value, None),
+    "method of a node": lambda value: Holder(value).method,
+    "all of it": lambda value: (Point(Frozen(frozenset({(value,)}))), functools.partial(print, Static(value))),
+}
+
+# Made twice: equal, and mostly not identical.
+SAME: dict[str, Callable[[], Any]] = {
+    "int": lambda: int("123456789012345678901234567890"),
+    "str": lambda: "RELU".lower(),
+    "bytes": lambda: bytes([1, 2]),
+    "float": lambda: float("1.5"),
+    "complex": lambda: complex(1.5, -0.0),
+    "tuple": lambda: tuple([1, "a"]),  # noqa: C409  a literal would be one constant
+    "frozenset": lambda: frozenset(["a", "b", 3]),
+    "empty frozenset": frozenset,
+    "named tuple": lambda: Point([1.5][0]),
+    "frozen dataclass": lambda: Frozen((1, 2.5)),
+    "range": lambda: range(1, 1000, 3),
+    "slice": lambda: slice(1, None, 2),
+    "Decimal": lambda: Decimal("1.50"),
+    "Fraction": lambda: fractions.Fraction(1, 3),
+    "date": lambda: dt.date(2020, 1, 2),
+    "enum": lambda: Color(1),
+    "IntEnum": lambda: Number(1),
+    "StrEnum": lambda: Mode("train"),
+    "str subclass": lambda: Name("train"),
+    "float subclass": lambda: Half(0.5),
+    "np.float32": lambda: np.float32(1.5),
+    "np.int8": lambda: np.int8(3),
+    "np.str_": lambda: np.str_("relu"),
+    "np.complex64": lambda: np.complex64(1 - 0j),
+    "np.datetime64": lambda: np.datetime64("2020-01-01"),
+    "bfloat16 scalar": lambda: jnp.dtype("bfloat16").type(1.5),
+    "dtype": lambda: np.dtype("int" + "16"),
+    "bfloat16": lambda: jnp.dtype("bfloat16"),
+    "structured dtype": lambda: np.dtype([("a", np.float32), ("b", np.int8)]),
+    "built-in function": lambda: len,
+    "function of jax": lambda: jax.nn.relu,
+    "jitted function": lambda: jax.nn.gelu,
+    "ufunc": lambda: np.add,
+    "function of a module": lambda: trace_counts,
+    "lambda": lambda: lambda x: x + 1,
+    "local function with defaults": lambda: function_with_default((1, "a")),
+    "local function with keyword defaults": lambda: function_with_keyword_default(2),
+    "partial": lambda: functools.partial(print, 1, sep=Decimal(2)),
+    "partial of a lambda": lambda: functools.partial(lambda x, y: x, y=(1,)),
+    "partial of a partial": lambda: functools.partial(functools.partial(print, 1), 2),
+    "keywords in another order": iter(
+        [functools.partial(print, sep="a", end="b"), functools.partial(print, end="b", sep="a")] * 2
+    ).__next__,
+    "node": lambda: Static(("a", 1)),
+    "node with children": lambda: Layer(1.5, "a"),  # type: ignore[arg-type]  # children need not be arrays
+    "method of a node": lambda: Holder(2).method,
+    "method of a static object": lambda: Frozen(1).__eq__,
+    "frozen mapping": lambda: freeze({"a": [1, 2], "b": {"c"}}),
+    "frozen array": lambda: freeze(np.arange(3.0)),
+    "shape and dtype": lambda: jax.ShapeDtypeStruct((2, 3), jnp.float32),
+    "partition spec": lambda: jax.sharding.PartitionSpec("data", None),
+    "treedef": lambda: jax.tree.structure({"a": (1, 2)}),
+}
+
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "int": (1, 2),
+    "str": ("relu", "gelu"),
+    "str and bytes": ("a", b"a"),
+    "order in a tuple": ((1, 2), (2, 1)),
+    "tuple and frozenset": ((1,), frozenset({1})),
+    "named tuple and tuple": (Point(1), (1,)),
+    "named tuples": (Point(1), Place(1)),
+    "frozen dataclasses": (Frozen(1), Cold(1)),
+    "empty ranges": (range(0), range(1, 1)),
+    "ranges by their stop": (range(0, 4, 3), range(0, 5, 3)),
+    "slices": (slice(1), slice(1, None)),
+    "digits of a Decimal": (Decimal("1.0"), Decimal("1.00")),
+    "enum and its value": (Color.RED, 1),
+    "IntEnum and its value": (Number.ONE, 1),
+    "two IntEnums": (Number.ONE, Count.ONE),
+    "StrEnum and its value": (Mode.TRAIN, "train"),
+    "str subclass and str": (Name("train"), "train"),
+    "float subclass and float": (Half(0.5), 0.5),
+    "np.float64 and float": (np.float64(1.5), 1.5),
+    "signs of a complex": (complex(0.0, 0.0), complex(0.0, -0.0)),
+    "sign of a np.float32": (np.float32(0.0), np.float32(-0.0)),
+    "signs of a np.complex64": (np.complex64(complex(0.0, 1.0)), np.complex64(complex(-0.0, 1.0))),
+    "sign of a Decimal": (Decimal(0), Decimal("-0")),
+    "units of a date": (np.datetime64("2020"), np.datetime64("2020-01-01")),
+    "dtype": (F32, F64),
+    "byte order": (np.dtype("<f4"), np.dtype(">f4")),
+    "dtype and scalar type": (F32, np.float32),
+    "functions": (jax.nn.relu, jax.nn.gelu),
+    "lambdas on one line": (lambda x: x + 1, lambda x: x + 2),
+    "constants of a lambda": (eval("lambda: 1"), eval("lambda: 1.0")),
+    "globals of a lambda": (function_in({"scale": 1}), function_in({"scale": 2})),
+    "defaults": (function_with_default(1), function_with_default(2)),
+    "keyword defaults": (function_with_keyword_default(1), function_with_keyword_default(2)),
+    "function and partial": (print, functools.partial(print)),
+    "arguments of a partial": (functools.partial(print, 1), functools.partial(print, 2)),
+    "keywords of a partial": (functools.partial(print, sep="a"), functools.partial(print, end="a")),
+    "function of a partial": (functools.partial(min, 1), functools.partial(max, 1)),
+    "argument and keyword": (functools.partial(print, 1), functools.partial(print, sep=1)),
+    "nodes": (Static(1), Static(2)),
+    "children of a node": (Layer(1.5, "a"), Layer(2.5, "a")),  # type: ignore[arg-type]
+    "methods of a node": (Holder(1).method, Holder(1).other_method),
+    "nodes of a method": (Holder(1).method, Holder(2).method),
+    "order of a frozen mapping": (freeze({"a": 1, "b": 2}), freeze({"b": 2, "a": 1})),
+    "frozen array by value": (freeze(np.zeros(2)), freeze(np.ones(2))),
+    "frozen array by sign": (freeze(np.array(0.0)), freeze(np.array(-0.0))),
+    "frozen array by dtype": (freeze(np.zeros(2, np.float32)), freeze(np.zeros(2, np.int32))),
+    "frozen array by shape": (freeze(np.zeros((2, 3))), freeze(np.zeros((3, 2)))),
+}
+
+
+@pytest.mark.parametrize("make", SAME.values(), ids=SAME)
+def test_an_equal_static_does_not_trace_again(make: Callable[[], Any]) -> None:
+    first = make()
+
+    assert trace_counts(first, first, make()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
+def test_a_changed_static_traces_once_and_changed_back_not_again(first: Any, second: Any) -> None:
+    assert trace_counts(first, second, first, second) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_one_true_and_two_floats_of_one_are_four_statics(wrap: Callable[[Any], Any]) -> None:
+    settings = [wrap(value) for value in (*ONES, *reversed(ONES))]
+
+    assert trace_counts(*settings) == [1, 2, 3, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_zero_and_minus_zero_are_two_statics(wrap: Callable[[Any], Any]) -> None:
+    assert trace_counts(*map(wrap, (0.0, -0.0, 0.0, -0.0))) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_fresh_nan_is_the_same_static(wrap: Callable[[Any], Any]) -> None:
+    assert trace_counts(*(wrap(float("nan")) for _ in range(3))) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.float32("nan"),
+        lambda: np.float64("nan"),
+        lambda: complex(float("nan"), 1),
+        lambda: np.complex64(complex(1, float("nan"))),
+        lambda: Half("nan"),
+        lambda: Decimal("nan"),
+        lambda: Decimal("snan"),
+        lambda: np.datetime64("NaT"),
+        lambda: jnp.dtype("bfloat16").type("nan"),
+    ],
+)
+def test_a_fresh_nan_of_any_type_is_the_same_static(make: Callable[[], Any]) -> None:
+    assert trace_counts(make(), make(), make()) == [1, 1, 1]
+
+
+# Properties of the keys
+
+SCALARS: list[Any] = [
+    *ONES,
+    *(0, False, 0.0, -0.0, float("nan"), float("inf"), 0j, complex(-0.0, 0.0), complex(0.0, -0.0), None, ...),
+    *(np.float32(0), np.float32(-0.0), np.float64(1), np.float64("nan"), np.int32(1), np.int64(1), np.bool(1)),
+    *("1", "train", b"1", Name("1"), Name("train"), np.str_("1"), Mode.TRAIN, Number.ONE, Count.ONE, Color.RED),
+    *(Decimal(1), Decimal("1.0"), Decimal("-0"), Decimal("nan"), fractions.Fraction(1), Half(1), Half("nan")),
+    *(F32, np.dtype(">f4"), np.float32, int, len, np.datetime64("NaT"), np.datetime64("2020"), range(1), slice(1)),
+]
+
+
+def hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def extended(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    few = st.lists(values, max_size=3)
+    return st.one_of(
+        few.map(tuple),
+        st.lists(values.filter(hashable), max_size=3).map(frozenset),
+        values.map(Point),
+        values.map(Place),
+        values.map(Frozen),
+        values.map(Cold),
+        values.map(lambda value: functools.partial(print, value, end=value)),
+        values.map(lambda value: freeze({"a": value})),
+        values.map(Static),
+    )
+
+
+VALUES = st.recursive(st.sampled_from(SCALARS), extended, max_leaves=6)
+
+
+def parts_of(value: Any) -> Iterator[Any] | None:
+    """What a container holds; None for anything else."""
+    match value:
+        case Static():
+            return iter([value.value])
+        case functools.partial():
+            return iter([value.func, *value.args, *value.keywords.items()])
+        case Frozen() | Cold():
+            return iter([value.value])
+        case tuple():
+            return iter(value)
+        case _ if hasattr(value, "items"):
+            return iter(value.items())
+        case _:
+            return None
+
+
+def described(value: Any) -> str:
+    """A text that is equal exactly when type and repr are, all the way down."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, frozenset):
+        return f"{kind}{{{', '.join(sorted(map(described, value)))}}}"
+    parts = parts_of(value)
+    return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(described, parts))})"
+
+
+@given(VALUES)
+def test_a_key_equals_itself_and_that_of_a_copy(value: Any) -> None:
+    key = exact_key(value)
+
+    assert key == exact_key(value)
+    assert hash(key) == hash(exact_key(value))
+    assert key == exact_key(copy.deepcopy(value))
+    assert key == exact_key(pickle.loads(pickle.dumps(value)))
+    assert key == exact_key(value, content=True)
+
+
+@given(VALUES, VALUES)
+def test_keys_are_equal_exactly_when_type_and_repr_are(first: Any, second: Any) -> None:
+    assert (exact_key(first) == exact_key(second)) is (described(first) == described(second))
+
+
+@given(st.lists(VALUES, min_size=2, max_size=6))
+def test_nodes_share_their_statics_exactly_when_type_and_repr_are_equal(values: list[Any]) -> None:
+    nodes = [Static(value) for value in values]
+
+    for first in nodes:
+        for second in nodes:
+            same = described(first) == described(second)
+            assert (jax.tree.structure(first) == jax.tree.structure(second)) is same
+
+
+@given(st.permutations(SCALARS))
+def test_all_scalars_are_different_statics_in_any_order(scalars: list[Any]) -> None:
+    nodes = [Static(scalar) for scalar in scalars]
+
+    assert len({id(node.tree_flatten()[1]) for node in nodes}) == len(scalars)
