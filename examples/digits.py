@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,9 @@ import numpy as np
 import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 from treewright import Module, TrainState, replace, static
@@ -79,21 +80,24 @@ class Images:
     def __len__(self) -> int:
         return len(self.digits)
 
+    def chosen(self, places: np.ndarray) -> "Images":
+        """Those at these places."""
+        return Images(self.pixels[places], self.digits[places])
+
     def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
         order = random.permutation(len(self))
         for start in range(0, len(self) - size + 1, size):
-            chosen = order[start : start + size]
-            yield Images(self.pixels[chosen], self.digits[chosen])
+            yield self.chosen(order[start : start + size])
 
 
 def train_and_test_images(seed: int) -> tuple[Images, Images]:
     """Four fifths of the 1797 images to learn from, one fifth to test with; `seed` decides which."""
     pixels, digits = load_digits(return_X_y=True)
-    pixels, digits = np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32)
-    split = train_test_split(pixels, digits, test_size=0.2, random_state=seed, stratify=digits)
-    train_pixels, test_pixels, train_digits, test_digits = split
-    return Images(train_pixels, train_digits), Images(test_pixels, test_digits)
+    images = Images(np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32))
+    order = np.random.default_rng(seed).permutation(len(images))
+    tested = len(images) // 5
+    return images.chosen(order[tested:]), images.chosen(order[:tested])
 
 
 # Training
@@ -114,6 +118,7 @@ class TrainingStep:
         self._jitted: Callable[..., TrainState[MLP]] = jax.jit(self._update)
 
     def __call__(self, state: TrainState[MLP], batch: Images) -> TrainState[MLP]:
+        """The state after one update."""
         self.calls += 1
         return self._jitted(state, batch.pixels, batch.digits)
 
@@ -165,6 +170,8 @@ def with_activation(state: TrainState[MLP], activation: Activation) -> TrainStat
 
 # What the user sees
 
+Corner = Literal["upper right", "lower right"]
+
 
 def parameter_table(model: MLP) -> str:
     """How many parameters stand where."""
@@ -181,8 +188,7 @@ def counted(count: int, noun: str) -> str:
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
     """Save a picture of both curves."""
-    figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(9, 3.8), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     left, right = figure.subplots(1, 2)
     left.set_title("Loss: mean cross entropy", loc="left", fontweight="bold")
     left.set_yscale("log")
@@ -196,7 +202,7 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float], *, legend: str) -> None:
+def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float], *, legend: Corner) -> None:
     """One panel with both lines."""
     for values, name, color in ((train, "training images", "#8a93a3"), (test, "unseen images", "#c2410c")):
         axes.plot(values, color=color, linewidth=1.8, label=name)

@@ -84,7 +84,7 @@ def double(tree: Any) -> Any:
 def net(request: pytest.FixtureRequest) -> Net:
     """Two layers inside a node, as decorated classes and as Modules."""
     layer = DataLinear if request.param is DataNet else ModuleLinear
-    made: Net = request.param(*(layer(*pair) for pair in ARRAYS))
+    made: Net = request.param(first=layer(*ARRAYS[0]), second=layer(*ARRAYS[1]))
     return made
 
 

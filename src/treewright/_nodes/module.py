@@ -67,7 +67,7 @@ class Module:
         document(cls)
         super().__init_subclass__(**keywords)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, /, **changes: Any) -> Self:
         """A copy with some fields replaced: `treewright.replace` as a method."""
         copy: Self = replaced(self, **changes)
         return copy
