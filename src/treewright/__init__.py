@@ -1,6 +1,7 @@
 """Classes that are pytrees: nodes with static fields, for JAX."""
 
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,20 +19,22 @@ if TYPE_CHECKING:
     from treewright._trees.update import replace as replace
     from treewright.train import TrainState as TrainState
 else:
-    _HOMES = {
-        "FrozenArray": "_nodes.freeze",
-        "FrozenMapping": "_nodes.freeze",
-        "Module": "_nodes.module",
-        "Static": "_nodes.wrapper",
-        "TrainState": "train",
-        "buffer": "_nodes.fields",
-        "errors": "errors",
-        "field": "_nodes.fields",
-        "freeze": "_nodes.freeze",
-        "pytree_dataclass": "_nodes.dataclass",
-        "replace": "_trees.update",
-        "static": "_nodes.fields",
-    }
+    _HOMES = MappingProxyType(
+        {
+            "FrozenArray": "_nodes.freeze",
+            "FrozenMapping": "_nodes.freeze",
+            "Module": "_nodes.module",
+            "Static": "_nodes.wrapper",
+            "TrainState": "train",
+            "buffer": "_nodes.fields",
+            "errors": "errors",
+            "field": "_nodes.fields",
+            "freeze": "_nodes.freeze",
+            "pytree_dataclass": "_nodes.dataclass",
+            "replace": "_trees.update",
+            "static": "_nodes.fields",
+        }
+    )
     __all__ = list(_HOMES)
 
     def __getattr__(name: str) -> Any:

@@ -294,7 +294,7 @@ def test_a_fresh_nan_is_the_same_static(wrap: Callable[[Any], Any]) -> None:
         lambda: Half("nan"),
         lambda: Decimal("nan"),
         lambda: Decimal("snan"),
-        lambda: np.datetime64("NaT"),
+        lambda: np.datetime64("NaT", "D"),
         lambda: jnp.dtype("bfloat16").type("nan"),
     ],
 )
@@ -310,7 +310,7 @@ SCALARS: list[Any] = [
     *(np.float32(0), np.float32(-0.0), np.float64(1), np.float64("nan"), np.int32(1), np.int64(1), np.bool(1)),
     *("1", "train", b"1", Name("1"), Name("train"), np.str_("1"), Mode.TRAIN, Number.ONE, Count.ONE, Color.RED),
     *(Decimal(1), Decimal("1.0"), Decimal("-0"), Decimal("nan"), fractions.Fraction(1), Half(1), Half("nan")),
-    *(F32, np.dtype(">f4"), np.float32, int, len, np.datetime64("NaT"), np.datetime64("2020"), range(1), slice(1)),
+    *(F32, np.dtype(">f4"), np.float32, int, len, np.datetime64("NaT", "D"), np.datetime64("2020"), range(1), slice(1)),
 ]
 
 

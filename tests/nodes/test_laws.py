@@ -17,7 +17,9 @@ LEAVES = st.one_of(st.integers(-3, 3), st.floats(allow_nan=False), st.none(), st
 STATICS = st.one_of(
     st.booleans(),
     st.integers(-2, 2),
-    st.sampled_from([0.0, -0.0, 1.0, float("nan"), "a", "", None, (1, True), (1.0, (0.0,)), frozenset({1}), int, print]),
+    st.sampled_from(
+        [0.0, -0.0, 1.0, float("nan"), "a", "", None, (1, True), (1.0, (0.0,)), frozenset({1}), int, print]
+    ),
     st.tuples(st.integers(0, 1), st.booleans()),
 )
 _numbers = itertools.count()
@@ -126,7 +128,9 @@ def test_key_paths_agree_with_the_children_and_both_ways_of_flattening_agree(mad
 
 
 @given(nodes(), st.data())
-def test_treedefs_are_equal_exactly_when_class_and_statics_are(made: tuple[Any, dict[str, Any]], data: st.DataObject) -> None:
+def test_treedefs_are_equal_exactly_when_class_and_statics_are(
+    made: tuple[Any, dict[str, Any]], data: st.DataObject
+) -> None:
     node, values = made
     statics = [f.name for f in type(node).__node_spec__.statics]
     again = type(node)(**values)
@@ -139,7 +143,9 @@ def test_treedefs_are_equal_exactly_when_class_and_statics_are(made: tuple[Any, 
 
 
 @given(nodes(), st.data())
-def test_replace_then_read_gives_the_new_value_and_leaves_the_rest(made: tuple[Any, dict[str, Any]], data: st.DataObject) -> None:
+def test_replace_then_read_gives_the_new_value_and_leaves_the_rest(
+    made: tuple[Any, dict[str, Any]], data: st.DataObject
+) -> None:
     node, values = made
     for declared in type(node).__node_spec__.fields:
         new = data.draw(STATICS if declared.is_static else LEAVES)
@@ -174,7 +180,9 @@ def test_a_node_has_the_signature_of_the_frozen_dataclass_with_the_same_fields(f
 
 
 @given(nodes(), nodes())
-def test_a_node_in_a_node_is_flattened_through(made: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]) -> None:
+def test_a_node_in_a_node_is_flattened_through(
+    made: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]
+) -> None:
     @pytree_dataclass
     class Outer:
         left: Any

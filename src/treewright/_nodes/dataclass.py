@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes import protocols
@@ -12,12 +13,14 @@ from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
 
-REFUSED_OPTIONS = {
-    "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare the fields themselves",
-    "unsafe_hash": "a node is frozen, so it has a hash by value already",
-    "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
-    "weakref_slot": "it belongs to slots=True; nodes can be weakly referenced as they are",
-}
+REFUSED_OPTIONS = MappingProxyType(
+    {
+        "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare the fields themselves",
+        "unsafe_hash": "a node is frozen, so it has a hash by value already",
+        "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
+        "weakref_slot": "it belongs to slots=True; nodes can be weakly referenced as they are",
+    }
+)
 
 
 @overload
@@ -128,7 +131,7 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
 def _make_node(cls: type[Any], options: Options, *, inherits_init: bool) -> None:
     define(cls, options, inherits_init=inherits_init)
     install_comparison(cls, options)
-    install(cls, {**protocols.FROZEN, **protocols.FLATTEN, **protocols.OTHERS})
+    install(cls, {**protocols.FROZEN, **protocols.OTHERS})
     _watch_subclasses(cls)
     document(cls)
 

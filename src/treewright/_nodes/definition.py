@@ -15,7 +15,7 @@ from treewright._nodes.node import ChildView, build, register, view
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
 
-_MANAGED = {"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"}
+_MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"})
 
 
 def define(

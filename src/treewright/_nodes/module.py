@@ -75,7 +75,6 @@ class Module:
     if not TYPE_CHECKING:
         for _name, _method in {
             **protocols.FROZEN,
-            **protocols.FLATTEN,
             **protocols.COMPARISON,
             **protocols.OTHERS,
             **protocols.REPR,

@@ -1,6 +1,7 @@
 """A node among Python's protocols: `==`, `hash`, `copy`, `pickle`, attributes, and the public flatten pair."""
 
 from collections.abc import Callable, Hashable, Iterable
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -63,7 +64,9 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
         )
     if len(values) != len(spec.children):
         names = ", ".join(field.name for field in spec.children) or "none"
-        raise ValueError(f"{cls.__qualname__} has {len(spec.children)} children ({names}), got {len(values)}.")
+        raise ValueError(
+            f"{cls.__qualname__} has the children {names}, {len(spec.children)} in all, got {len(values)}."
+        )
     return from_pair(cls, (values, aux_data))
 
 
@@ -186,18 +189,23 @@ def set_state(self: Any, state: Pair) -> None:
     _store(self, "_node", (tuple(children), statics))
 
 
-FROZEN = {"__setattr__": set_attribute, "__delattr__": delete_attribute}
-FLATTEN: dict[str, Any] = {"tree_flatten": tree_flatten, "tree_unflatten": classmethod(tree_unflatten)}
-COMPARISON = {"__eq__": equal, "__hash__": hash_of}
-OTHERS = {
-    "__copy__": copy,
-    "__deepcopy__": deepcopy,
-    "__reduce__": reduce,
-    "__setstate__": set_state,
-    "__replace__": replaced,
-    "_exact_key_": exact_key_of,
-    "__rich_repr__": node_rich_repr,
-    "__pdoc__": node_wadler_lindig,
-    "__treescope_repr__": node_treescope_repr,
-}
-REPR = {"__repr__": node_repr}
+# What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
+Methods = MappingProxyType[str, Any]
+FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__": delete_attribute})
+REPR: Methods = MappingProxyType({"__repr__": node_repr})
+COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of})
+OTHERS: Methods = MappingProxyType(
+    {
+        "tree_flatten": tree_flatten,
+        "tree_unflatten": classmethod(tree_unflatten),
+        "__copy__": copy,
+        "__deepcopy__": deepcopy,
+        "__reduce__": reduce,
+        "__setstate__": set_state,
+        "__replace__": replaced,
+        "_exact_key_": exact_key_of,
+        "__rich_repr__": node_rich_repr,
+        "__pdoc__": node_wadler_lindig,
+        "__treescope_repr__": node_treescope_repr,
+    }
+)

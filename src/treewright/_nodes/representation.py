@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from treewright._nodes.classes import class_of
 
-_DTYPE_KINDS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+_DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
 
 

@@ -1,0 +1,268 @@
+"""Classes of all kinds: generic, abstract, protocols, plain bases, diamonds, undecorated and local classes."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import Module, pytree_dataclass, static
+from treewright.errors import NodeDefinitionError
+
+T = TypeVar("T")
+
+
+def make_twice() -> list[type]:
+    """Two classes of one name, as from running a notebook cell twice."""
+    made: list[type] = []
+    for _ in range(2):
+
+        @pytree_dataclass
+        class Cell:
+            x: Any
+            name: str = static(default="cell")
+
+        made.append(Cell)
+    return made
+
+
+def test_one_form_of_the_flattened_node_is_enough() -> None:
+    with pytest.raises(NodeDefinitionError, match="Bad defines tree_flatten itself"):
+
+        @pytree_dataclass
+        class Bad:
+            x: Any
+
+            def tree_flatten(self) -> Any: ...
+
+
+def test_slots_are_refused() -> None:
+    with pytest.raises(NodeDefinitionError, match="Bad declares __slots__"):
+
+        class Bad(Module):
+            __slots__ = ("x",)
+            x: Any  # type: ignore[misc]  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
+def test_a_setattr_of_the_users_own_is_refused(name: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=f"Cannot overwrite attribute {name} in class Bad"):
+        pytree_dataclass(type("Bad", (), {name: lambda *_: None}))
+
+
+def test_decorating_twice_is_refused() -> None:
+    with pytest.raises(NodeDefinitionError, match="Twice is a node class already"):
+
+        @pytree_dataclass
+        @pytree_dataclass
+        class Twice:
+            x: Any
+
+
+def test_decorating_a_module_is_refused_with_the_right_place_for_options() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"class Net\(Module, kw_only=True\)"):
+
+        @pytree_dataclass(kw_only=True)
+        class Net(Module):
+            x: Any
+
+
+def test_generic_aliases_make_the_same_node() -> None:
+    class Box(Module, Generic[T]):
+        item: T
+
+    @pytree_dataclass
+    class Pair(Generic[T]):
+        left: T
+        right: T
+
+    assert Box[int](3) == Box(3)
+    assert jax.tree.structure(Pair[float](1.0, 2.0)) == jax.tree.structure(Pair(3, 4))
+    assert vars(Box[int](3)) == {}
+
+
+def test_protocol_bases_need_no_metaclass() -> None:
+    @runtime_checkable
+    class Apply(Protocol):
+        width: int
+
+        def __call__(self, x: Any) -> Any: ...
+
+    class Net(Module, Apply):
+        w: Any
+        width: int = static(default=3)
+
+        def __call__(self, x: Any) -> Any:
+            return self.w * x
+
+    assert Net(2.0)(3.0) == 6.0
+    assert isinstance(Net(2.0), Apply)
+    assert jax.tree.leaves(Net(2.0)) == [2.0]
+
+
+def test_abstract_classes_refuse_instances_and_their_subclasses_do_not() -> None:
+    class Base(Module, abc.ABC):
+        w: Any
+
+        @abc.abstractmethod
+        def __call__(self, x: Any) -> Any: ...
+
+    class Net(Base):
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match="abstract"):
+        Base(1.0)  # type: ignore[abstract]  # pyright: ignore
+    assert Net(1.0)(2.0) == 2.0
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_plain_dataclass_is_a_base_like_any_other(frozen: bool) -> None:
+    @dataclasses.dataclass(frozen=frozen)
+    class Plain:
+        x: Any
+        y: Any = 2.0
+
+    class Net(Module, Plain):  # type: ignore[misc]  # pyright: ignore
+        z: Any = 3.0
+
+    class Deeper(Net):  # type: ignore[misc]
+        t: Any = 4.0
+
+    decorated: Any = pytree_dataclass(type("Decorated", (Plain,), {"__annotations__": {"z": Any}, "z": 3.0}))
+    for made, leaves in ((Net, [1.0, 2.0, 3.0]), (Deeper, [1.0, 2.0, 3.0, 4.0]), (decorated, [1.0, 2.0, 3.0])):
+        node = made(1.0)
+        assert jax.tree.leaves(node) == leaves
+        assert node == made(1.0)
+        with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'x'"):
+            node.x = 5.0
+    assert "Net(x=1.0" in repr(Net(1.0))
+    assert Net(jnp.ones(2)) == Net(jnp.ones(2))
+
+
+def test_several_bases_with_fields_and_diamonds_give_each_field_once() -> None:
+    class Root(Module):
+        a: Any = 1.0
+        mode: str = static(default="m")
+
+    class Left(Root):
+        b: Any = 2.0
+
+    class Right(Root):
+        c: Any = 3.0
+        size: int = static(default=5)
+
+    class Both(Left, Right):
+        d: Any = 4.0
+
+    node = Both(d=9.0)
+    assert [f.name for f in dataclasses.fields(Both)] == ["a", "mode", "c", "size", "b", "d"]  # type: ignore[arg-type]
+    assert (node.a, node.b, node.c, node.d, node.mode, node.size) == (1.0, 2.0, 3.0, 9.0, "m", 5)
+    assert jax.tree.leaves(node) == [1.0, 3.0, 2.0, 9.0]
+    assert jax.tree.map(lambda x: x * 2, node).c == 6.0
+
+
+def test_an_undecorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+    class WithMethod(Base):
+        def double(self) -> Any:
+            return self.x * 2
+
+    class WithField(Base):
+        y: Any = 2.0
+        mode: str = static(default="m")
+
+    assert jax.tree.leaves(WithMethod(1.0)) == [1.0]
+    assert jax.tree.map(lambda x: x + 1, WithMethod(1.0)).double() == 4.0
+    node: Any = WithField(1.0, 3.0)  # type: ignore[call-arg]  # pyright: ignore
+    assert jax.tree.leaves(node) == [1.0, 3.0]
+    assert node.mode == "m"
+
+
+def test_a_decorated_subclass_starts_over_with_its_own_options() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any = 1.0
+
+    @pytree_dataclass(kw_only=True)
+    class Sub(Base):
+        y: Any  # without kw_only it would follow a default
+        mode: str = static(default="m")
+
+        def __post_init__(self) -> None:
+            assert self.mode
+
+    node = Sub(y=2.0)
+    assert jax.tree.leaves(node) == [1.0, 2.0]
+    assert node.mode == "m"
+    assert Sub.__doc__ is not None
+    assert "y: Any" in Sub.__doc__
+
+
+def test_what_is_wrong_with_an_undecorated_subclass_is_said_when_it_is_called() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any = 1.0
+
+    class Bad(Base):
+        y: Any  # pyright: ignore
+
+    with pytest.raises(NodeDefinitionError, match="Bad is no node yet: .*non-default argument 'y' follows"):
+        Bad()
+
+
+def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
+    seen: list[str] = []
+
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+        def __init_subclass__(cls, tag: str = "", **keywords: Any) -> None:
+            super().__init_subclass__(**keywords)
+            seen.append(cls.__name__ + tag)
+
+    @pytree_dataclass
+    class One(Base, tag="!"):
+        y: Any
+
+    class Two(One):
+        z: Any = 3.0
+
+    assert seen == ["One!", "Two"]
+    assert jax.tree.leaves([One(1.0, 2.0), Two(1.0, 2.0)]) == [1.0, 2.0, 1.0, 2.0, 3.0]
+
+
+def test_module_keywords_reach_other_bases() -> None:
+    class Tagged:
+        tag: ClassVar[str]
+
+        def __init_subclass__(cls, tag: str = "", **keywords: Any) -> None:
+            super().__init_subclass__(**keywords)
+            cls.tag = tag
+
+    class Net(Module, Tagged, tag="t", kw_only=True):
+        w: Any
+
+    assert Net.tag == "t"
+    assert jax.tree.leaves(Net(w=1.0)) == [1.0]
+
+
+def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own() -> None:
+    first, second = make_twice()
+    one, two = first(1.0), second(1.0)
+    assert one != two
+    assert jax.tree.structure(one) != jax.tree.structure(two)
+
+    class Outer(Module):
+        class Inner(Module):
+            w: Any
+
+        inner: Inner
+
+    assert repr(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + repr(Outer.Inner(1.0)) + ")")

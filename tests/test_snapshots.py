@@ -1,0 +1,189 @@
+"""The public interface and every message, as text files: a change of either is reviewed as a diff.
+
+`UPDATE_SNAPSHOTS=1 make test` writes the files anew.
+"""
+
+import dataclasses
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treewright
+from treewright import Module, errors, field, freeze, pytree_dataclass, replace, static
+
+FOLDER = Path(__file__).parent / "snapshots"
+
+
+def compare(name: str, found: str) -> None:
+    path = FOLDER / name
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8"), f"{path} differs; UPDATE_SNAPSHOTS=1 writes it anew"
+
+
+# The public interface
+
+
+def interface_of(name: str, value: Any) -> list[str]:
+    if inspect.ismodule(value):
+        classes = (getattr(value, inner) for inner in dir(value))
+        return [f"{name}.{cls.__name__}({cls.__base__.__name__})" for cls in classes if isinstance(cls, type)]
+    lines = [f"{name}{_parameters(value)}"]
+    if isinstance(value, type):
+        inner = [attribute for attribute in dir(value) if not attribute.startswith("_")]
+        inherited = set(dir(np.ndarray)) if issubclass(value, np.ndarray) else set[str]()
+        members = sorted(set(inner) - inherited)
+        lines += [f"  {name}.{member}{_parameters(getattr(value, member, None))}" for member in members]
+    return lines
+
+
+def _parameters(value: Any) -> str:
+    if not callable(value):
+        return ""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return re.sub(r"<dataclasses\._MISSING_TYPE[^>]*>", "MISSING", str(inspect.Signature(parameters)))
+
+
+def test_the_public_interface_is_the_one_on_file() -> None:
+    lines = [line for name in treewright.__all__ for line in interface_of(name, getattr(treewright, name))]
+    compare("public_api.txt", "\n".join(lines) + "\n")
+
+
+# Messages. Each case is a function that raises; its name and the message stand on file.
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any
+    activation: str = static(default="relu")
+
+
+class Net(Module):
+    layers: Any = ()
+    width: int = static(default=1)
+
+
+def declare(base: Any = object, options: dict[str, Any] | None = None, /, **body: Any) -> Any:
+    """Make the class `Example`; `name_type=` in the body annotates the field `name`."""
+    annotations = {name[:-5]: body.pop(name) for name in list(body) if name.endswith("_type")}
+    made = type(base)("Example", (base,), {"__annotations__": annotations, "__module__": "example", **body}, **(options or {}))
+    return made if issubclass(made, Module) else pytree_dataclass(made)
+
+
+def build(init: Callable[[Any], None]) -> Any:
+    return declare(Module, kernel_type=Any, bias_type=Any, __init__=init)()
+
+
+def typo(self: Any) -> None:
+    self.kernle = 1.0
+
+
+def itself(self: Any) -> None:
+    self.kernel = self.bias = self
+
+
+def early(self: Any) -> None:
+    _ = self.kernel
+
+
+def failed() -> Any:
+    kept: list[Any] = []
+
+    def init(self: Any) -> None:
+        kept.append(self)
+        raise RuntimeError("no luck")
+
+    with pytest.raises(RuntimeError, match="no luck"):
+        build(init)
+    return kept[0]
+
+
+def assign(node: Any, name: str) -> None:
+    setattr(node, name, 1)
+
+
+MESSAGES: dict[str, Callable[[], object]] = {
+    "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
+    "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
+    "option slots of a module": lambda: declare(Module, {"slots": True}),
+    "no class": lambda: pytree_dataclass(3),  # type: ignore[call-overload]
+    "twice": lambda: pytree_dataclass(Layer),
+    "slots in the body": lambda: declare(__slots__=("x",)),
+    "own setattr": lambda: declare(__setattr__=assign),
+    "own tree_flatten": lambda: declare(tree_flatten=assign),
+    "reserved field": lambda: declare(tree_flatten_type=Any),
+    "no identifier": lambda: declare(**{"a b_type": Any}),
+    "array default": lambda: declare(kernel_type=Any, kernel=np.zeros(2)),
+    "hidden field": lambda: declare(Net, layers=3),
+    "kind changed": lambda: declare(Net, width_type=int, width=3),
+    "static annotated as an array": lambda: declare(n_type=jax.Array, n=static()),
+    "non-default after default": lambda: declare(a_type=Any, a=1, b_type=Any),
+    "converter": lambda: field(converter=3),  # type: ignore[call-overload]
+    "static compare": lambda: static(compare=False),  # type: ignore[call-overload]
+    "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]
+    "static array": lambda: Net(width=jnp.ones((2, 3))),  # type: ignore[arg-type]
+    "static tracer": lambda: jax.jit(lambda x: Net(width=x))(1.0),
+    "static set in a tuple": lambda: Net(width=(1, {2})),  # type: ignore[arg-type]
+    "static without a hash": lambda: Net(width=slice([1])),  # type: ignore[arg-type]
+    "missing and undeclared": lambda: build(typo),
+    "contains itself": lambda: build(itself),
+    "read too early": lambda: build(early),
+    "read after init raised": lambda: failed().kernel,
+    "written after init raised": lambda: assign(failed(), "kernel"),
+    "flattened after init raised": lambda: failed().tree_flatten(),
+    "flattened by jax after init raised": lambda: jax.tree.leaves(failed()),
+    "assigned": lambda: assign(Net(), "layers"),
+    "assigned to no field": lambda: assign(Net(), "other"),
+    "replace an unknown field": lambda: replace(Net(), layer=1),
+    "replace of no node": lambda: replace(3, x=1),
+    "unflatten with other aux": lambda: Net.tree_unflatten(None, ()),  # type: ignore[attr-defined]
+    "unflatten with too few": lambda: Net.tree_unflatten(Net().tree_flatten()[1], ()),  # type: ignore[attr-defined]
+    "compared while traced": lambda: jax.jit(lambda x: Layer(x) == Layer(x + 1))(1.0),
+    "hash of an array": lambda: hash(Layer(jnp.ones(2))),
+    "frozen mapping": lambda: assign(freeze({}), "x"),
+    "treedefs that differ": lambda: jax.tree.map(lambda a, b: a, Layer(1.0), Layer(1.0, "gelu")),
+}
+
+
+def message_of(case: Callable[[], object]) -> str:
+    try:
+        case()
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
+def test_every_message_is_the_one_on_file() -> None:
+    parts = []
+    for name, case in MESSAGES.items():
+        message = re.sub(r"0x[0-9a-f]+", "0x...", message_of(case)).replace(f"{__name__}.", "")
+        parts.append(f"[{name}]\n" + "\n".join(textwrap.wrap(message, 110, break_on_hyphens=False)))
+    compare("messages.txt", "\n\n".join(parts) + "\n")
+
+
+def test_a_case_that_raises_nothing_fails() -> None:
+    with pytest.raises(AssertionError, match="nothing was raised"):
+        message_of(lambda: None)
+
+
+@pytest.mark.parametrize("cls", [value for value in vars(errors).values() if isinstance(value, type)])
+def test_every_error_explains_itself_in_its_docstring(cls: type) -> None:
+    assert cls.__doc__
+    assert len(cls.__doc__.split()) > 10
+
+
+def test_fields_of_examples_are_dataclass_fields() -> None:
+    assert [f.name for f in dataclasses.fields(Layer)] == ["kernel", "activation"]
