@@ -15,7 +15,7 @@ C = TypeVar("C", bound=type[Any])
 
 REFUSED_OPTIONS = MappingProxyType(
     {
-        "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare the fields themselves",
+        "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare their fields",
         "unsafe_hash": "a node is frozen, so it has a hash by value already",
         "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
         "weakref_slot": "it belongs to slots=True; nodes can be weakly referenced as they are",

@@ -99,7 +99,7 @@ def freeze(value: Any) -> Any:
     if issubclass(kind, np.ndarray):
         array: Any = value
         return array if kind is FrozenArray or array.dtype == object else _frozen_array(array)
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return cast("Any", kind)(*map(freeze, value))
     if kind is tuple:
         return tuple(map(freeze, value))

@@ -140,8 +140,8 @@ def hash_of(self: Any) -> int:
         except TypeError as error:
             raise TypeError(
                 f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {class_of(value).__name__!r}, so the "
-                f"node has no hash. As an argument of a jitted function it needs none; as a static or a dict key it does, "
-                f"and then every child must be hashable."
+                f"node has no hash. As an argument of a jitted function it needs none; as a static or a dict key it "
+                f"does, and then every child must be hashable."
             ) from error
         values.append(value)
     return hash(tuple(values))

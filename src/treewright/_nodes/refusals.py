@@ -141,5 +141,6 @@ def _no_static_in(annotation: Any) -> str | None:
     kind = origin or annotation
     hashable = getattr(kind, "__hash__", None) is not None and kind is not jax.Array
     if isinstance(kind, type) and issubclass(kind, _NO_STATICS) and not hashable:
-        return {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}.get(kind, kind.__name__)
+        names: dict[Any, str] = {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}
+        return names.get(kind, kind.__name__)
     return None
