@@ -19,7 +19,7 @@ import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
@@ -170,7 +170,7 @@ def with_activation(state: TrainState[MLP], activation: Activation) -> TrainStat
 
 # What the user sees
 
-Corner = Literal["upper right", "lower right"]
+Corner = Literal["upper left", "upper right", "lower right"]
 
 
 def parameter_table(model: MLP) -> str:
@@ -192,13 +192,18 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     left, right = figure.subplots(1, 2)
     left.set_title("Loss: mean cross entropy", loc="left", fontweight="bold")
     left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    left.yaxis.set_minor_locator(NullLocator())
     draw_lines(left, train.loss, test.loss, legend="upper right")
     right.set_title(f"Accuracy: {test.accuracy[-1]:.1%} on unseen images", loc="left", fontweight="bold")
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
-    # The climb from a tenth, which is guessing, takes a few epochs; what is worth seeing follows in the last per cent.
-    right.set_ylim(min(0.9, 0.95 * test.accuracy[-1]), 1.004)
+    if test.accuracy[-1] < 0.95:
+        right.set_ylim(0, 1.02)
+        draw_lines(right, train.accuracy, test.accuracy, legend="upper left")
+    else:  # the climb from a tenth, which is guessing, is short; what is worth seeing are the last per cent
+        right.set_ylim(0.9, 1.004)
+        draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
     figure.savefig(path)
 
 
@@ -235,9 +240,13 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     """A reader of whole numbers within limits."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"takes a whole number from {least} to {most}, got {text!r}")
-        return int(text)
+        return value
 
     return read
 

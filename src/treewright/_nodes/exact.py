@@ -120,7 +120,7 @@ class _ExactKeys:
         return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
 
     def complex(self, value: complex) -> Hashable:
-        return (complex, self.real(value.real), self.real(value.imag))
+        return (class_of(value), self.real(value.real), self.real(value.imag))
 
     def numpy_scalar(self, value: Any) -> Hashable:
         if issubclass(class_of(value), np.complexfloating):
@@ -134,7 +134,7 @@ class _ExactKeys:
         return (class_of(value), *map(self.key, value))
 
     def members(self, value: frozenset[Any]) -> Hashable:
-        return (frozenset, frozenset(map(self.key, value)))
+        return (class_of(value), frozenset(map(self.key, value)))
 
     def bounds(self, value: Any) -> Hashable:
         return (class_of(value), self.key(value.start), self.key(value.stop), self.key(value.step))
@@ -214,6 +214,8 @@ _KINDS: types.MappingProxyType[type[Any], Any] = types.MappingProxyType(
 _SUBCLASSES: tuple[tuple[type[Any], str | None, Any], ...] = (
     (np.generic, None, _ExactKeys.numpy_scalar),
     (tuple, "__eq__", _ExactKeys.elements),
+    (frozenset, "__eq__", _ExactKeys.members),
     (float, "__eq__", _ExactKeys.real),
+    (complex, "__eq__", _ExactKeys.complex),
     (functools.partial, None, _ExactKeys.partial),
 )

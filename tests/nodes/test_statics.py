@@ -1,0 +1,353 @@
+"""Statics under `jit`: functions as statics, what is refused, and how long the interned object lives."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.conftest import count_traces
+from treewright import Module, Static, freeze, pytree_dataclass, replace, static
+from treewright.errors import StaticFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytree_dataclass
+class Layer:
+    x: Any
+    setting: Any = static()
+
+
+@pytree_dataclass
+class Content:
+    x: Any
+    setting: Any = static(compare="content")
+
+
+class Point(NamedTuple):
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Plain:
+    value: Any
+
+
+def trace_counts(cls: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
+    """How often one jitted function has been traced after its call with each of the settings."""
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
+    counts: list[int] = []
+    for setting in settings:
+        jitted(cls(jnp.ones(2), setting))
+        counts.append(counted.count)
+    return counts
+
+
+def in_use(cls: Any) -> int:
+    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    gc.collect()
+    return len(cls.__node_spec__.table)
+
+
+def test_a_program_is_compiled_for_the_very_value() -> None:
+    jitted = jax.jit(lambda layer: jnp.asarray(layer.setting))
+
+    def outcome(array: jax.Array) -> tuple[str, bool, str]:
+        return str(array.dtype), array.weak_type, str(array)
+
+    for setting in (1, True, 1.0, np.float32(1), 0, False, 0.0, -0.0, float("nan"), complex(0, -0.0), 0j):
+        assert outcome(jitted(Layer(jnp.ones(2), setting))) == outcome(jnp.asarray(setting)), repr(setting)
+
+
+def test_two_statics_are_told_apart_field_by_field() -> None:
+    @pytree_dataclass
+    class Pair:
+        x: jax.Array
+        left: Any = static()
+        right: Any = static()
+
+    jitted = jax.jit(counted := count_traces(lambda pair: pair.x))
+    for left, right in [(1, True), (True, 1), (1, 1), (True, True), ((1,), 2), (1, (2,))] * 2:
+        jitted(Pair(jnp.ones(2), left, right))
+
+    assert counted.count == 6
+
+
+def test_a_thousand_variants_trace_once_each() -> None:
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
+    for _ in range(2):
+        for width in range(1000):
+            jitted.trace(Layer(jnp.ones(2), width))  # traces and caches as a call does, and spares the compilation
+
+    assert counted.count == 1000
+
+
+# Functions that capture variables
+
+
+def scaling(factor: Any) -> Callable[[Any], Any]:
+    def scale(x: Any) -> Any:
+        return x * factor
+
+    return scale
+
+
+def countdown(step: int) -> Callable[[int], int]:
+    def down(n: int) -> int:
+        return down(n - step) if n > 0 else 0
+
+    return down
+
+
+def parity(base: int) -> Callable[[int], bool]:
+    def even(n: int) -> bool:
+        return n == base or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n != base and even(n - 1)
+
+    return even
+
+
+def unbound(*, bound: bool) -> Callable[[], int]:
+    later = 1
+
+    def function() -> int:
+        return later
+
+    if not bound:
+        del later
+    return function
+
+
+def with_attribute(factor: float) -> Any:
+    function: Any = scaling(factor)
+    function.note = factor
+    return function
+
+
+def test_a_closure_is_compared_by_identity_by_default() -> None:
+    first, second = scaling(2.0), scaling(2.0)
+
+    assert trace_counts(Layer, first, first, second, first) == [1, 1, 2, 2]
+
+
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    "closure": scaling,
+    "closure over a closure": lambda value: scaling(scaling(value)),
+    "closure over a tuple of closures": lambda value: scaling((scaling(value), scaling(3))),
+    "closure over a partial of a closure": lambda value: scaling(functools.partial(scaling(value), 1)),
+    "closure over a node": lambda value: scaling(Static(value)),
+    "closure over itself": countdown,
+    "closures over each other": parity,
+    "tuple of closures": lambda value: (scaling(value), scaling(value)),
+    "named tuple of closures": lambda value: Point(scaling(value)),
+    "frozen dataclass of a closure": lambda value: Frozen(scaling(value)),
+    "partial of a closure": lambda value: functools.partial(scaling(value), 1),
+    "default that is a closure": lambda value: lambda x, scale=scaling(value): scale(x),
+    "optax.sgd": lambda value: optax.sgd(value, momentum=0.9, nesterov=True),
+    "optax.adam": optax.adam,
+    "optax.adamw": optax.adamw,
+    "optax.lion": optax.lion,
+    "optax.chain": lambda value: optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.scale(value)),
+    "optax schedule": lambda value: optax.adam(optax.warmup_cosine_decay_schedule(0.0, float(value), 10, 100)),
+    "optax.MultiSteps": lambda value: optax.MultiSteps(optax.adam(value), 4).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_by_content_a_rebuilt_closure_is_the_same_and_a_changed_one_is_not(build: Callable[[Any], Any]) -> None:
+    settings = map(build, (1, 1, 2, 1, 2))
+
+    assert trace_counts(Content, *settings) == [1, 1, 2, 2, 2]
+
+
+def test_by_content_captured_values_are_compared_exactly() -> None:
+    assert trace_counts(Content, *map(scaling, (1, True, 1.0, np.float32(1), 0.0, -0.0))) == [1, 2, 3, 4, 5, 6]
+    assert trace_counts(Content, scaling(float("nan")), scaling(float("nan"))) == [1, 1]
+
+
+@pytest.mark.parametrize("captured", [[1], {"a": 1}, {1}, np.ones(2), jnp.ones(2), ([1],)], ids=str)
+def test_by_content_a_closure_over_what_has_no_key_is_compared_by_identity(captured: Any) -> None:
+    first, second = scaling(captured), scaling(captured)
+
+    assert trace_counts(Content, first, first, second, first) == [1, 1, 2, 2]
+    assert trace_counts(Content, scaling(first), scaling(first), scaling(second)) == [1, 1, 2]
+
+
+def test_by_content_a_function_with_attributes_is_compared_by_identity() -> None:
+    assert trace_counts(Content, with_attribute(2.0), with_attribute(2.0)) == [1, 2]
+
+
+def test_by_content_a_variable_that_is_not_bound_yet_is_no_obstacle() -> None:
+    settings = [unbound(bound=bound) for bound in (False, False, True, False)]
+
+    assert trace_counts(Content, *settings) == [1, 1, 2, 2]
+
+
+# What is refused
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "list": (lambda: [64, 64], r"a list, \[64, 64\]"),
+    "dict": (lambda: {"a": 1}, r"a dict, \{'a': 1\}"),
+    "set": (lambda: {1}, r"a set, \{1\}"),
+    "bytearray": (lambda: bytearray(b"ab"), r"a bytearray, bytearray\(b'ab'\)"),
+    "numpy array": (lambda: np.ones((2, 3)), r"an array, f64\[2,3\]\(numpy\)"),
+    "JAX array": (lambda: jnp.ones((2, 3)), r"an array, f32\[2,3\]"),
+    "random key": (lambda: jax.random.key(0), r"an array, key<fry>\[\]"),
+    "object of a class with == and without a hash": (lambda: dataclasses.make_dataclass("Old", ["n"])(1), "an Old, "),
+}
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda value: value,
+    "tuple": lambda value: (1, (value,)),
+    "named tuple": Point,
+    "frozen dataclass": Frozen,
+    "argument of a partial": lambda value: functools.partial(max, value),
+    "keyword of a partial": lambda value: functools.partial(max, key=value),
+    "child of a node": lambda value: Layer(value, 1),
+    "frozen mapping": lambda value: freeze({"a": Frozen(value)}),
+}
+REMEDIES = (
+    r"Make setting a child \(drop static\(\)\), give it a hashable form such as a tuple, by hand or with "
+    r"static\(converter=treewright\.freeze\), or wrap it in a class with __hash__ and __eq__\.$"
+)
+
+
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize(("make", "found"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_key_is_refused_by_class_and_field_and_nothing_is_left(
+    make: Callable[[], Any], found: str, hide: Callable[[Any], Any]
+) -> None:
+    class Example(Module):
+        setting: Any = static()
+
+    example = Example(1)
+    with pytest.raises(StaticFieldError, match=rf"Example\.setting is static but holds {found}.*{REMEDIES}"):
+        Example(hide(make()))
+    with pytest.raises(StaticFieldError, match=rf"Example\.setting is static but holds {found}.*{REMEDIES}"):
+        replace(example, setting=hide(make()))
+
+    assert in_use(Example) == 1
+    assert example.setting == 1
+
+
+def test_the_consequence_is_told_for_each_kind() -> None:
+    with pytest.raises(StaticFieldError, match=r"never copies them, so a change in place would give stale results\. "):
+        Layer(1, [1])
+    with pytest.raises(StaticFieldError, match=r"compares statics with ==, which gives an array and no answer"):
+        Layer(1, np.ones(2))
+    with pytest.raises(StaticFieldError, match=r"It can't be hashed, so jit could not tell whether it is the value"):
+        Layer(1, slice([1]).__class__ and dataclasses.make_dataclass("Old", ["n"])(1))
+
+
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
+def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
+    transform: Callable[[Any], Any], hide: Callable[[Any], Any]
+) -> None:
+    class Example(Module):
+        setting: Any = static()
+
+    traced: list[weakref.ref[Any]] = []
+
+    def function(x: jax.Array) -> jax.Array:
+        traced.append(weakref.ref(x))
+        with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds a tracer, .*outlives the"):
+            Example(hide(x))
+        return x.sum()
+
+    transform(function)(jnp.ones(2) if transform is not jax.grad else jnp.ones(()))
+
+    assert in_use(Example) == 0
+    assert [reference() for reference in traced] == [None]
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, .{66}\.\.\.\. jit compares"):
+        Layer(1, list(range(1000)))
+
+
+# Statics with an `==` or a `hash` of their own
+
+
+class Touchy:
+    """Hashes alike, and raises when it is compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("Touchy was compared")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class Hashless:
+    def __hash__(self) -> int:
+        raise RuntimeError("Hashless was hashed")
+
+
+class Asked:
+    """Counts how often it is compared, in a list that all share."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    def __eq__(self, other: object) -> bool:
+        self.asked.append("==")
+        return isinstance(other, Asked)
+
+    def __hash__(self) -> int:
+        self.asked.append("hash")
+        return 7
+
+
+def test_a_static_whose_eq_raises_harms_no_other_instance() -> None:
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
+    touchy = Layer(jnp.ones(2), Touchy())
+
+    for _ in range(2):
+        for layer in (touchy, Layer(jnp.ones(2), 1), Layer(jnp.ones(2), "relu")):
+            jitted(layer)
+    assert counted.count == 3
+    assert trace_counts(Layer, 1, "relu", 1) == [1, 2, 2]
+
+
+def test_a_static_whose_hash_raises_is_refused_and_harms_no_other_instance() -> None:
+    with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds a Hashless, "):
+        Layer(jnp.ones(2), Hashless())
+
+    assert trace_counts(Layer, 1, "relu", 1) == [1, 2, 2]
+
+
+def test_a_cached_call_runs_no_code_of_the_static() -> None:
+    asked: list[str] = []
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
+    layers = [Layer(jnp.ones(2), Asked(asked)) for _ in range(3)]
+    jitted(layers[0])
+    asked.clear()
+
+    for layer in layers * 3:
+        jitted(layer)
+
+    assert (counted.count, asked) == (1, [])
