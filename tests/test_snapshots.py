@@ -36,7 +36,7 @@ def compare(name: str, found: str) -> None:
 def interface_of(name: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         classes = (getattr(value, inner) for inner in dir(value))
-        return [f"{name}.{cls.__name__}({cls.__base__.__name__})" for cls in classes if isinstance(cls, type)]
+        return [f"{name}.{cls.__name__}({cls.__base__.__name__})" for cls in classes if isinstance(cls, type)]  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     lines = [f"{name}{_parameters(value)}"]
     if isinstance(value, type):
         inner = [attribute for attribute in dir(value) if not attribute.startswith("_")]
@@ -79,7 +79,9 @@ class Net(Module):
 def declare(base: Any = object, options: dict[str, Any] | None = None, /, **body: Any) -> Any:
     """Make the class `Example`; `name_type=` in the body annotates the field `name`."""
     annotations = {name[:-5]: body.pop(name) for name in list(body) if name.endswith("_type")}
-    made = type(base)("Example", (base,), {"__annotations__": annotations, "__module__": "example", **body}, **(options or {}))
+    made = type(base)(
+        "Example", (base,), {"__annotations__": annotations, "__module__": "example", **body}, **(options or {})
+    )
     return made if issubclass(made, Module) else pytree_dataclass(made)
 
 
@@ -119,7 +121,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
     "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
     "option slots of a module": lambda: declare(Module, {"slots": True}),
-    "no class": lambda: pytree_dataclass(3),  # type: ignore[call-overload]
+    "no class": lambda: pytree_dataclass(3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     "twice": lambda: pytree_dataclass(Layer),
     "slots in the body": lambda: declare(__slots__=("x",)),
     "own setattr": lambda: declare(__setattr__=assign),
@@ -131,13 +133,13 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "kind changed": lambda: declare(Net, width_type=int, width=3),
     "static annotated as an array": lambda: declare(n_type=jax.Array, n=static()),
     "non-default after default": lambda: declare(a_type=Any, a=1, b_type=Any),
-    "converter": lambda: field(converter=3),  # type: ignore[call-overload]
-    "static compare": lambda: static(compare=False),  # type: ignore[call-overload]
-    "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]
-    "static array": lambda: Net(width=jnp.ones((2, 3))),  # type: ignore[arg-type]
+    "converter": lambda: field(converter=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    "static compare": lambda: static(compare=False),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "static array": lambda: Net(width=jnp.ones((2, 3))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "static tracer": lambda: jax.jit(lambda x: Net(width=x))(1.0),
-    "static set in a tuple": lambda: Net(width=(1, {2})),  # type: ignore[arg-type]
-    "static without a hash": lambda: Net(width=slice([1])),  # type: ignore[arg-type]
+    "static set in a tuple": lambda: Net(width=(1, {2})),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "static without a hash": lambda: Net(width=slice([1])),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "missing and undeclared": lambda: build(typo),
     "contains itself": lambda: build(itself),
     "read too early": lambda: build(early),
@@ -149,8 +151,8 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "assigned to no field": lambda: assign(Net(), "other"),
     "replace an unknown field": lambda: replace(Net(), layer=1),
     "replace of no node": lambda: replace(3, x=1),
-    "unflatten with other aux": lambda: Net.tree_unflatten(None, ()),  # type: ignore[attr-defined]
-    "unflatten with too few": lambda: Net.tree_unflatten(Net().tree_flatten()[1], ()),  # type: ignore[attr-defined]
+    "unflatten with other aux": lambda: Net.tree_unflatten(None, ()),
+    "unflatten with too few": lambda: Net.tree_unflatten(Net().tree_flatten()[1], ()),
     "compared while traced": lambda: jax.jit(lambda x: Layer(x) == Layer(x + 1))(1.0),
     "hash of an array": lambda: hash(Layer(jnp.ones(2))),
     "frozen mapping": lambda: assign(freeze({}), "x"),

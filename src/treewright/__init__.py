@@ -6,19 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "FrozenArray",
+    "FrozenMapping",
+    "Module",
+    "Static",
+    "TrainState",
+    "buffer",
+    "errors",
+    "field",
+    "freeze",
+    "pytree_dataclass",
+    "replace",
+    "static",
+]
+
 if TYPE_CHECKING:
-    from treewright._nodes.dataclass import pytree_dataclass as pytree_dataclass
-    from treewright._nodes.fields import buffer as buffer
-    from treewright._nodes.fields import field as field
-    from treewright._nodes.fields import static as static
-    from treewright._nodes.freeze import FrozenArray as FrozenArray
-    from treewright._nodes.freeze import FrozenMapping as FrozenMapping
-    from treewright._nodes.freeze import freeze as freeze
-    from treewright._nodes.module import Module as Module
-    from treewright._nodes.wrapper import Static as Static
-    from treewright._trees.update import replace as replace
-    from treewright.train import TrainState as TrainState
+    from treewright import errors
+    from treewright._nodes.dataclass import pytree_dataclass
+    from treewright._nodes.fields import buffer, field, static
+    from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
+    from treewright._nodes.module import Module
+    from treewright._nodes.wrapper import Static
+    from treewright._trees.update import replace
+    from treewright.train import TrainState
 else:
+    # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
+    # would let them take every misspelled name.
     _HOMES = MappingProxyType(
         {
             "FrozenArray": "_nodes.freeze",
@@ -27,7 +41,6 @@ else:
             "Static": "_nodes.wrapper",
             "TrainState": "train",
             "buffer": "_nodes.fields",
-            "errors": "errors",
             "field": "_nodes.fields",
             "freeze": "_nodes.freeze",
             "pytree_dataclass": "_nodes.dataclass",
@@ -35,15 +48,14 @@ else:
             "static": "_nodes.fields",
         }
     )
-    __all__ = list(_HOMES)
 
     def __getattr__(name: str) -> Any:
-        """A public name, imported on first use: `import treewright` alone loads no jax."""
+        """A public name, imported on first use."""
+        if name == "errors":
+            return import_module("treewright.errors")
         if name not in _HOMES:
             raise AttributeError(f"module 'treewright' has no attribute {name!r}")
-        home = import_module(f"treewright.{_HOMES[name]}")
-        value = home if name == "errors" else getattr(home, name)
-        globals()[name] = value
+        value = globals()[name] = getattr(import_module(f"treewright.{_HOMES[name]}"), name)
         return value
 
     def __dir__() -> list[str]:

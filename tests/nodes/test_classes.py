@@ -43,7 +43,7 @@ def test_slots_are_refused() -> None:
 
         class Bad(Module):
             __slots__ = ("x",)
-            x: Any  # type: ignore[misc]  # pyright: ignore
+            x: Any
 
 
 @pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
@@ -114,21 +114,21 @@ def test_abstract_classes_refuse_instances_and_their_subclasses_do_not() -> None
             return x
 
     with pytest.raises(TypeError, match="abstract"):
-        Base(1.0)  # type: ignore[abstract]  # pyright: ignore
+        Base(1.0)  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
     assert Net(1.0)(2.0) == 2.0
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_plain_dataclass_is_a_base_like_any_other(frozen: bool) -> None:
-    @dataclasses.dataclass(frozen=frozen)
+    @dataclasses.dataclass(frozen=frozen)  # type: ignore[literal-required]
     class Plain:
         x: Any
         y: Any = 2.0
 
-    class Net(Module, Plain):  # type: ignore[misc]  # pyright: ignore
+    class Net(Module, Plain):
         z: Any = 3.0
 
-    class Deeper(Net):  # type: ignore[misc]
+    class Deeper(Net):
         t: Any = 4.0
 
     decorated: Any = pytree_dataclass(type("Decorated", (Plain,), {"__annotations__": {"z": Any}, "z": 3.0}))
@@ -158,7 +158,7 @@ def test_several_bases_with_fields_and_diamonds_give_each_field_once() -> None:
         d: Any = 4.0
 
     node = Both(d=9.0)
-    assert [f.name for f in dataclasses.fields(Both)] == ["a", "mode", "c", "size", "b", "d"]  # type: ignore[arg-type]
+    assert [f.name for f in dataclasses.fields(Both)] == ["a", "mode", "c", "size", "b", "d"]
     assert (node.a, node.b, node.c, node.d, node.mode, node.size) == (1.0, 2.0, 3.0, 9.0, "m", 5)
     assert jax.tree.leaves(node) == [1.0, 3.0, 2.0, 9.0]
     assert jax.tree.map(lambda x: x * 2, node).c == 6.0
@@ -179,7 +179,7 @@ def test_an_undecorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
 
     assert jax.tree.leaves(WithMethod(1.0)) == [1.0]
     assert jax.tree.map(lambda x: x + 1, WithMethod(1.0)).double() == 4.0
-    node: Any = WithField(1.0, 3.0)  # type: ignore[call-arg]  # pyright: ignore
+    node: Any = WithField(1.0, 3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert jax.tree.leaves(node) == [1.0, 3.0]
     assert node.mode == "m"
 
@@ -210,9 +210,9 @@ def test_what_is_wrong_with_an_undecorated_subclass_is_said_when_it_is_called() 
         x: Any = 1.0
 
     class Bad(Base):
-        y: Any  # pyright: ignore
+        y: Any
 
-    with pytest.raises(NodeDefinitionError, match="Bad is no node yet: .*non-default argument 'y' follows"):
+    with pytest.raises(NodeDefinitionError, match=r"Bad is no node yet: .*non-default argument 'y' follows"):
         Bad()
 
 

@@ -46,7 +46,7 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
         bias: Any = None
         activation: str = static(default="relu")
 
-    children, aux = Layer(1.0, 3, 2.0).tree_flatten()
+    children, aux = Layer(1.0, 3, 2.0).tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     assert children == (1.0, 2.0)
     assert aux.values == (3, "relu")
     assert repr(aux) == "width=3, activation='relu'"
@@ -71,7 +71,7 @@ def test_module_options_stand_in_the_class_statement() -> None:
 
     assert Net(w=1.0) == Net(b=0.0, w=1.0)
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        Net(1.0)  # type: ignore[call-arg, misc]  # pyright: ignore[reportCallIssue]
+        Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def test_options_of_the_standard_library_are_honoured() -> None:
@@ -125,7 +125,7 @@ def test_frozen_false_is_refused_with_the_cure() -> None:
 
 def test_what_is_no_class_is_refused() -> None:
     with pytest.raises(NodeDefinitionError, match="decorates a class, got 3"):
-        pytree_dataclass(3)  # type: ignore[type-var]  # pyright: ignore
+        pytree_dataclass(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 # Field specifiers
@@ -168,8 +168,8 @@ def test_metadata_static_is_honoured_as_in_jax() -> None:
         name: str = dataclasses.field(default="a", metadata={"static": True})
         kind: str = field(default="b", metadata={"static": False})
 
-    assert Layer(1.0).tree_flatten()[0] == (1.0, "b")
-    assert Layer(1.0).tree_flatten()[1].values == ("a",)
+    assert Layer(1.0).tree_flatten()[0] == (1.0, "b")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert Layer(1.0).tree_flatten()[1].values == ("a",)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_static_tells_other_tools_so_in_its_metadata() -> None:
@@ -177,7 +177,7 @@ def test_a_static_tells_other_tools_so_in_its_metadata() -> None:
     class Layer:
         name: str = static(default="a", metadata={"unit": "m"})
 
-    (found,) = dataclasses.fields(Layer)  # type: ignore[arg-type]
+    (found,) = dataclasses.fields(Layer)
     assert found.metadata["static"] is True
     assert found.metadata["unit"] == "m"
 
@@ -189,7 +189,7 @@ def test_a_buffer_is_a_child_with_its_own_kind() -> None:
         mean: Any = buffer(default=0.0)
 
     assert jax.tree.leaves(Norm(1.0)) == [1.0, 0.0]
-    assert [f.kind for f in Norm.__node_spec__.fields] == ["child", "buffer"]  # type: ignore[attr-defined]  # pyright: ignore
+    assert [f.kind for f in Norm.__node_spec__.fields] == ["child", "buffer"]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_converter_runs_on_given_values_and_defaults() -> None:
@@ -208,17 +208,17 @@ def test_a_converter_runs_on_given_values_and_defaults() -> None:
 
 def test_a_converter_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="converter must be a function of one value, got 3"):
-        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore
+        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 def test_a_static_always_takes_part_in_the_comparison() -> None:
     with pytest.raises(TypeError, match=r'compare=\.\.\.\) is "value" or "content", got False'):
-        static(compare=False)  # type: ignore[call-overload]  # pyright: ignore
+        static(compare=False)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 def test_default_and_default_factory_together_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot specify both default and default_factory"):
-        static(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore
+        static(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
 
 def test_a_class_is_documented_by_its_signature() -> None:
@@ -250,4 +250,4 @@ def test_all_public_names_are_found_and_others_are_not() -> None:
     for name in treewright.__all__:
         assert getattr(treewright, name) is not None
     with pytest.raises(AttributeError, match="module 'treewright' has no attribute 'nothing'"):
-        _ = treewright.nothing  # type: ignore[attr-defined]  # pyright: ignore
+        _ = treewright.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,7 +24,7 @@ def test_fields_come_in_the_order_of_dataclasses() -> None:
         z: Any = 3
         x: Any = 10  # a new default, in the old place
 
-    assert [f.name for f in dataclasses.fields(B)] == ["x", "y", "z"]  # type: ignore[arg-type]
+    assert [f.name for f in dataclasses.fields(B)] == ["x", "y", "z"]
     assert jax.tree.leaves(B()) == [10, 2, 3]
     assert jax.tree.leaves(A()) == [1, 2]
 
@@ -48,7 +48,7 @@ def test_an_initvar_reaches_post_init_and_is_no_field() -> None:
         scaled: Any = field(init=False)
 
         def __post_init__(self, factor: float) -> None:
-            self.scaled = self.w * factor  # type: ignore[misc]  # pyright: ignore
+            object.__setattr__(self, "scaled", self.w * factor)
 
     assert jax.tree.leaves(Scaled(2.0, 3.0)) == [2.0, 6.0]
 
@@ -63,7 +63,7 @@ def test_a_default_factory_makes_a_new_value_for_each_instance() -> None:
 
 @pytest.mark.parametrize("default", [[], {}, set()], ids=["list", "dict", "set"])
 def test_a_mutable_default_is_refused(default: Any) -> None:
-    with pytest.raises(ValueError, match="mutable default .* for field x is not allowed: use default_factory"):
+    with pytest.raises(ValueError, match=r"mutable default .* for field x is not allowed: use default_factory"):
         pytree_dataclass(type("Bad", (), {"__annotations__": {"x": Any}, "x": default}))
 
 
@@ -85,7 +85,7 @@ def test_a_default_follows_no_default_by_the_rules_of_dataclasses() -> None:
 
         class Bad(Module):
             x: Any = 1
-            y: Any  # type: ignore[misc]  # pyright: ignore
+            y: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_field_may_have_a_name_that_the_library_uses_inside(name: str) -> None
     node: Any = made(5.0)
     assert getattr(node, name) == 5.0
     assert jax.tree.leaves(node) == [5.0, 1.0]
-    assert made(**{name: 6.0, "mode": "n"}).mode == "n"
+    assert made(**{name: 6.0, "mode": "n"}).mode == "n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", ["_node", "tree_flatten", "tree_unflatten", "__hash__"])
@@ -115,7 +115,7 @@ def test_a_module_field_named_replace_is_refused() -> None:
     with pytest.raises(NodeDefinitionError, match="can't have a field replace"):
 
         class Bad(Module):
-            replace: Any  # type: ignore[assignment]  # pyright: ignore
+            replace: Any
 
 
 @pytest.mark.parametrize("name", ["class", "a b", "1st"])
@@ -129,9 +129,9 @@ def test_a_field_and_a_method_of_one_name_are_refused() -> None:
 
         @pytree_dataclass
         class Bad:
-            norm: Any
+            norm: Any  # pyright: ignore[reportRedeclaration]
 
-            def norm(self) -> int:  # type: ignore[no-redef]  # pyright: ignore
+            def norm(self) -> int:  # type: ignore[no-redef]
                 return 1
 
 
@@ -142,8 +142,8 @@ def test_hiding_an_inherited_field_by_a_method_or_a_value_is_refused() -> None:
     with pytest.raises(NodeDefinitionError, match=r"Bad\.w would hide the field w of .*Base"):
 
         class Bad(Base):
-            @property
-            def w(self) -> int:  # type: ignore[override]  # pyright: ignore
+            @property  # type: ignore[misc]
+            def w(self) -> int:
                 return 1
 
     with pytest.raises(NodeDefinitionError, match=r"repeat the annotation: w: \.\.\. = 2\.0"):
@@ -162,15 +162,15 @@ def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:
             return 1
 
     class Net(Base):
-        width: int = static()  # type: ignore[assignment]  # pyright: ignore
-        depth: Any  # type: ignore[assignment]  # pyright: ignore
+        width: int = static()  # pyright: ignore[reportIncompatibleMethodOverride]
+        depth: Any
 
     with pytest.raises(TypeError, match="abstract"):
-        Base()  # type: ignore[abstract]  # pyright: ignore
+        Base()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
     net = Net(3, 4.0)
     assert (net.width, net.depth, jax.tree.leaves(net)) == (3, 4.0, [4.0])
     with pytest.raises(TypeError, match="missing 2 required positional arguments: 'width' and 'depth'"):
-        Net()  # type: ignore[call-arg]  # pyright: ignore
+        Net()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # Kinds are inherited
@@ -205,7 +205,7 @@ def test_annotating_an_inherited_static_or_buffer_anew_without_its_specifier_is_
     with pytest.raises(NodeDefinitionError, match=rf"Bare\.mode is annotated anew without {kind}\(\)"):
 
         class Bare(Base):
-            mode: str
+            mode: str  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def test_a_specifier_changes_the_kind_by_name() -> None:
@@ -242,7 +242,7 @@ def test_a_string_annotation_of_a_static_is_resolved_where_it_can_be() -> None:
 
     @pytree_dataclass
     class Later:
-        n: "NotYetDefined" = static()  # type: ignore[name-defined]  # pyright: ignore  # noqa: F821
+        n: "NotYetDefined" = static()  # type: ignore[name-defined]  # pyright: ignore[reportUndefinedVariable]  # noqa: F821
 
     with pytest.raises(StaticFieldError, match=r"Later\.n is static but holds a list"):
         Later([])

@@ -72,7 +72,14 @@ class Module:
         copy: Self = replaced(self, **changes)
         return copy
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        from collections.abc import Hashable, Iterable
+
+        def tree_flatten(self) -> tuple[tuple[Any, ...], Hashable]: ...
+
+        @classmethod
+        def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
+    else:
         for _name, _method in {
             **protocols.FROZEN,
             **protocols.COMPARISON,
