@@ -147,8 +147,16 @@ LIBRARIES = (
         bases="pz.Struct",
         static="{name}: {type} = dataclasses.field(metadata={{'pytree_node': False}})",
     ),
-    # sepes marks values, not fields, as static.
-    Library("sepes", "peer", "sepes", imports="import sepes", decorator="@sepes.autoinit", bases="sepes.TreeClass"),
+    # sepes marks values, not fields, as static: a field freezes what it is given and thaws what is read of it.
+    Library(
+        "sepes",
+        "peer",
+        "sepes",
+        imports="import sepes",
+        decorator="@sepes.autoinit",
+        bases="sepes.TreeClass",
+        static="{name}: {type} = sepes.field(on_setattr=[sepes.freeze], on_getattr=[sepes.unfreeze])",
+    ),
     Library(
         "treewright.pytree_dataclass",
         "ours",
