@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(settings: Settings, train: Images, test: Images) -> None:
     """Train and draw, then change the activation and change it back."""
     model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
-    state = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
+    state: TrainState[MLP] = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
     print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")
     print(parameter_table(model))
 

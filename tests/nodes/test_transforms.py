@@ -386,7 +386,7 @@ def test_jit_runs_the_method_of_the_class_it_is_given() -> None:
 
 
 def test_explain_cache_misses_names_the_place_and_the_static(caplog: pytest.LogCaptureFixture) -> None:
-    jitted = jax.jit(lambda net: double(net))  # noqa: PLW0108  a function that JAX has not seen
+    jitted = jax.jit(lambda net: double(net))
     jitted(ModuleNet(LEFT, LEFT))
 
     with jax.explain_cache_misses(True):

@@ -124,13 +124,14 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
                 f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
             )
         undo(cls, before)
-    _make_node(cls, options, inherits_init=False)
+    _make_node(cls, options)
     return cls
 
 
-def _make_node(cls: type[Any], options: Options, *, inherits_init: bool) -> None:
-    define(cls, options, inherits_init=inherits_init)
-    install_comparison(cls, options)
+def _make_node(cls: type[Any], options: Options, *, undecorated: bool = False) -> None:
+    define(cls, options, inherits_init=undecorated)
+    if not undecorated:  # then it inherits those of the decorated class, or of the user's own
+        install_comparison(cls, options)
     install(cls, {**protocols.FROZEN, **protocols.OTHERS})
     _watch_subclasses(cls)
     document(cls)
@@ -158,7 +159,7 @@ def _make_undecorated(cls: type[Any]) -> None:
     """
     before = dict(vars(cls))
     try:
-        _make_node(cls, spec_of(next(node_bases(cls))).options, inherits_init=True)
+        _make_node(cls, spec_of(next(node_bases(cls))).options, undecorated=True)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         _refuse_instances(cls, error)

@@ -11,7 +11,7 @@ import enum
 import functools
 import math
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import jax
@@ -45,6 +45,21 @@ def exact_key(value: object, *, content: bool = False) -> Hashable:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable.
     """
     return _ExactKeys(content=content).key(value)
+
+
+def instance_key(instance: object, key: Callable[[object], Hashable] = exact_key) -> Hashable:
+    """The key of the object that a method belongs to: exact where it has such a key, else by identity.
+
+    Raises:
+        NoExactKeyError: If it holds a tracer.
+    """
+    try:
+        return key(instance)
+    except NoExactKeyError:
+        for leaf in jax.tree.leaves(instance):
+            if isinstance(leaf, Tracer):
+                raise problem_of(leaf) from None
+        return ("identity", id(instance))
 
 
 def compared_by_itself(value: object, key: Any) -> bool:
@@ -162,10 +177,7 @@ class _ExactKeys:
             raise
 
     def method(self, value: types.MethodType) -> Hashable:
-        try:
-            return (types.MethodType, value.__func__, self.key(value.__self__))
-        except NoExactKeyError:
-            return (types.MethodType, value)  # Python compares the object by identity
+        return (types.MethodType, value.__func__, instance_key(value.__self__, self.key))
 
     def function(self, value: types.FunctionType) -> Hashable:
         """By what it does where that is all in sight, else by identity.

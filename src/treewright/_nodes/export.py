@@ -81,13 +81,15 @@ def encode(value: Any) -> Any:
         return value
     if kind in _ENCODERS:
         return [kind.__name__, *_ENCODERS[kind](value)]
+    if isinstance(value, enum.Flag):
+        return ["flag", _name_of(kind), value.value]
     if isinstance(value, enum.Enum):
         return ["enum", _name_of(kind), value.name]
     if isinstance(value, np.dtype):
-        return ["dtype", _attribute(value, "name")]
+        return ["dtype", _dtype_text(value)]
     if issubclass(kind, np.generic):
         return ["scalar", *_array_parts(np.asarray(value))]
-    if issubclass(kind, tuple):
+    if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return ["namedtuple", _name_of(kind), *map(encode, value)]
     if hasattr(kind, "__node_spec__"):
         children, statics = value.tree_flatten()
@@ -95,12 +97,17 @@ def encode(value: Any) -> Any:
     return ["name", _name_of(value)]
 
 
-def _attribute(value: Any, name: str) -> Any:
-    return getattr(value, name)
+def _dtype_text(dtype: Any) -> str:
+    """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
+    for text in (dtype.name, dtype.str):
+        with contextlib.suppress(TypeError):
+            if np.dtype(text) == dtype:
+                return str(text)
+    raise _unnamed(dtype)
 
 
 def _array_parts(value: Any) -> list[Any]:
-    return [value.dtype.name, list(value.shape), _base64(value.tobytes())]
+    return [_dtype_text(value.dtype), list(value.shape), _base64(value.tobytes())]
 
 
 def _base64(value: bytes) -> str:
@@ -139,8 +146,8 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
     return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape)
 
 
-def _node(name: str, statics: str, *children: Any) -> Any:
-    cls = _named(name)
+def _node(path: str, statics: str, *children: Any) -> Any:
+    cls = _class(path, "node", object)
     return cls.tree_unflatten(deserialize(cls, statics.encode()), tuple(map(decode, children)))
 
 
@@ -148,11 +155,15 @@ def _name_of(value: Any) -> str:
     """`module:qualname`, if it leads back to this very object."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or name is None or _found(module, name) is not value:
-        raise StaticSerializationError(
-            f"{value!r} can't be named in an exported program: it is no importable function, class, enum, dtype, "
-            f"number, string, tuple or node. Define it at the top level of a module."
-        )
+        raise _unnamed(value)
     return f"{module}:{name}"
+
+
+def _unnamed(value: Any) -> StaticSerializationError:
+    return StaticSerializationError(
+        f"{value!r} can't be named in an exported program: it is no importable function, class, enum, simple dtype, "
+        f"number, string, tuple or node. Define it at the top level of a module."
+    )
 
 
 def _found(module: str, name: str) -> Any:
@@ -172,8 +183,20 @@ def _named(path: str) -> Any:
     return found
 
 
+def _class(path: str, kind: str, base: type[Any], attribute: str = "__node_spec__") -> Any:
+    """The class at `path`, if it is what the program says: a forged one must not call anything else."""
+    found = _named(path)
+    if not (isinstance(found, type) and issubclass(found, base) and hasattr(found, attribute)):
+        raise StaticSerializationError(f"{path} is no {kind}, as the program has it. It was changed, or {path} was.")
+    return found
+
+
 def _enum(path: str, name: str) -> Any:
-    return _named(path)[name]
+    return _class(path, "enum", enum.Enum, "__members__")[name]
+
+
+def _flag(path: str, value: int) -> Any:
+    return _class(path, "flag", enum.Flag, "__members__")(int(value))
 
 
 def _complex(real: str, imag: str) -> complex:
@@ -197,7 +220,7 @@ def _frozenset(*items: Any) -> frozenset[Any]:
 
 
 def _namedtuple(path: str, *items: Any) -> Any:
-    return _named(path)(*map(decode, items))
+    return tuple.__new__(_class(path, "named tuple", tuple, "_fields"), tuple(map(decode, items)))
 
 
 def _mapping(*items: Any) -> FrozenMapping[Any, Any]:
@@ -209,6 +232,7 @@ _DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyT
         "float": float.fromhex,
         "complex": _complex,
         "enum": _enum,
+        "flag": _flag,
         "dtype": np.dtype,
         "bytes": base64.b64decode,
         "FrozenArray": _frozen_array,

@@ -8,7 +8,11 @@ from typing import Any, cast
 import jax
 from jax.core import Tracer
 
+from treewright._nodes.exact import instance_key
 from treewright._nodes.node import pair_or_unfinished
+
+
+KEPT = "_kept_methods"  # a slot of Module: the methods that the instance gives again, by function
 
 
 class ModuleMethod:
@@ -22,13 +26,17 @@ class ModuleMethod:
         return getattr(self.function, "__isabstractmethod__", False)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self.function if instance is None else BoundMethod(self.function, instance)
+        if instance is None:
+            return self.function
+        kept: dict[Any, BoundMethod] | None = getattr(instance, KEPT, None)
+        found = None if kept is None else kept.get(self.function)
+        return BoundMethod(self.function, instance) if found is None else found
 
 
 class BoundMethod:
     """A method of one instance. A pytree: the instance is its child, the function its `aux_data`.
 
-    Two are equal when function and instance are, the instance by identity or, where it can be hashed, by value.
+    Two are equal when function and instance are: the instance as exactly as a static, and one with arrays by identity.
     """
 
     __slots__ = ("__func__", "__self__", "__weakref__")
@@ -61,22 +69,19 @@ class BoundMethod:
     def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__func__.__doc__
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BoundMethod) or self.__func__ is not other.__func__:
-            return False
-        if self.__self__ is other.__self__:
-            return True
+    def _identity(self) -> tuple[Any, Hashable]:
+        # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
         try:
-            return hash(self.__self__) == hash(other.__self__) and bool(self.__self__ == other.__self__)
+            return self.__func__, instance_key(self.__self__)
         except TypeError:
-            return False
+            return self.__func__, id(self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
 
     def __hash__(self) -> int:
         _keep_for_next_lookup(self)
-        try:
-            return hash((self.__func__, self.__self__))
-        except TypeError:
-            return hash((self.__func__, id(self.__self__)))
+        return hash(self._identity())
 
     def __repr__(self) -> str:
         return f"<method {self.__func__.__qualname__} of {self.__self__!r}>"
@@ -85,10 +90,7 @@ class BoundMethod:
         return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
-        try:
-            return (BoundMethod, self.__func__, key(self.__self__))
-        except TypeError:  # an instance with arrays: one method is the same static only for one instance
-            return (BoundMethod, self.__func__, id(self.__self__))
+        return (BoundMethod, self.__func__, instance_key(self.__self__, key))
 
 
 def _keep_for_next_lookup(method: BoundMethod) -> None:
@@ -99,14 +101,16 @@ def _keep_for_next_lookup(method: BoundMethod) -> None:
     hashes it; no other method is kept, since instance and method then hold each other until the garbage collector
     runs. Never inside a trace, where that would keep tracers alive.
     """
-    instance, name = method.__self__, getattr(method.__func__, "__name__", None)
-    if not isinstance(pair_or_unfinished(instance), tuple) or not isinstance(name, str):
+    instance = method.__self__
+    if not isinstance(pair_or_unfinished(instance), tuple) or not hasattr(type(instance), KEPT):
         return
-    declared = next((vars(base)[name] for base in type(instance).__mro__ if name in vars(base)), None)
-    if not isinstance(declared, ModuleMethod) or declared.function is not method.__func__:
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(instance)):
         return
-    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(instance)):
-        instance.__dict__.setdefault(name, method)
+    kept: dict[Any, BoundMethod] | None = getattr(instance, KEPT, None)
+    if kept is None:
+        kept = {}
+        object.__setattr__(instance, KEPT, kept)
+    kept.setdefault(method.__func__, method)
 
 
 def wrap_methods(cls: type[Any]) -> None:

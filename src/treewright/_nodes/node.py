@@ -228,15 +228,26 @@ def _seal(node: Any) -> None:
                 waiting[field.name] = field.convert(field.default_factory())
     _refuse_incomplete(spec, waiting)
     children = tuple(waiting[field.name] for field in spec.children)
-    for field, value in zip(spec.children, children, strict=True):
-        if value is node or getattr(value, "__self__", None) is node:
-            raise NodeInitError(
-                f"{spec.cls.__qualname__}.{field.name} was given the node itself, or one of its methods, so the node "
-                f"would contain itself without end. Look it up where it is used instead."
-            )
+    for field in spec.fields:
+        _refuse_itself(node, spec, field.name, waiting[field.name])
     statics = spec.table.intern(tuple(waiting[field.name] for field in spec.statics))
     node.__dict__.clear()
     _store(node, PAIR, (children, statics))
+
+
+def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
+    def stops(part: Any) -> bool:
+        return part is node or isinstance(pair_or_unfinished(part), Unfinished)
+
+    try:
+        parts = jax.tree.leaves(value, is_leaf=stops)
+    except ValueError:  # a dict whose keys can't be sorted: JAX says so when the node is flattened
+        return
+    if any(part is node for part in parts):
+        raise NodeInitError(
+            f"{spec.cls.__qualname__}.{name} was given the node itself, or one of its methods, so the node would "
+            f"contain itself without end. Look it up where it is used instead."
+        )
 
 
 def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jax.dtypes import prng_key
 
 from treewright._nodes.classes import class_of
+from treewright._nodes.exact import NoExactKeyError, exact_key
 from treewright._nodes.node import (
     Pair,
     finished_pair,
@@ -73,7 +74,8 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
 def equal(self: Any, other: object) -> Any:
     """A plain `bool`: same class, same statics, and children equal in structure, shape, dtype and value.
 
-    NaN equals itself. Fields with `compare=False` are left out.
+    NaN equals itself. Children that are no arrays compare as exactly as statics: `1`, `True` and `1.0` differ, and so
+    do `0.0` and `-0.0`. Fields with `compare=False` are left out.
 
     Raises:
         TracedComparisonError: If the answer depends on a traced value.
@@ -103,10 +105,9 @@ def equal(self: Any, other: object) -> Any:
 def _leaves_equal(left: Any, right: Any, place: str) -> bool:
     if left is right:
         return True
-    arrays = [isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right)]
+    arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)]
     if not any(arrays):
-        same_kind = type(left) is type(right) or not isinstance(left, int | float | complex)
-        return same_kind and (bool(left == right) or bool(left != left and right != right))  # noqa: PLR0124  NaN
+        return _scalars_equal(left, right)
     if not all(arrays) or left.shape != right.shape or left.dtype != right.dtype:
         return False
     if any(isinstance(leaf, Tracer) for leaf in (left, right)):
@@ -117,10 +118,43 @@ def _leaves_equal(left: Any, right: Any, place: str) -> bool:
     if jax.numpy.issubdtype(left.dtype, prng_key):
         left, right = jax.random.key_data(left), jax.random.key_data(right)
     a, b = np.asarray(left), np.asarray(right)
-    same: Any = a == b
-    if a.dtype != object:
-        same |= (a != a) & (b != b)  # noqa: PLR0124  NaN
+    if a.dtype == object:
+        return all(_leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
+    same: Any = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN
     return bool(np.all(same))
+
+
+def _scalars_equal(left: Any, right: Any) -> bool:
+    """As exactly as statics, since a node that can be hashed may be a static argument of a jitted function."""
+    try:
+        return bool(exact_key(left) == exact_key(right))
+    except NoExactKeyError:
+        same: Any = type(left) is type(right) and left == right
+    try:
+        return bool(same)
+    except ValueError:  # an array of answers
+        return bool(np.all(same))
+
+
+class _Hashed:
+    """Stands for a value whose hash is known: each value is hashed once, not once a level of nesting."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+def _hash_of_value(value: object) -> int:
+    """The hash of a value; where `==` of nodes is finer or coarser than Python's, that of its exact key."""
+    if hasattr(type(value), "__node_spec__"):
+        return hash(value)
+    try:
+        key = exact_key(value)
+    except NoExactKeyError:
+        return hash(value)
+    return hash(value) if key == (type(value), value) else hash(key)
 
 
 def hash_of(self: Any) -> int:
@@ -130,20 +164,19 @@ def hash_of(self: Any) -> int:
         TypeError: If a child holds an array, or anything else that can't be hashed.
     """
     spec, pair = spec_of(self), finished_pair(self)
-    values: list[Any] = []
+    values: list[_Hashed] = []
     for field in spec.fields:
         if not field.hash:
             continue
         value = field.value_in(pair)
         try:
-            hash(value)
+            values.append(_Hashed(_hash_of_value(value)))
         except TypeError as error:
             raise TypeError(
                 f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {class_of(value).__name__!r}, so the "
                 f"node has no hash. As an argument of a jitted function it needs none; as a static or a dict key it "
                 f"does, and then every child must be hashable."
             ) from error
-        values.append(value)
     return hash(tuple(values))
 
 

@@ -4,7 +4,10 @@ It is the `aux_data` of the node. `jit` compares it on every call; since equalit
 neither ours nor that of a static value.
 """
 
+import importlib
+import operator
 import threading
+import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -37,7 +40,7 @@ class Statics:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (interned, (self.table.owner, self.table.names, self.values))
+        return (interned, (self.table.owner, self.table.names, tuple(map(_by_name, self.values))))
 
 
 class StaticTable:
@@ -103,6 +106,33 @@ class StaticTable:
                 f"{name} a child (drop static()), give it a hashable form such as a tuple, by hand or with "
                 f"static(converter=treewright.freeze), or wrap it in a class with __hash__ and __eq__."
             ) from None
+
+
+class _Named:
+    """A value that a pickle holds by its import path, as pickle holds functions."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.path = (module, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (imported, self.path)
+
+
+def _by_name(value: Any) -> Any:
+    """Jitted functions such as `jnp.tanh` can't be pickled themselves, but most can be found again."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not callable(value) or isinstance(value, type | types.FunctionType) or module in {None, "__main__"} or not name:
+        return value
+    try:
+        found = imported(module, name)
+    except (ImportError, AttributeError):
+        return value
+    return _Named(module, name) if found is value else value
+
+
+def imported(module: str, name: str) -> Any:
+    """The value at an import path."""
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def interned(owner: type[Any], names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:

@@ -1,0 +1,107 @@
+"""The demo: it learns, it counts its traces, it draws, and it refuses bad arguments before it trains."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from matplotlib.image import imread
+
+from examples import digits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    """What a run that ends well prints."""
+    assert digits.main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_it_learns_the_digits_and_traces_once_for_each_activation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(capsys, "--epochs", 15, "--output", tmp_path / "new" / "folder")
+
+    (accuracy,) = (float(line.removeprefix("test accuracy: ")) for line in lines if line.startswith("test accuracy"))
+    assert accuracy >= 0.96
+    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have another shape.
+    assert lines[-3:] == [
+        "training step: 660 calls, 1 trace",
+        "with gelu now: 44 calls, 1 retrace",
+        "with relu again: 44 calls, 0 retraces",
+    ]
+
+
+def test_it_draws_the_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, "--epochs", 1, "--output", tmp_path)
+
+    assert f"curves of loss and accuracy: {tmp_path / 'digits.png'}" in lines
+    picture = imread(tmp_path / "digits.png")
+    height, width, _ = picture.shape
+    assert width > 1000
+    assert height > 400
+    assert picture.std() > 0.05  # not blank
+
+
+def test_it_counts_the_parameters_of_the_sizes_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, "--epochs", 1, "--hidden", 8, 4, "--batch-size", 700, "--output", tmp_path)
+
+    assert [line.split() for line in lines[1:8]] == [
+        ["model.layers[0].kernel", "(8,", "64)", "512"],
+        ["model.layers[0].bias", "(8,)", "8"],
+        ["model.layers[1].kernel", "(4,", "8)", "32"],
+        ["model.layers[1].bias", "(4,)", "4"],
+        ["model.layers[2].kernel", "(10,", "4)", "40"],
+        ["model.layers[2].bias", "(10,)", "10"],
+        ["all", "parameters", "606"],
+    ]
+    assert "training step: 2 calls, 1 trace" in lines
+
+
+def test_it_shows_a_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert digits.main(["--epochs", "2", "--hidden", "4", "--output", str(tmp_path)]) == 0
+
+    assert re.search(r"training: 100%.*2/2 .*loss=", capsys.readouterr().err)
+
+
+def test_the_seed_decides_the_split_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(seed: int) -> list[str]:
+        return lines_of(capsys, "--epochs", 1, "--seed", seed, "--output", tmp_path)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "--epochs: takes a whole number from 1 to 1000, got '0'"),
+        (["--epochs", "1.5"], "--epochs: takes a whole number from 1 to 1000, got '1.5'"),
+        (["--hidden", "64", "-3"], "--hidden: takes a whole number from 1 to 4096, got '-3'"),
+        (["--hidden"], "--hidden: expected at least one argument"),
+        (["--batch-size", "many"], "--batch-size: takes a whole number from 1 to 4096, got 'many'"),
+        (["--batch-size", "2000"], "--batch-size: takes at most the 1438 training images, got 2000"),
+        (["--learning-rate", "0"], "--learning-rate: takes a number above 0 and at most 1, got '0'"),
+        (["--learning-rate", "nan"], "--learning-rate: takes a number above 0 and at most 1, got 'nan'"),
+        (["--learning-rate", "fast"], "--learning-rate: takes a number above 0 and at most 1, got 'fast'"),
+        (["--seed", "-1"], "--seed: takes a whole number from 0 to 4294967295, got '-1'"),
+        (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+    ],
+)
+def test_a_bad_argument_ends_with_code_2_before_training(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_anyway(*_: object) -> None:
+        pytest.fail("it trained")
+
+    monkeypatch.setattr(digits, "run", train_anyway)
+
+    with pytest.raises(SystemExit) as caught:
+        digits.main(arguments)
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

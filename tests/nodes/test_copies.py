@@ -1,0 +1,251 @@
+"""Copies by `copy`, `pickle`, `cloudpickle` and other processes: as frozen as the original, as soon freed."""
+
+import concurrent.futures
+import contextlib
+import copy
+import dataclasses
+import gc
+import multiprocessing
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import count_traces
+from treewright import Module, field, pytree_dataclass, replace, static
+from treewright.errors import UnfinishedNodeError
+
+calls: list[str] = []
+
+
+def noted(value: Any) -> Any:
+    calls.append("converter")
+    return value
+
+
+def squared(x: Any) -> Any:
+    return x * x
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any = field(converter=noted)
+    bias: Any = None
+    start: dataclasses.InitVar[int] = 0
+    total: Any = field(init=False, default=0)
+    activation: Any = static(default=squared, converter=noted)
+
+    def __post_init__(self, start: int) -> None:
+        calls.append("__post_init__")
+
+    def __check_init__(self) -> None:
+        calls.append("__check_init__")
+
+    def __call__(self, x: Any) -> Any:
+        return self.activation(x * self.kernel)
+
+
+class Net(Module):
+    layers: Any
+    rate: float = static()
+
+    def __init__(self, size: int, rate: float = 0.5) -> None:
+        calls.append("__init__")
+        self.layers = [Layer(jnp.arange(float(size)))]
+        self.rate = rate
+
+    def __call__(self, x: Any) -> Any:
+        return self.layers[0](x) * self.rate
+
+
+class Plain(Module):
+    value: Any
+
+
+@pytree_dataclass
+class Box:
+    value: Any
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {n}": lambda node, n=n: pickle.loads(pickle.dumps(node, n)) for n in range(6)},
+    "cloudpickle": lambda node: pickle.loads(cloudpickle.dumps(node)),
+    "tree.map": lambda node: jax.tree.map(lambda leaf: leaf, node),
+    "replace": replace,
+}
+
+copies = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+
+
+@contextlib.contextmanager
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@copies
+def test_a_copy_is_another_equal_node(copied: Callable[[Any], Any]) -> None:
+    for node in (Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})):
+        found = copied(node)
+        assert found is not node
+        assert type(found) is type(node)
+        assert found == node
+        assert repr(found) == repr(node)
+        assert jax.tree.structure(found) == jax.tree.structure(node)
+
+
+@copies
+def test_no_constructor_converter_or_check_runs_for_a_copy(copied: Callable[[Any], Any]) -> None:
+    net = Net(3)
+    calls.clear()
+    copied(net)
+    assert calls == []
+
+
+@copies
+def test_a_copy_is_as_frozen_as_the_original(copied: Callable[[Any], Any]) -> None:
+    net = copied(Net(3))
+    for node, name in [(net, "layers"), (net, "rate"), (net.layers[0], "kernel"), (net.layers[0], "total")]:
+        before = repr(node)
+        for change in (setattr, object.__setattr__):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}' of a"):
+                change(node, name, 1)
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"field '{name}' of a"):
+            delattr(node, name)
+        assert repr(node) == before
+
+
+@copies
+def test_a_copy_is_freed_with_its_last_reference(copied: Callable[[Any], Any]) -> None:
+    with no_garbage_collector():
+        for node in (Net(3), Box([1, {"a": jnp.ones(2)}])):
+            found = copied(node)
+            assert repr(found) == repr(node)
+            assert found == node
+            gone = weakref.ref(found)
+            del found
+            assert gone() is None
+
+
+@copies
+def test_a_copy_shares_the_statics_so_jit_does_not_trace_again(copied: Callable[[Any], Any]) -> None:
+    counted = count_traces(lambda net: net(1.0).sum())
+    apply = jax.jit(counted)
+    net = Net(3)
+    assert copied(net).tree_flatten()[1] is net.tree_flatten()[1]
+    assert apply(net) == apply(copied(net))
+    assert counted.count == 1
+
+
+@pytest.mark.parametrize("name", [name for name in COPIES if name.startswith(("deepcopy", "pickle", "cloud"))])
+def test_cycles_are_copied(name: str) -> None:
+    items: list[Any] = []
+    box = Box(items)
+    items.append(box)
+    found = COPIES[name](box)
+    assert found is not box
+    assert found.value is not items
+    assert found.value[0] is found
+
+
+def test_copy_shares_the_children_and_deepcopy_copies_them_once() -> None:
+    shared = [1]
+    box = Box([shared, {"again": shared}])
+    assert copy.copy(box).value is box.value
+    found = copy.deepcopy(box)
+    assert found.value[0] is found.value[1]["again"] is not shared
+    shared.append(2)
+    assert found == Box([[1], {"again": [1]}])
+    both = copy.deepcopy([box, box])
+    assert both[0] is both[1] is not box
+
+
+def test_methods_and_treedefs_are_pickled() -> None:
+    net = Net(3)
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        assert jnp.array_equal(pickle.loads(dumps(net.__call__))(2.0), net(2.0))
+        treedef = pickle.loads(dumps(jax.tree.structure(net)))
+        assert treedef == jax.tree.structure(net)
+        assert jax.tree.unflatten(treedef, jax.tree.leaves(net)) == net
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.gelu, jnp.exp, jax.lax.tanh, np.tanh, abs, len])
+def test_functions_as_statics_are_pickled_by_name(function: Any) -> None:
+    layer = Layer(1.0, activation=function)
+    for copied in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
+        found = copied(layer)
+        assert found.activation is function
+        assert found == layer
+
+
+def test_a_whole_node_is_not_filled_again() -> None:
+    layer = Layer(1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="__setstate__"):
+        layer.__setstate__(Layer(2.0).tree_flatten())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert layer.kernel == 1.0
+
+
+def test_an_unfinished_node_is_not_copied() -> None:
+    empty = object.__new__(Box)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps, replace):
+        with pytest.raises(UnfinishedNodeError, match="an unfinished Box"):
+            copied(empty)
+
+
+def class_of_version(*children: str, statics: tuple[str, ...] = ()) -> Any:
+    """`Version`, importable from this module, with these fields."""
+    body = {name: static() for name in statics}
+    annotations = dict.fromkeys((*children, *statics), Any)
+    return type(Module)("Version", (Module,), {"__module__": __name__, "__annotations__": annotations, **body})
+
+
+@pytest.mark.parametrize("later", [{"statics": ("c", "d")}, {"statics": ()}])
+def test_a_pickle_of_a_class_that_has_other_statics_now_is_refused(
+    monkeypatch: pytest.MonkeyPatch, later: dict[str, Any]
+) -> None:
+    before = class_of_version("a", statics=("c",))
+    monkeypatch.setattr(sys.modules[__name__], "Version", before, raising=False)
+    data = pickle.dumps(before(1, 2))
+    monkeypatch.setattr(sys.modules[__name__], "Version", class_of_version("a", **later))
+    with pytest.raises(TypeError, match=r"static fields c of Version, which now has .*another version of the class"):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("later", [("a", "b"), ("b",), ()])
+def test_a_pickle_of_a_class_that_has_other_children_now_is_refused(
+    monkeypatch: pytest.MonkeyPatch, later: tuple[str, ...]
+) -> None:
+    before = class_of_version("a")
+    monkeypatch.setattr(sys.modules[__name__], "Version", before, raising=False)
+    data = pickle.dumps(before(1))
+    monkeypatch.setattr(sys.modules[__name__], "Version", class_of_version(*later))
+    with pytest.raises(TypeError, match=r"Version.*another version of the class"):
+        pickle.loads(data)
+
+
+# Other processes
+
+
+def doubled(net: Net) -> tuple[Net, Any]:
+    return jax.tree.map(lambda leaf: 2 * leaf, net), net(1.0)
+
+
+def test_nodes_travel_to_a_spawned_process_and_back() -> None:
+    net = Net(3, rate=0.25)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        found, output = pool.submit(doubled, net).result(timeout=120)
+    assert found == jax.tree.map(lambda leaf: 2 * leaf, net)
+    assert jnp.array_equal(output, net(1.0))
+    assert jax.tree.structure(found) == jax.tree.structure(net)

@@ -1,0 +1,404 @@
+"""`==` gives a plain bool for any leaves, `hash` goes by value, and the two agree."""
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, buffer, field, pytree_dataclass, static
+from treewright.errors import TracedComparisonError, UnfinishedNodeError
+
+NAN = float("nan")
+Pair = collections.namedtuple("Pair", ["left", "right"])  # noqa: PYI024  of no types
+
+
+@pytree_dataclass
+class Box:
+    value: Any
+
+
+@pytree_dataclass
+class Crate:
+    value: Any
+
+
+class SmallBox(Box):
+    pass
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any
+    bias: Any = None
+    width: Any = static(default=3)
+
+
+class Net(Module):
+    layer: Layer
+    name: str = static()
+
+    def __init__(self, layer: Layer, name: str = "net") -> None:
+        self.layer = layer
+        self.name = name
+
+
+class Elementwise:
+    """Compares as arrays of other libraries do."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> Any:
+        assert isinstance(other, Elementwise)
+        return np.array(self.values) == np.array(other.values)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+def not_a_number() -> float:
+    """A NaN that is no other NaN object."""
+    return float("nan")
+
+
+LEAVES: dict[str, Callable[[], Any]] = {
+    "f32[2,3]": lambda: jnp.ones((2, 3)),
+    "0-d": lambda: jnp.asarray(1.0),
+    "no elements": lambda: jnp.zeros((0, 3)),
+    "bfloat16": lambda: jnp.ones(3, jnp.bfloat16),
+    "float8": lambda: jnp.ones(3, jnp.float8_e4m3fn),
+    "int4": lambda: jnp.ones(3, jnp.int4),
+    "bool": lambda: jnp.array([True, False]),
+    "complex": lambda: jnp.ones(2, jnp.complex64),
+    "typed key": lambda: jax.random.key(0),
+    "typed keys": lambda: jax.random.split(jax.random.key(0), 3),
+    "raw key": lambda: jax.random.PRNGKey(0),
+    "sharded": lambda: jax.device_put(jnp.arange(4), jax.NamedSharding(jax.make_mesh((4,), ("x",)), jax.P("x"))),
+    "numpy": lambda: np.arange(6.0).reshape(2, 3),
+    "numpy scalar": lambda: np.float32(1.5),
+    "numpy strings": lambda: np.array(["a", "b"]),
+    "numpy records": lambda: np.array([(1, NAN)], [("a", int), ("b", float)]),
+    "numpy times": lambda: np.array(["2020-01-01", "NaT"], "datetime64[s]"),
+    "numpy objects": lambda: np.array([{"a": 1}, not_a_number(), "s"], object),
+    "numpy objects that are arrays": lambda: np.array([np.ones(2), None], object),
+    "int": lambda: 10**20,
+    "float": lambda: 0.5,
+    "True": lambda: True,
+    "str": lambda: str(10**5),
+    "bytes": lambda: bytes([1, 2]),
+    "None": lambda: None,
+    "ShapeDtypeStruct": lambda: jax.ShapeDtypeStruct((2,), jnp.float32),
+    "PartitionSpec": lambda: jax.P("x"),
+    "range": lambda: range(3),
+    "set": lambda: {1, 2},
+    "function": lambda: jax.nn.relu,
+    "elementwise ==": lambda: Elementwise(1, 2),
+    "NaN": not_a_number,
+    "complex NaN": lambda: complex(NAN, 0.0),
+    "NaN in an array": lambda: jnp.array([1.0, NAN]),
+    "NaN in bfloat16": lambda: jnp.array([1.0, NAN], jnp.bfloat16),
+    "0-d NaN": lambda: jnp.asarray(NAN),
+    "numpy NaN": lambda: np.float32("nan"),
+    "list": lambda: [jnp.ones(2), [1, "a"], []],
+    "tuple": lambda: (1, not_a_number()),
+    "namedtuple": lambda: Pair(1, jnp.ones(2)),
+    "dict": lambda: {"a": jnp.ones(2), "b": {"c": None}},
+    "node": lambda: Layer(jnp.ones(2), [jnp.zeros(1)]),
+    "Module": lambda: Net(Layer(jnp.ones(2), not_a_number())),
+}
+
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "value": (jnp.ones(3), jnp.array([1.0, 1.0, 2.0])),
+    "shape": (jnp.ones((2, 3)), jnp.ones((3, 2))),
+    "shape of no elements": (jnp.zeros((0, 3)), jnp.zeros((0, 4))),
+    "rank": (jnp.ones(1), jnp.ones(())),
+    "shapes that broadcast": (jnp.ones((2, 3)), jnp.ones(3)),
+    "dtype": (jnp.ones(3, jnp.float32), jnp.ones(3, jnp.bfloat16)),
+    "dtype, int or float": (jnp.ones(3, jnp.int32), jnp.ones(3, jnp.float32)),
+    "byte order": (np.ones(3, ">f4"), np.ones(3, "<f4")),
+    "key": (jax.random.key(0), jax.random.key(1)),
+    "implementation of a key": (jax.random.key(0), jax.random.key(0, impl="rbg")),
+    "key and its data": (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+    "NaN and a number": (jnp.array([NAN, 1.0]), jnp.array([1.0, NAN])),
+    "NaN and a Python number": (NAN, 1.0),
+    "array and Python number": (jnp.asarray(1.0), 1.0),
+    "array and list": (jnp.ones(2), [1.0, 1.0]),
+    "array and None": (jnp.ones(2), None),
+    "array and str": (np.array("a"), "a"),
+    "array and its shape": (jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)),
+    "numpy and Python number": (np.int64(1), 1),
+    "number": (1, 2),
+    "int and float": (1, 1.0),
+    "int and bool": (1, True),
+    "bool and float": (True, 1.0),
+    "int and enum": (1, Color.RED),
+    "int and Fraction": (1, Fraction(1)),
+    "str": ("a", "b"),
+    "str and bytes": ("a", b"a"),
+    "str and None": ("", None),
+    "list and tuple": ([1], (1,)),
+    "tuple and namedtuple": ((1, 2), Pair(1, 2)),
+    "dict keys": ({"a": 1}, {"b": 1}),
+    "dict and OrderedDict": ({"a": 1}, collections.OrderedDict(a=1)),
+    "length": ([1, 2], [1]),
+    "nesting": ([1, [2]], [[1], 2]),
+    "statics of a node": (Layer(1, width=3), Layer(1, width=4)),
+    "statics told apart exactly": (Layer(1, width=1), Layer(1, width=True)),
+    "class of a node": (Box(1), Crate(1)),
+    "a node and its subclass": (Box(1), SmallBox(1)),
+    "objects": (object(), object()),
+    "elementwise ==": (Elementwise(1, 2), Elementwise(1, 3)),
+}
+
+
+@pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
+def test_two_nodes_with_the_same_leaf_are_equal(make: Callable[[], Any]) -> None:
+    assert (Box(make()) == Box(make())) is True
+    assert (Box(make()) != Box(make())) is False
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
+def test_two_nodes_with_different_leaves_differ_in_both_orders(one: Any, other: Any) -> None:
+    assert (Box(one) == Box(other)) is False
+    assert (Box(other) == Box(one)) is False
+    assert (Box(one) != Box(other)) is True
+
+
+def test_arrays_compare_by_value_wherever_they_are_kept() -> None:
+    assert Box(jnp.ones(3)) == Box(np.ones(3, np.float32))
+    assert Box(jnp.asarray(1.0)) == Box(np.float32(1.0))
+    assert Box(jnp.asarray(1.0)) == Box(jnp.float32(1.0))  # weakly typed or not
+    assert Box(jax.device_put(jnp.ones(3), jax.devices()[1])) == Box(jnp.ones(3))
+
+
+def test_one_difference_among_many_fields_is_found() -> None:
+    assert Layer(jnp.ones(2), jnp.zeros(2)) != Layer(jnp.ones(2), jnp.ones(2))
+    assert Net(Layer(jnp.ones(2)), "a") != Net(Layer(jnp.ones(2)), "b")
+    assert Net(Layer(jnp.ones(2))) != Net(Layer(jnp.zeros(2)))
+
+
+def test_another_type_is_asked_in_turn() -> None:
+    assert Box(1) != 1
+    assert Box(1) != (1,)
+    assert Box(1) == mock.ANY
+    assert Box(1).__eq__(Crate(1)) is NotImplemented
+
+
+def test_a_node_is_equal_to_itself_whatever_it_holds() -> None:
+    changing: list[Any] = [Elementwise(1)]
+    box = Box(changing)
+    changing.append(NAN)
+    assert box == box
+
+
+def test_nodes_are_found_in_lists_by_value() -> None:
+    layers = [Layer(jnp.ones(2)), Layer(jnp.zeros(3))]
+    assert Layer(jnp.zeros(3)) in layers
+    assert layers.index(Layer(jnp.zeros(3))) == 1
+
+
+def test_fields_that_are_not_compared_are_left_out_of_equality_and_hash() -> None:
+    @pytree_dataclass
+    class Log:
+        value: Any
+        steps: Any = field(default=0, compare=False)
+        mean: Any = buffer(default=0, compare=False)
+        note: Any = dataclasses.field(default="", compare=False)
+        key: Any = field(default=0, hash=False)
+
+    one, other = Log(1, jnp.ones(3), jnp.ones(2), "a"), Log(1, jnp.ones(4), None, "b")
+    assert one == other
+    assert hash(one) == hash(other) == hash((1,))
+    assert one != Log(2, jnp.ones(3), jnp.ones(2), "a")
+    assert one != Log(1, key=1)
+
+
+# Under tracing
+
+
+def test_comparing_a_traced_node_says_which_field_is_traced() -> None:
+    layer = Layer(jnp.ones(()), jnp.ones(()))
+
+    def compare(traced: Layer) -> Any:
+        return traced.kernel if traced == layer else traced.bias
+
+    for transform in (jax.jit, jax.grad, jax.vmap):
+        argument = jax.tree.map(lambda leaf: leaf[None], layer) if transform is jax.vmap else layer
+        with pytest.raises(
+            TracedComparisonError, match=r"Layer\.kernel is traced.*can't answer with a bool.*array_equal"
+        ):
+            transform(compare)(argument)
+    with pytest.raises(TracedComparisonError, match=r"Layer\.bias is traced"):
+        jax.jit(lambda bias: Layer(1.0, bias) == Layer(1.0, jnp.ones(())))(jnp.ones(()))
+    with pytest.raises(TracedComparisonError, match=r"Box\.value is traced"):
+        jax.jit(lambda key: Box([key]) == Box([jax.random.key(0)]))(jax.random.key(0))
+
+
+def test_what_can_be_told_without_values_is_told_under_tracing() -> None:
+    @jax.jit
+    def compare(layer: Layer) -> None:
+        assert layer == layer
+        assert layer != Layer(layer.kernel, layer.bias, width=4)
+        assert layer != Layer(layer.kernel[None], layer.bias)
+        assert layer != Layer(layer.kernel.astype(jnp.bfloat16), layer.bias)
+        assert layer != Layer([layer.kernel], layer.bias)
+        assert layer == Layer(layer.kernel, layer.bias)  # the very same tracers
+        assert layer != Box(layer)
+
+    compare(Layer(jnp.ones(3), jnp.ones(2)))
+
+
+def test_a_traced_field_that_is_not_compared_is_no_problem() -> None:
+    @pytree_dataclass
+    class Step:
+        count: int = static()
+        loss: Any = field(compare=False)
+
+    assert jax.jit(lambda loss: jnp.asarray(Step(1, loss) == Step(1, 0.0)))(1.0)
+
+
+# Hash
+
+
+@pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
+def test_equal_nodes_have_equal_hashes_or_none(make: Callable[[], Any]) -> None:
+    one, other = Box(make()), Box(make())
+    try:
+        found = hash(one)
+    except TypeError:
+        with pytest.raises(TypeError, match=r"unhashable type: Box\.value"):
+            hash(other)
+    else:
+        assert found == hash(other)
+        assert {one: "found"}[other] == "found"
+
+
+def test_the_hash_is_that_of_the_fields_as_a_tuple() -> None:
+    assert hash(Layer(1, "a", 2)) == hash((1, "a", 2))
+    assert hash(Layer(Layer(1), (None,))) == hash((Layer(1), (None,), 3))
+    assert hash(Layer(1)) != hash(Layer(2))
+
+
+@pytest.mark.parametrize("value", [jnp.ones(2), jnp.asarray(1), np.ones(2), [1], {}, set[int](), jax.random.key(0)])
+def test_a_node_that_holds_what_cannot_be_hashed_says_which_field(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"unhashable type: Layer\.bias holds .*every child must be hashable"):
+        hash(Layer(1, value))
+    with pytest.raises(TypeError, match=r"unhashable type: Net\.layer holds 'Layer'") as nested:
+        hash(Net(Layer(value)))
+    assert "Layer.kernel" in str(nested.value.__cause__)
+
+
+def test_the_hash_of_a_traced_node_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"unhashable type: Box\.value"):
+        jax.jit(lambda box: hash(box))(Box(1.0))
+
+
+@pytest.mark.parametrize("fields", [1, 2])
+def test_the_hash_looks_at_each_node_once(fields: int) -> None:
+    looks = 0
+
+    class Leaf:
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return 1
+
+    node: Any = Leaf()
+    for _ in range(10):
+        node = Box(node) if fields == 1 else Layer(1, node)
+    hash(node)
+    assert looks == 1
+
+
+# Comparison of one's own
+
+
+def test_without_eq_a_node_is_compared_and_hashed_by_identity() -> None:
+    @pytree_dataclass(eq=False)
+    class Decorated:
+        value: Any
+
+    class Subclass(Module, eq=False):
+        value: Any
+
+    for cls in (Decorated, Subclass):
+        node = cls([jnp.ones(2)])
+        assert node == node
+        assert node != cls(node.value)
+        assert hash(node) == object.__hash__(node)
+
+
+def test_own_comparison_and_hash_are_kept_and_inherited_by_modules() -> None:
+    class Cell(Module):
+        value: Any
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, str)
+
+        def __hash__(self) -> int:
+            return 7
+
+    class BigCell(Cell):
+        size: int = 3
+
+    for node in (Cell(1), BigCell(1)):
+        assert node == "anything"
+        assert node != 1
+        assert hash(node) == 7
+
+
+def test_own_comparison_and_hash_are_kept_on_decorated_classes_and_inherited_without_the_decorator() -> None:
+    @pytree_dataclass
+    class Cell:
+        value: Any
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, str)
+
+        def __hash__(self) -> int:
+            return 7
+
+    class SameCell(Cell):
+        pass
+
+    for node in (Cell(1), SameCell(1)):
+        assert node == "anything"
+        assert hash(node) == 7
+
+
+def test_a_mixin_before_module_brings_its_comparison() -> None:
+    class ByName:
+        def __eq__(self, other: object) -> bool:
+            return type(self).__name__ == type(other).__name__
+
+        def __hash__(self) -> int:
+            return 5
+
+    class First(ByName, Module):
+        value: Any
+
+    class Last(Module, ByName):
+        value: Any
+
+    assert First(1) == First(2)
+    assert hash(First(1)) == 5
+    assert Last(1) != Last(2)
+
+
+def test_a_node_that_was_never_finished_is_not_compared() -> None:
+    empty = object.__new__(Box)
+    with pytest.raises(UnfinishedNodeError, match="unfinished Box"):
+        assert empty == Box(1)
+    with pytest.raises(UnfinishedNodeError, match="unfinished Box"):
+        hash(empty)

@@ -1,0 +1,384 @@
+"""Exported programs carry our treedefs to other processes: by names and values, never by pickles."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, pytree_dataclass, static
+from treewright._nodes.export import decode, deserialize, encode
+from treewright.errors import StaticSerializationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+MODELS = """
+import enum
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treewright import Module, Static, field, freeze, pytree_dataclass, static
+
+
+class Color(enum.Enum):
+    RED = 1
+    CRIMSON = 1  # an alias
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Mode(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any = None
+
+
+class Single(NamedTuple):
+    only: Any
+
+
+def twice(x):
+    return 2 * x
+
+
+class Outer:
+    class Inner:
+        @staticmethod
+        def helper(x):
+            return x
+
+
+@pytree_dataclass
+class Settings:
+    rate: float
+    mode: str = static(default="train")
+
+
+@pytree_dataclass
+class DataNet:
+    weight: Any
+    value: Any = static()
+
+
+class ModuleNet(Module):
+    weight: Any
+    inner: Any
+    value: Any = static()
+    name: str = static(default="net")
+
+
+def net(value):
+    return ModuleNet({"w": jnp.arange(3.0)}, DataNet(jnp.ones(2), value), value)
+
+
+def double(node):
+    return jax.tree.map(twice, node)
+
+
+VALUES = {
+    "text": "snow \\u2603 and a lone surrogate \\ud800",
+    "int": 1,
+    "big int": -(10**30),
+    "True": True,
+    "float": 1.0,
+    "0.1": 0.1,
+    "-0.0": -0.0,
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+    "complex": complex(-0.0, float("nan")),
+    "None": None,
+    "bytes": b"\\x00\\xff",
+    "empty tuple": (),
+    "tuple": (1, (True, -0.0, "x"), None),
+    "frozenset": frozenset({1, "a", (2, None)}),
+    "enum": Color.RED,
+    "enum alias": Color.CRIMSON,
+    "IntEnum": Level.LOW,
+    "flag": Mode.READ,
+    "two flags": Mode.READ | Mode.WRITE,
+    "dtype": np.dtype("float32"),
+    "bfloat16 dtype": np.dtype(jnp.bfloat16),
+    "swapped dtype": np.dtype("float32").newbyteorder(),
+    "string dtype": np.dtype("U3"),
+    "numpy float": np.float32(-0.0),
+    "numpy NaN": np.float64("nan"),
+    "numpy bool": np.bool_(True),
+    "numpy int": np.int8(-3),
+    "numpy complex": np.complex64(1j),
+    "numpy bfloat16": np.dtype(jnp.bfloat16).type(1.5),
+    "numpy date": np.datetime64("2020-01-01"),
+    "numpy str": np.str_("abc"),
+    "frozen array": freeze(np.arange(6.0).reshape(2, 3)),
+    "frozen scalar": freeze(np.array(2.5)),
+    "frozen empty array": freeze(np.zeros((0, 2), np.int8)),
+    "frozen bfloat16": freeze(np.ones(2, jnp.bfloat16)),
+    "frozen swapped array": freeze(np.arange(3, dtype=np.dtype("int16").newbyteorder())),
+    "frozen strings": freeze(np.array(["a", "bcd"])),
+    "frozen mapping": freeze({"sizes": [64, 64], "flags": {True}, (1, 2): {"x": None}}),
+    "named tuple": Pair(1, ("a", Single(2.0))),
+    "function": twice,
+    "builtin": len,
+    "jax.nn.relu": jax.nn.relu,
+    "jnp.tanh": jnp.tanh,
+    "np.tanh": np.tanh,
+    "class": Settings,
+    "builtin class": int,
+    "jnp.float32": jnp.float32,
+    "nested class": Outer.Inner,
+    "static method": Outer.Inner.helper,
+    "node": Settings(1e-3, "eval"),
+    "node in a node": Static((Settings(-0.0), Static("x"))),
+}
+"""
+
+READER = """
+import json, pathlib, pickle, sys
+import jax
+import numpy as np
+import exported_models as models
+
+def refuse(*args, **kwargs):
+    raise AssertionError("something was unpickled")
+
+pickle.loads = pickle.load = pickle.Unpickler = refuse
+outcomes = {}
+for number, (name, value) in enumerate(models.VALUES.items()):
+    try:
+        exported = jax.export.deserialize((pathlib.Path(sys.argv[1]) / str(number)).read_bytes())
+        node = models.net(value)
+        result = exported.call(node)
+        assert jax.tree.structure(result) == jax.tree.structure(node), "the treedef differs"
+        assert result.value is node.value, "the static differs"
+        assert type(result.value) is type(value), "the type of the static differs"
+        jax.tree.map(np.testing.assert_array_equal, result, models.double(node))
+        outcomes[name] = "ok"
+    except Exception as error:
+        outcomes[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The module `exported_models`, imported here; other processes import it from the same file."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "exported_models.py").write_text(MODELS, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("exported_models")
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def outcomes(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a new process, with another hash seed, says of each value's program."""
+    programs = tmp_path_factory.mktemp("programs")
+    refused = {}
+    for number, (name, value) in enumerate(models.VALUES.items()):
+        try:
+            exported = jax.export.export(jax.jit(models.double))(models.net(value))
+            (programs / str(number)).write_bytes(exported.serialize())
+        except StaticSerializationError as error:
+            refused[name] = str(error)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "7"}
+    command = [sys.executable, "-c", READER, str(programs)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    read: dict[str, str] = json.loads(run.stdout)
+    return read | refused
+
+
+NAMES = [line.split('"')[1] for line in MODELS.partition("VALUES = {")[2].splitlines() if line.startswith('    "')]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_static_goes_with_an_exported_program_to_a_new_process(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[name] == "ok"
+
+
+def test_every_value_is_read_in_the_new_process(models: Any, outcomes: dict[str, str]) -> None:
+    assert list(models.VALUES) == NAMES
+    assert set(outcomes) == set(NAMES)
+
+
+# Refused
+
+
+@pytree_dataclass
+class Holder:
+    leaf: Any
+    value: Any = static()
+
+
+class ModuleHolder(Module):
+    leaf: Any
+    value: Any = static()
+
+
+def exported(node: Any) -> bytes:
+    program: Any = jax.export.export(jax.jit(lambda same: same))(node)
+    return bytes(program.serialize())
+
+
+@pytest.mark.parametrize("make", [Holder, ModuleHolder])
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: (1, f), lambda f: frozenset({f})])
+def test_a_lambda_is_refused_by_class_and_field(make: Any, wrap: Any) -> None:
+    message = rf"{make.__qualname__}\.value: <function .*<lambda>.* can't be named in an exported program.*top level"
+    with pytest.raises(StaticSerializationError, match=message):
+        exported([make(1.0, wrap(lambda x: x))])
+
+
+def test_a_lambda_deep_in_a_static_node_is_refused_by_the_fields_on_the_way() -> None:
+    with pytest.raises(StaticSerializationError, match=r"^ModuleHolder\.value: Holder\.value: <function .*<lambda>"):
+        exported(ModuleHolder(1.0, Holder(2.0, lambda x: x)))
+
+
+class NamedLike(tuple[int, ...]):
+    """A tuple of its own class, and no named tuple."""
+
+    __slots__ = ()
+
+
+UNNAMEABLE = {
+    "a local class": type("Local", (), {}),
+    "an object": object(),
+    "a structured dtype": np.dtype([("a", np.float32)]),
+    "a tuple of a class of its own": NamedLike((1, 2)),
+    "a function under another's name": type("Fake", (), {"__module__": __name__, "__qualname__": "exported"})(),
+}
+
+
+@pytest.mark.parametrize("value", UNNAMEABLE.values(), ids=list(UNNAMEABLE))
+def test_what_has_no_name_is_refused_when_it_is_written(value: object) -> None:
+    with pytest.raises(StaticSerializationError, match=r"^Holder\.value: .* can't be named in an exported program"):
+        exported(Holder(1.0, value))
+
+
+def written(value: Any) -> Any:
+    """What `encode` writes, as it comes back from JSON."""
+    return json.loads(json.dumps(encode(value)))
+
+
+def test_a_function_that_is_gone_is_named_when_it_is_read(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+    program = exported(Holder(1.0, models.twice))
+    monkeypatch.delattr(models, "twice")
+
+    message = r"exported_models:twice was not found.*import exported_models before reading"
+    with pytest.raises(StaticSerializationError, match=message):
+        jax.export.deserialize(bytearray(program))
+
+
+def test_a_module_that_is_not_imported_is_not_imported_by_reading(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+    program = exported(Holder(1.0, models.Color.RED))
+    monkeypatch.delitem(sys.modules, "exported_models")
+
+    with pytest.raises(StaticSerializationError, match=r"exported_models:Color was not found.*import exported_models"):
+        jax.export.deserialize(bytearray(program))
+
+    assert "exported_models" not in sys.modules
+
+
+def test_a_class_with_other_static_fields_is_refused_when_it_is_read() -> None:
+    data = json.dumps({"size": 3}).encode()
+
+    message = r"exported program has the static fields size of Holder, which now has value\. Export it again"
+    with pytest.raises(StaticSerializationError, match=message):
+        deserialize(Holder, data)
+
+
+def test_a_kind_that_is_not_known_is_refused_when_it_is_read() -> None:
+    with pytest.raises(StaticSerializationError, match=r"'pickle' is no kind of static value that this version"):
+        decode(["pickle", "gASV"])
+
+
+# Nothing runs
+
+
+def test_nothing_is_pickled_or_unpickled(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a pickle was used")
+
+    for name in ("loads", "load", "dumps", "dump", "Unpickler", "Pickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    node = models.net(models.Pair(models.twice, models.Color.RED))
+
+    assert jax.export.deserialize(bytearray(exported(node))).in_tree == jax.tree.structure(((node,), {}))
+
+
+class Counted(NamedTuple):
+    made: int
+
+
+FORGED = [
+    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", "{}"]),
+    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", "{}"], ["namedtuple", f"{__name__}:Holder", 1]),
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=str)
+def test_a_forged_program_calls_nothing(forged: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StaticSerializationError, match=rf"{forged[1]}.* is no (named tuple|enum|node)"):
+        decode(forged)
+
+    assert capsys.readouterr().out == ""
+
+
+# Classes of one name
+
+
+def local_module() -> Any:
+    class Net(Module):
+        weight: Any
+        name: str = static(default="net")
+
+    return Net
+
+
+def local_dataclass() -> Any:
+    @pytree_dataclass
+    class Net:
+        weight: Any
+        name: str = static(default="net")
+
+    return Net
+
+
+@pytest.mark.parametrize("make_class", [local_module, local_dataclass])
+def test_two_classes_of_one_name_do_not_clash(make_class: Callable[[], Any]) -> None:
+    nodes = [make_class()(jnp.ones(2)) for _ in range(3)]
+
+    read: list[Any] = [jax.export.deserialize(bytearray(exported(node))) for node in nodes]
+
+    for program, node in zip(read, nodes, strict=True):
+        assert type(program.call(node)) is type(node)
+        assert program.in_tree == jax.tree.structure(((node,), {}))
+    with pytest.raises(ValueError, match="their Python types differ"):
+        read[0].call(nodes[1])
+
+
+def test_a_frozen_array_keeps_its_values_whatever_its_byte_order(models: Any) -> None:
+    for name in ("frozen swapped array", "frozen array", "frozen strings"):
+        value = models.VALUES[name]
+        back = decode(written(value))
+        assert back.dtype == value.dtype
+        np.testing.assert_array_equal(back, value)

@@ -1,0 +1,353 @@
+"""`freeze`: what lists, dicts, sets and numpy arrays become, and that it can neither change nor be mistaken."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import count_traces
+from treewright import FrozenArray, FrozenMapping, Module, freeze, pytree_dataclass, static
+from treewright.errors import StaticFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 0
+
+
+@pytree_dataclass
+class Layer:
+    x: Any
+    setting: Any = static(converter=freeze)
+
+
+class Table(Module):
+    rows: Any = static(converter=freeze)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+NESTED = {"sizes": [64, [32]], "names": {"a"}, "point": Point([1], {"b": bytearray(b"c")}), "rate": 0.5}
+
+
+def test_freeze_goes_all_the_way_down() -> None:
+    frozen = freeze(NESTED)
+
+    assert type(frozen) is FrozenMapping
+    assert dict(frozen) == {
+        "sizes": (64, (32,)),
+        "names": frozenset({"a"}),
+        "point": Point((1,), FrozenMapping({"b": b"c"})),
+        "rate": 0.5,
+    }
+    assert type(frozen["point"]) is Point
+    assert hash(frozen) == hash(freeze(copy.deepcopy(NESTED)))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([1], tuple),
+        ((1, [2]), tuple),
+        ({1: 2}, FrozenMapping),
+        (collections.OrderedDict(a=1), FrozenMapping),
+        (collections.defaultdict(list, a=[1]), FrozenMapping),
+        ({1}, frozenset),
+        (frozenset({1}), frozenset),
+        (bytearray(b"a"), bytes),
+        (np.ones(2), FrozenArray),
+    ],
+)
+def test_each_mutable_kind_has_one_frozen_kind(value: Any, kind: type) -> None:
+    assert type(freeze(value)) is kind
+    assert isinstance(hash(freeze(value)), int)
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.5, "ab", b"ab", range(3), len, int, object(), types.SimpleNamespace(a=1)])
+def test_anything_else_is_returned_as_it_is(value: Any) -> None:
+    assert freeze(value) is value
+
+
+def test_a_jax_array_is_returned_as_it_is_and_then_refused() -> None:
+    array = jnp.ones(2)
+
+    assert freeze(array) is array
+    with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array, f32\[2\]"):
+        Layer(1, [array])
+
+
+def test_an_array_of_objects_is_returned_as_it_is_and_then_refused() -> None:
+    for array in (np.array([[], None], dtype=object), np.zeros(2, [("number", int), ("item", object)])):
+        assert freeze(array) is array
+        with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array"):
+            Layer(1, array)
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda values: st.one_of(st.lists(values, max_size=3), st.dictionaries(st.text(), values, max_size=3)),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_what_is_frozen_has_a_hash_and_stays_as_it_is(value: Any) -> None:
+    frozen = freeze(value)
+
+    assert hash(frozen) == hash(freeze(frozen))
+    assert repr(freeze(frozen)) == repr(frozen)
+
+
+# As a converter
+
+
+@pytest.mark.parametrize("node", [Layer, lambda x, rows: Table(rows)], ids=["generated init", "own init"])
+@pytest.mark.parametrize(
+    ("value", "changed"),
+    [
+        ([1, [2]], [1, [2.0]]),
+        ({"a": [1]}, {"a": [True]}),
+        ({"a", "b"}, {"a"}),
+        (bytearray(b"a"), bytearray(b"b")),
+        (np.array([0.0, np.nan]), np.array([-0.0, np.nan])),
+        (NESTED, {**NESTED, "names": {"b"}}),
+        ({"a": {"b": np.ones(2)}}, {"a": {"b": np.zeros(2)}}),
+    ],
+)
+def test_as_a_converter_it_makes_a_static_by_content(node: Callable[..., Any], value: Any, changed: Any) -> None:
+    jitted = jax.jit(counted := count_traces(lambda node: jnp.ones(2)))
+
+    counts: list[int] = []
+    for setting in (value, copy.deepcopy(value), changed, copy.deepcopy(value)):
+        jitted(node(jnp.ones(2), setting))
+        counts.append(counted.count)
+
+    assert counts == [1, 1, 2, 2]
+
+
+def test_a_change_of_the_original_does_not_reach_the_static() -> None:
+    sizes, array = [1], np.ones(2)
+    layer = Layer(1, {"sizes": [sizes], "array": array})
+
+    sizes.append(2)
+    array[0] = 7.0
+
+    assert layer.setting["sizes"] == ((1,),)
+    assert layer.setting["array"].tolist() == [1.0, 1.0]
+
+
+# FrozenMapping
+
+
+def test_a_frozen_mapping_is_a_mapping() -> None:
+    frozen = freeze({"a": 1, "b": [2]})
+
+    assert (frozen["a"], len(frozen), list(frozen), "b" in frozen, "c" in frozen) == (1, 2, ["a", "b"], True, False)
+    assert (list(frozen.items()), list(frozen.values())) == ([("a", 1), ("b", (2,))], [1, (2,)])
+    assert (frozen.get("c", 5), {**frozen}) == (5, {"a": 1, "b": (2,)})
+    assert repr(frozen) == "FrozenMapping({'a': 1, 'b': (2,)})"
+    with pytest.raises(KeyError, match="'c'"):
+        frozen["c"]
+
+
+def test_a_frozen_mapping_equals_mappings_with_the_same_items_in_any_order() -> None:
+    one, other = freeze({"a": 1, "b": 2}), freeze({"b": 2, "a": 1})
+
+    assert one == other == {"a": 1, "b": 2}
+    assert hash(one) == hash(other)
+    assert one != freeze({"a": 1})
+    assert one != [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda frozen: frozen.__setitem__("a", 2),
+        lambda frozen: frozen.__delitem__("a"),
+        lambda frozen: frozen.update(a=2),
+        lambda frozen: frozen.pop("a"),
+        lambda frozen: frozen.clear(),
+        lambda frozen: setattr(frozen, "_items", {}),
+        lambda frozen: delattr(frozen, "_items"),
+        lambda frozen: setattr(frozen, "other", 1),
+    ],
+    ids=["setitem", "delitem", "update", "pop", "clear", "setattr", "delattr", "new attribute"],
+)
+def test_a_frozen_mapping_cannot_change(change: Callable[[Any], Any]) -> None:
+    frozen = freeze({"a": 1})
+
+    with pytest.raises(AttributeError, match=r"FrozenMapping"):
+        change(frozen)
+    assert dict(frozen) == {"a": 1}
+
+
+def test_a_frozen_mapping_does_not_follow_the_dict_it_was_made_of() -> None:
+    items = {"a": 1}
+    frozen = FrozenMapping(items)
+
+    items["a"] = 2
+
+    assert frozen["a"] == 1
+
+
+def test_a_frozen_mapping_of_something_mutable_is_refused_as_a_static() -> None:
+    @pytree_dataclass
+    class Example:
+        setting: Any = static()
+
+    with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds a list, \[1\]"):
+        Example(FrozenMapping({"a": [1]}))
+    assert Layer(1, FrozenMapping({"a": [1]})).setting == {"a": (1,)}
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{
+        f"pickle {protocol}": lambda value, protocol=protocol: pickle.loads(pickle.dumps(value, protocol))  # type: ignore[misc]
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+}
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+def test_copies_are_as_frozen_and_the_same_static(duplicate: Callable[[Any], Any]) -> None:
+    frozen = freeze({"a": [1], "b": np.arange(3.0)})
+    again = duplicate(frozen)
+
+    assert (type(again), type(again["b"])) == (FrozenMapping, FrozenArray)
+    assert hash(again) == hash(frozen)
+    assert jax.tree.structure(Layer(1, again)) == jax.tree.structure(Layer(1, frozen))
+    with pytest.raises(ValueError, match="read-only"):
+        again["b"][0] = 1
+
+
+# FrozenArray
+
+
+ARRAYS: dict[str, Any] = {
+    "vector": np.arange(3.0),
+    "matrix": np.arange(6).reshape(2, 3),
+    "transposed": np.arange(6).reshape(2, 3).T,
+    "strided": np.arange(6)[::2],
+    "scalar": np.array(1.5),
+    "empty": np.ones((0, 3)),
+    "bool": np.array([True, False]),
+    "text": np.array(["a", "bc"]),
+    "structured": np.zeros(2, [("a", np.float32), ("b", np.int8)]),
+    "other byte order": np.arange(3, dtype=">i4"),
+    "bfloat16": np.ones(2, jnp.bfloat16),
+    "dates": np.array(["2020-01-01"], "datetime64[D]"),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+def test_a_frozen_array_has_the_dtype_shape_and_values_of_the_original(array: Any) -> None:
+    frozen = freeze(array)
+
+    assert isinstance(frozen, FrozenArray)
+    assert (frozen.dtype, frozen.shape) == (array.dtype, array.shape)
+    assert frozen.tolist() == array.tolist()
+    assert hash(frozen) == hash(freeze(array.copy()))
+
+
+@pytest.mark.parametrize("duplicate", [freeze, *COPIES.values()], ids=["freeze", *COPIES])
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+def test_a_frozen_array_can_never_be_written(array: Any, duplicate: Callable[[Any], Any]) -> None:
+    frozen = duplicate(freeze(array))
+
+    assert hash(frozen) == hash(freeze(array))
+    with pytest.raises(ValueError, match="read-only"):
+        frozen[...] = frozen
+    with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+        frozen.setflags(write=True)
+    with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+        frozen.flags.writeable = True
+    with pytest.raises(ValueError, match=r"cannot set WRITEABLE flag to True"):
+        frozen.view(np.ndarray).setflags(write=True)
+
+
+def test_a_frozen_array_computes_like_any_other() -> None:
+    frozen = freeze(np.arange(3.0, dtype=np.float32))
+
+    assert (frozen + 1).tolist() == [1.0, 2.0, 3.0]
+    assert (frozen == np.array([0.0, 5.0, 2.0])).tolist() == [True, False, True]
+    assert float(frozen.sum()) == 3.0
+    assert frozen[1:].tolist() == [1.0, 2.0]
+    assert isinstance(hash(frozen[1:]), int)
+
+
+def test_a_frozen_array_is_a_constant_of_the_compiled_program() -> None:
+    @jax.jit
+    def apply(layer: Layer) -> Any:
+        return layer.x * layer.setting + jnp.asarray(layer.setting).sum()
+
+    values = np.arange(3.0, dtype=np.float32)
+
+    np.testing.assert_allclose(apply(Layer(jnp.full(3, 2.0), values)), values * 2 + 3)
+    np.testing.assert_allclose(apply(Layer(jnp.full(3, 2.0), values + 1)), (values + 1) * 2 + 6)
+
+
+def test_the_result_of_a_computation_is_no_static_until_it_is_frozen_again() -> None:
+    @pytree_dataclass
+    class Example:
+        setting: Any = static()
+
+    result = freeze(np.ones(2)) * 2
+
+    with pytest.raises(TypeError, match=r"an array, f64\[2\]"):
+        hash(result)
+    with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds an array, f64\[2\]"):
+        Example(result)
+    assert Example(freeze(result)).setting.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_result_that_can_change_is_one_of_its_own(duplicate: Callable[[Any], Any]) -> None:
+    result = freeze(np.ones(2)) * 2
+    again = duplicate(result)
+
+    result[0] = 7
+
+    assert again.tolist() == [2.0, 2.0]
+
+
+def test_a_masked_array_is_not_frozen_without_its_mask() -> None:
+    masked = np.ma.masked_array([1, 2], mask=[True, False])
+
+    assert freeze(masked) is masked
+    with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array"):
+        Layer(1, masked)
+
+
+def test_frozen_arrays_are_told_apart_by_dtype_shape_and_bytes() -> None:
+    arrays: list[Any] = [
+        np.zeros(4, np.float32),
+        np.full(4, -0.0, np.float32),
+        np.zeros(4, np.int32),
+        np.zeros(4, ">i4"),
+        np.zeros((2, 2), np.float32),
+        np.zeros((4, 1), np.float32),
+        np.full(4, np.nan, np.float32),
+        np.zeros(0, np.float32),
+        np.zeros((0, 2), np.float32),
+    ]
+    structures = [jax.tree.structure(Layer(1, array)) for array in arrays]
+
+    for index, array in enumerate(arrays):
+        again = jax.tree.structure(Layer(1, array.copy()))
+        assert [again == structure for structure in structures] == [n == index for n in range(len(arrays))]

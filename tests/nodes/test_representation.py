@@ -1,0 +1,381 @@
+"""`repr`: arrays short, statics in full, and nothing that a node can hold makes it fail. Hooks of three printers."""
+
+import collections
+import enum
+import functools
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rich.console
+import treescope
+import wadler_lindig
+
+from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
+from treewright.errors import UnfinishedNodeError
+
+
+@pytree_dataclass
+class Box:
+    value: Any
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any
+    bias: Any = None
+    activation: Any = static(default="relu")
+
+
+class Net(Module):
+    layers: Any
+    name: str = static()
+    secret: Any = field(default=0, repr=False)
+
+    def __init__(self, *layers: Any, name: str = "net") -> None:
+        self.layers = list(layers)
+        self.name = name
+
+
+class Sizes(NamedTuple):
+    inputs: int
+    outputs: Any
+
+
+class Mode(enum.Enum):
+    TRAIN = 1
+
+
+class Half(Module):
+    first: Any
+    second: Any = 2
+    seen: Any = static(default=())
+
+    def __init__(self, fail: bool) -> None:
+        before = repr(self)
+        self.first = jnp.ones(3)
+        self.seen = (before, repr(self), str(self), f"{self}")
+        if fail:
+            abandoned.append(self)
+            raise RuntimeError("no")
+
+
+abandoned: list[Half] = []
+
+
+# Leaves and containers
+
+SHORT: dict[str, tuple[Callable[[], Any], str]] = {
+    "f32": (lambda: jnp.ones((784, 128)), "f32[784,128]"),
+    "bf16": (lambda: jnp.ones(3, jnp.bfloat16), "bf16[3]"),
+    "0-d": (lambda: jnp.asarray(1), "i32[]"),
+    "no elements": (lambda: jnp.zeros((0, 2)), "f32[0,2]"),
+    "bool": (lambda: jnp.array([True]), "bool[1]"),
+    "u8": (lambda: jnp.array([1], jnp.uint8), "u8[1]"),
+    "i4": (lambda: jnp.array([1], jnp.int4), "i4[1]"),
+    "c64": (lambda: jnp.ones((), jnp.complex64), "c64[]"),
+    "float8": (lambda: jnp.ones(2, jnp.float8_e4m3fn), "f8_e4m3fn[2]"),
+    "typed key": (lambda: jax.random.key(0), "key<fry>[]"),
+    "typed keys": (lambda: jax.random.split(jax.random.key(0), 3), "key<fry>[3]"),
+    "numpy": (lambda: np.ones((2, 3)), "f64[2,3](numpy)"),
+    "numpy strings": (lambda: np.array(["ab"]), "<U2[1](numpy)"),
+    "numpy objects": (lambda: np.array([None]), "object[1](numpy)"),
+    "numpy scalar": (lambda: np.float32(2), "np.float32(2.0)"),
+    "ShapeDtypeStruct": (lambda: jax.ShapeDtypeStruct((2,), jnp.float32), "f32[2](abstract)"),
+    "PartitionSpec": (lambda: jax.P("x", None), repr(jax.P("x", None))),
+    "dtype": (lambda: np.dtype("float32"), "dtype('float32')"),
+    "None": (lambda: None, "None"),
+    "str": (lambda: "a'b", '"a\'b"'),
+    "function": (lambda: jnp.sum, "sum"),
+    "custom function": (lambda: jax.nn.relu, "relu"),
+    "class": (lambda: Layer, "Layer"),
+    "enum": (lambda: Mode.TRAIN, repr(Mode.TRAIN)),
+    "list": (lambda: [jnp.ones(2), []], "[f32[2], []]"),
+    "tuple": (lambda: (jnp.ones(2),), "(f32[2],)"),
+    "empty tuple": (lambda: (), "()"),
+    "namedtuple": (lambda: Sizes(3, jnp.ones(2)), "Sizes(inputs=3, outputs=f32[2])"),
+    "dict": (lambda: {"a": jnp.ones(2), 1: {}}, "{'a': f32[2], 1: {}}"),
+    "node": (lambda: Layer(jnp.ones(2)), "Layer(kernel=f32[2], bias=None, activation='relu')"),
+    "static wrapper": (lambda: Static(("a", 1)), "Static(value=('a', 1))"),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), SHORT.values(), ids=SHORT)
+def test_the_repr_is_short(make: Callable[[], Any], expected: str) -> None:
+    assert repr(Box(make())) == f"Box(value={expected})"
+
+
+@pytest.mark.parametrize("kind", [collections.OrderedDict, functools.partial(collections.defaultdict, list)])
+def test_dicts_of_other_kinds_are_short_too(kind: Callable[..., Any]) -> None:
+    shown = repr(Box(kind({"a": jnp.ones(300)})))
+    assert "'a'" in shown
+    assert "f32[300]" in shown
+    assert "Array" not in shown
+
+
+def test_the_data_of_an_array_is_not_read() -> None:
+    deleted = jnp.ones((2, 3))
+    box = Box(deleted)
+    deleted.delete()
+    assert repr(box) == "Box(value=f32[2,3])"
+
+
+def test_it_fits_on_one_line() -> None:
+    net = Net(Layer(jnp.ones((784, 128)), jnp.ones(128)), Layer(jnp.ones((128, 10)), activation=jax.nn.gelu))
+    assert (
+        repr(net)
+        == str(net)
+        == (
+            "Net(layers=[Layer(kernel=f32[784,128], bias=f32[128], activation='relu'), "
+            "Layer(kernel=f32[128,10], bias=None, activation=gelu)], name='net')"
+        )
+    )
+
+
+# Statics
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (tuple(range(100)), repr(tuple(range(100)))),
+        ("x" * 300, repr("x" * 300)),
+        (jnp.tanh, "tanh"),
+        (freeze({"a": [1, 2]}), "FrozenMapping({'a': (1, 2)})"),
+        (frozenset({1}), "frozenset({1})"),
+        (Sizes(3, (4, 5)), "Sizes(inputs=3, outputs=(4, 5))"),
+        (Layer(1), "Layer(kernel=1, bias=None, activation='relu')"),
+        (None, "None"),
+    ],
+)
+def test_statics_are_shown_in_full(value: Any, expected: str) -> None:
+    assert repr(Layer(1, activation=value)) == f"Layer(kernel=1, bias=None, activation={expected})"
+
+
+def test_functions_as_statics_are_told_by_name_and_place() -> None:
+    assert repr(Layer(1, activation=test_it_fits_on_one_line)).endswith("activation=test_it_fits_on_one_line)")
+    assert "activation=<lambda at test_representation.py:" in repr(Layer(1, activation=lambda x: x))
+    partial = repr(Layer(1, activation=functools.partial(jnp.clip, max=1.0)))
+    assert "partial" in partial
+    assert "max=1.0" in partial
+
+
+# Options
+
+
+def test_fields_with_repr_false_are_left_out() -> None:
+    assert repr(Net(name="a")) == "Net(layers=[], name='a')"
+
+    @pytree_dataclass
+    class Hidden:
+        value: Any = field(default=1, repr=False)
+        name: Any = static(default="a", repr=False)
+
+    assert repr(Hidden()).endswith("Hidden()")
+
+
+def test_a_class_with_repr_false_has_the_repr_of_object() -> None:
+    @pytree_dataclass(repr=False)
+    class Decorated:
+        value: Any
+
+    class Subclass(Module, repr=False):
+        value: Any
+
+    for node in (Decorated(1), Subclass(1)):
+        assert repr(node) == object.__repr__(node)
+
+
+def test_a_repr_of_ones_own_is_kept_and_inherited() -> None:
+    class Cell(Module):
+        value: Any
+
+        def __repr__(self) -> str:
+            return "own"
+
+    class BigCell(Cell):
+        size: int = 3
+
+    @pytree_dataclass
+    class Decorated:
+        value: Any
+
+        def __repr__(self) -> str:
+            return "own"
+
+    class Undecorated(Decorated):
+        pass
+
+    assert [repr(node) for node in (Cell(1), BigCell(1), Decorated(1), Undecorated(1))] == ["own"] * 4
+    assert repr(Box([Cell(1)])) == "Box(value=[own])"
+
+
+# What must not fail
+
+
+def repr_or_failure(node: Any) -> str:
+    """`repr`, or the name of the error: pytest itself does not survive a traceback of a thousand frames."""
+    try:
+        return repr(node)
+    except RecursionError as error:
+        return type(error).__name__
+
+
+def test_a_traced_node_can_be_printed() -> None:
+    shown = []
+
+    def show(box: Box) -> Any:
+        shown.append(repr(box))
+        return box.value
+
+    jax.jit(show)(Box(jnp.ones((2, 3))))
+    jax.grad(show)(Box(1.0))
+    jax.vmap(show)(Box(jnp.ones((2, 3))))
+    jax.jit(lambda keys: show(Box(keys)))(jax.random.key(0))
+    jax.eval_shape(show, Box(jnp.ones(4, jnp.bfloat16)))
+    assert shown == [
+        "Box(value=f32[2,3](traced))",
+        "Box(value=f32[](traced))",
+        "Box(value=f32[3](traced))",
+        "Box(value=key<fry>[](traced))",
+        "Box(value=bf16[4](traced))",
+    ]
+
+
+def test_a_node_of_sentinels_can_be_printed() -> None:
+    layer = Layer(jnp.ones(2), 1.0)
+    sentinel = object()
+    assert repr(jax.tree.map(lambda _: sentinel, layer)) == (
+        f"Layer(kernel={sentinel!r}, bias={sentinel!r}, activation='relu')"
+    )
+    assert repr(jax.tree.map(jnp.shape, layer)) == "Layer(kernel=(2,), bias=(), activation='relu')"
+    assert repr(jax.tree.map(lambda _: None, layer)) == "Layer(kernel=None, bias=None, activation='relu')"
+
+
+def test_cycles_end() -> None:
+    items: list[Any] = [1]
+    items.append(Box(items))
+    assert repr(items[1]) == "Box(value=[1, ...])"
+    entries: dict[str, Any] = {}
+    entries["box"] = Layer(entries, 2)
+    assert repr(entries["box"]) == "Layer(kernel={'box': ...}, bias=2, activation='relu')"
+    queue: collections.deque[Any] = collections.deque()
+    queue.append(Box(queue))
+    assert "..." in repr(queue[0])
+
+
+def test_cycles_through_objects_that_print_what_they_hold_end() -> None:
+    class Holder:
+        box: Any = None
+
+        def __repr__(self) -> str:
+            return f"Holder({self.box!r})"
+
+    holder = Holder()
+    holder.box = Layer(Box(holder))
+    shown = repr_or_failure(holder.box)
+    assert shown.startswith("Layer(kernel=Box(value=Holder(")
+    assert "..." in shown
+
+
+def test_what_is_there_twice_is_no_cycle() -> None:
+    layer = Layer(1)
+    shown = "Layer(kernel=1, bias=None, activation='relu')"
+    assert repr(Box([layer, {"again": layer}])) == f"Box(value=[{shown}, {{'again': {shown}}}])"
+
+
+def test_deep_nesting_can_be_printed() -> None:
+    node: Any = jnp.ones(2)
+    for _ in range(500):
+        node = Box([node])
+    assert repr_or_failure(node).startswith("Box(value=[Box(value=[Box(value=[")
+
+
+def test_a_half_built_node_shows_the_values_that_it_has() -> None:
+    nothing, some, *same = Half(fail=False).seen
+    assert nothing == "Half(first=<no value>, second=2, seen=())"
+    assert some == "Half(first=f32[3], second=2, seen=())"
+    assert same == [some, some]
+
+
+def test_a_node_whose_init_raised_or_never_ran_shows_no_values() -> None:
+    with pytest.raises(RuntimeError, match=r"^no$"):
+        Half(fail=True)
+    node = abandoned.pop()
+    assert repr(node) == "Half(first=<no value>, second=<no value>, seen=<no value>)"
+    assert repr(Box([node])) == f"Box(value=[{node!r}])"
+    assert repr(object.__new__(Box)) == "Box(value=<no value>)"
+    with pytest.raises(UnfinishedNodeError, match=r"an unfinished Half: its __init__ raised RuntimeError\(no\)"):
+        _ = node.first
+
+
+# Printers
+
+# treescope reads all of numpy on first use, what numpy means to remove included.
+uses_treescope = pytest.mark.filterwarnings("ignore::DeprecationWarning:numpy", "ignore:The chararray class")
+
+
+def printed_by_rich(value: Any, width: int = 200) -> str:
+    console = rich.console.Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(value)
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return shown
+
+
+def deep_net() -> Net:
+    return Net(Layer(jnp.ones((784, 128)), np.ones(3)), Layer(jnp.ones((128, 10))), name="digits")
+
+
+def test_wadler_lindig_lays_a_node_out_over_lines() -> None:
+    wide, narrow = wadler_lindig.pformat(deep_net(), width=300), wadler_lindig.pformat(deep_net(), width=30)
+    assert wide.startswith("Net(layers=[Layer(kernel=f32[784,128]")
+    assert wide.endswith("activation='relu')], name='digits')")
+    assert "secret" not in wide
+    assert narrow.startswith("Net(\n  layers=[\n    Layer(\n      kernel=f32[784,128]")
+    assert narrow.splitlines()[-2:] == ["  name='digits'", ")"]
+    assert "<no value>" in wadler_lindig.pformat(object.__new__(Box))
+
+
+def test_rich_prints_the_fields() -> None:
+    wide, narrow = printed_by_rich(deep_net()), printed_by_rich(deep_net(), width=40)
+    assert wide.replace("\n", "").startswith("Net(")
+    for line in ("    name='digits'", "            bias=None,", "            activation='relu'"):
+        assert line in narrow.splitlines()
+    assert "kernel=f32[784,128]" in wide
+    assert "secret" not in wide
+    assert printed_by_rich(Layer(jnp.ones(3))) == "Layer(kernel=f32[3], bias=None, activation='relu')\n"
+
+
+def test_rich_prints_arrays_in_containers_short() -> None:
+    shown = printed_by_rich(Box([jnp.ones(300), {"a": (np.ones(300), "s")}]))
+    assert "f32[300]" in shown
+    assert "f64[300](numpy)" in shown
+    assert "1." not in shown
+
+
+def test_rich_stops_at_cycles() -> None:
+    items: list[Any] = []
+    items.append(Box(items))
+    assert "..." in printed_by_rich(items[0])
+
+
+@uses_treescope
+def test_treescope_renders_the_fields() -> None:
+    text = treescope.render_to_text(deep_net())
+    html = treescope.render_to_html(deep_net(), compressed=False)
+    for name in ("layers", "name", "kernel", "bias", "activation", "digits"):
+        assert name in text
+        assert name in html
+    assert "secret" not in text
+    assert "<no value>" in treescope.render_to_text(object.__new__(Box))
+
+
+@uses_treescope
+def test_frozen_mappings_are_shown_by_every_printer() -> None:
+    box = Box(FrozenMapping({"rate": 0.5}))
+    for show in (repr, wadler_lindig.pformat, printed_by_rich, treescope.render_to_text):
+        assert "rate" in show(box)

@@ -1,0 +1,398 @@
+"""`Static`, the smallest node with a static: its life, copies and pickles; and what may be declared static."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import typing
+import weakref
+from collections import abc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jaxtyping as jt
+import numpy as np
+import numpy.typing as npt
+import pytest
+from typing_extensions import TypeAliasType
+
+from tests.conftest import count_traces
+from treewright import FrozenArray, FrozenMapping, Module, Static, freeze, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError, StaticFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+ALIAS: Any = TypeAliasType
+
+
+@pytree_dataclass
+class Layer:
+    x: Any
+    width: Any = static(default=1)
+    activation: Any = static(default=None)
+
+
+def interned(node: Any) -> Any:
+    """The one object of the node's static values."""
+    return node.tree_flatten()[1]
+
+
+def in_use(cls: Any) -> int:
+    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    gc.collect()
+    return len(cls.__node_spec__.table)
+
+
+# The wrapper
+
+
+def test_a_static_in_a_dict_or_list_is_no_leaf_and_traces_by_value() -> None:
+    def scale(settings: dict[str, Any]) -> Any:
+        return settings["x"] * {"double": 2.0, "triple": 3.0}[settings["modes"][0].value]
+
+    scaled = jax.jit(counted := count_traces(scale))
+
+    def called(mode: str) -> list[float]:
+        result: list[float] = scaled({"x": jnp.ones(2), "modes": [Static(mode), 1.0]}).tolist()
+        return result
+
+    assert jax.tree.leaves([Static("double"), 1.0, (Static(2),)]) == [1.0]
+    assert [called(mode) for mode in ("double", "triple", "double")] == [[2.0] * 2, [3.0] * 2, [2.0] * 2]
+    assert counted.count == 2
+
+
+def test_the_value_is_read_back_also_through_jit_and_tree_map() -> None:
+    settings = {"x": jnp.ones(2), "mode": Static("train")}
+
+    assert jax.jit(lambda tree: tree)(settings)["mode"].value == "train"
+    assert jax.tree.map(lambda leaf: leaf * 2, settings)["mode"] == Static("train")
+    assert repr(settings["mode"]) == "Static(value='train')"
+
+
+def test_a_generic_alias_makes_the_same_node() -> None:
+    assert Static[int](3) == Static(3)
+    assert jax.tree.structure(Static[int](3)) == jax.tree.structure(Static(3))
+    assert type(Static[int](3)) is Static
+
+
+def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
+    with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a list, \[1\]"):
+        Static([1])
+    with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a tracer, f32\[2\]\(traced\)"):
+        jax.jit(lambda x: Static(x).value)(jnp.ones(2))
+
+    assert Static(freeze([1])).value == (1,)
+
+
+def test_statics_hash_and_compare_by_their_exact_values() -> None:
+    assert len({Static(1), Static(1), Static((1, 2)), Static((1, 2))}) == 2
+    assert Static(1) != Static(True)
+    assert Static(0.0) != Static(-0.0)
+    assert Static(float("nan")) == Static(float("nan"))
+
+
+# The interned object
+
+
+def test_the_aux_data_names_the_fields() -> None:
+    layer = Layer(1.0, 64, jax.nn.relu)
+
+    assert repr(interned(layer)) == "width=64, activation=jax._src.nn.functions.relu"
+    assert "width=64, activation=" in str(jax.tree.structure(layer))
+    with pytest.raises(ValueError, match=r"width=64, activation=(?s:.*)width=32, activation="):
+        jax.tree.map(lambda a, b: a, layer, replace(layer, width=32))
+    with pytest.raises(ValueError, match=r"width=3, (?s:.*)width=3\.0, "):
+        jax.tree.map(lambda a, b: a, Layer(1.0, 3), Layer(1.0, 3.0))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_statics_come_back_as_the_same_object(protocol: int) -> None:
+    layer = Layer(1.0, (64, float("nan")), jnp.mean)
+    node, aux = pickle.loads(pickle.dumps((layer, interned(layer)), protocol))
+
+    assert interned(node) is aux is interned(layer)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))  # JAX's treedefs refuse older ones
+def test_pickled_treedefs_come_back_equal(protocol: int) -> None:
+    structure = jax.tree.structure([Layer(1.0, (64, float("nan")), jnp.mean), 2])
+
+    assert pickle.loads(pickle.dumps(structure, protocol)) == structure
+
+
+def test_copies_share_their_statics() -> None:
+    layer = Layer(1.0, (64, ("a",)), len)
+
+    assert interned(copy.copy(layer)) is interned(copy.deepcopy(layer)) is interned(layer)
+    assert copy.copy(interned(layer)) is copy.deepcopy(interned(layer)) is interned(layer)
+
+
+def test_a_pickle_of_another_version_of_the_class_names_both_sets_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    def declare(*names: str) -> Any:
+        annotations = dict.fromkeys(names, "int")
+        body = {"__annotations__": annotations, "__module__": __name__, **{name: static() for name in names}}
+        cls = pytree_dataclass(type("Versioned", (), body))
+        monkeypatch.setitem(globals(), "Versioned", cls)
+        return cls
+
+    data = pickle.dumps(declare("width", "depth")(width=1, depth=2))
+
+    again = declare("depth", "width")
+    assert pickle.loads(data) == again(width=1, depth=2)
+    declare("width", "height")
+    with pytest.raises(TypeError, match=r"width, depth of Versioned, which now has width, height\. It was written by"):
+        pickle.loads(data)
+
+
+# How long it lives
+
+
+def test_statics_are_forgotten_when_no_node_and_no_program_uses_them() -> None:
+    @pytree_dataclass
+    class Example:
+        x: Any
+        setting: Any = static()
+
+    assert in_use(Example) == 0
+    example = Example(jnp.ones(2), ("a", 1))
+    other = Example(jnp.ones(2), 2)
+    jitted = jax.jit(lambda example: example.x)
+    jitted(example)
+    assert in_use(Example) == 2
+
+    del example, other
+    assert in_use(Example) == 1  # by the compiled program
+
+    del jitted
+    clear_caches: Any = jax.clear_caches
+    clear_caches()
+    assert in_use(Example) == 0
+    assert in_use(Example) == 0
+
+
+@pytest.mark.parametrize("refer", ["closure", "default", "method of an object", "object", "content"])
+def test_a_static_that_refers_to_its_own_node_is_freed(refer: str) -> None:
+    class Callback:
+        def __init__(self, target: Any) -> None:
+            self.target = target
+
+        def call(self) -> Any:
+            return self.target
+
+    class Net(Module):
+        scale: float
+        hook: Any = static()
+        by_content: Any = static(compare="content")
+
+        def __init__(self) -> None:
+            def default(value: Any = self) -> Any:
+                return value
+
+            hooks = {
+                "closure": lambda: self.scale,
+                "default": default,
+                "method of an object": Callback(self).call,
+                "object": Callback(self),
+            }
+            self.scale = 1.0
+            self.hook = hooks.get(refer)
+            self.by_content = hooks["closure"] if refer == "content" else None
+
+    nets = [Net() for _ in range(3)]
+    watched = [weakref.ref(net) for net in nets]
+    assert in_use(Net) == 3
+
+    del nets
+    assert in_use(Net) == 0
+    assert [reference() for reference in watched] == [None] * 3
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Let threads take turns a thousand times as often as usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Slow:
+    """Compares in Python, so that other threads run meanwhile."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slow) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash(self.number % 3)
+
+
+@pytest.mark.usefixtures("quick_switches")
+@pytest.mark.parametrize("make", [int, lambda n: (n, -0.0), Slow], ids=["by value", "by key", "slow"])
+def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], Any]) -> None:
+    barrier = threading.Barrier(16)
+    found: list[list[Layer]] = []
+
+    def build() -> None:
+        barrier.wait()
+        found.append([Layer(1, make(number)) for number in range(30)])
+
+    threads = [threading.Thread(target=build) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [len({id(interned(layer)) for layer in layers}) for layers in zip(*found, strict=True)] == [1] * 30
+    assert len({id(interned(layer)) for layer in found[0]}) == 30
+
+
+PROGRAM = """
+import functools, pickle, sys
+import jax, jax.numpy as jnp
+from treewright import freeze, pytree_dataclass, static
+
+@pytree_dataclass
+class Layer:
+    x: object
+    setting: object = static()
+
+def settings():
+    names = ("relu", "gelu", "tanh", "swish")
+    yield frozenset(names)
+    yield frozenset((name, float("nan")) for name in names)
+    yield freeze({name: {name, name * 2} for name in names})
+    yield functools.partial(print, **{name: frozenset(names) for name in names})
+
+count = 0
+
+def traced(layer):
+    global count
+    count += 1
+    return layer.x
+
+jitted = jax.jit(traced)
+if sys.argv[1] == "write":
+    layers = [Layer(1.0, setting) for setting in settings()]
+    sys.stdout.buffer.write(pickle.dumps((layers, jax.tree.structure(layers))))
+else:
+    layers, structure = pickle.loads(sys.stdin.buffer.read())
+    assert structure == jax.tree.structure([Layer(1.0, setting) for setting in settings()])
+    for layer in [*layers, *(Layer(1.0, setting) for setting in settings())]:
+        jitted(layer)
+    print(count, hash("relu") % 1000)
+"""
+
+
+def test_processes_with_different_hash_seeds_agree_on_the_traces() -> None:
+    def run(action: str, seed: str, given: bytes) -> bytes:
+        # A path of its own: the environment's may be what this process was started with, not what it uses.
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", PROGRAM, action]
+        return subprocess.run(command, input=given, env=environment, check=True, stdout=subprocess.PIPE).stdout
+
+    data = run("write", "1", b"")
+    counts, hashes = zip(*(run("read", seed, data).split() for seed in ("1", "2")), strict=True)
+
+    assert counts == (b"4", b"4")
+    assert len(set(hashes)) == 2
+
+
+# What may be declared static
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Shape(Generic[T]):
+    pass
+
+
+def declare(annotation: Any) -> Any:
+    """A class with one static field of this annotation."""
+    return pytree_dataclass(type("Example", (), {"__annotations__": {"n": annotation}, "n": static()}))
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (jax.Array, r"jax\.Array"),
+    (np.ndarray, r"numpy\.ndarray"),
+    (npt.NDArray[np.float32], r"numpy\.ndarray"),
+    (list, "list"),
+    (list[int], "list"),
+    (typing.List[int], "list"),  # noqa: UP006  people still write it
+    (dict[str, int], "dict"),
+    (typing.Dict[str, int], "dict"),  # noqa: UP006
+    (collections.OrderedDict[str, int], "OrderedDict"),
+    (collections.defaultdict[str, int], "defaultdict"),
+    (set[int], "set"),
+    (bytearray, "bytearray"),
+    (tuple[list[int], ...], "list"),
+    (tuple[int, tuple[str, list[int]]], "list"),
+    (frozenset[jax.Array], r"jax\.Array"),
+    (jax.Array | None, r"jax\.Array"),
+    (typing.Optional[list[int]], "list"),  # noqa: UP045
+    (typing.Union[list[int], dict[str, int]], "list"),  # noqa: UP007
+    (typing.Annotated[jax.Array, "kernel"], r"jax\.Array"),
+    (typing.Final[list[int]], "list"),
+    ("jax.Array", r"jax\.Array"),
+    ("tuple[jax.Array, ...] | None", r"jax\.Array"),
+    ("list[int]", "list"),
+    (jt.Float[jax.Array, "batch"], r"jax\.Array"),
+    (jt.Int[np.ndarray, "batch"], r"numpy\.ndarray"),
+    (typing.Optional[jt.PRNGKeyArray], r"jax\.Array"),  # noqa: UP045
+    (ALIAS("Sizes", tuple[list[int], ...]), "list"),
+    (jt.PRNGKeyArray, r"jax\.Array"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "part"), REFUSED, ids=[str(annotation) for annotation, _ in REFUSED])
+def test_a_static_annotated_as_what_no_static_holds_is_refused_when_the_class_is_made(
+    annotation: Any, part: str
+) -> None:
+    with pytest.raises(
+        NodeDefinitionError, match=rf"^Example\.n is static, but its annotation holds {part}\. jit comp"
+    ):
+        declare(annotation)
+
+
+ACCEPTED: list[Any] = [
+    *(int, float, bool, str, bytes, complex, object, type, range, slice, None, Any),
+    *(tuple, tuple[int, ...], tuple[int, str], tuple[()], frozenset, frozenset[str], type[np.ndarray], type[list[int]]),
+    *(int | None, int | str | None, tuple[int | None, ...], Literal["relu", "gelu"], typing.Annotated[int, "width"]),
+    *(typing.Final[int], T, Shape[int], Color, np.dtype, np.dtype[np.float32], np.float32, type[np.generic]),
+    *(abc.Callable, abc.Callable[[jax.Array], jax.Array], abc.Callable[..., list[int]] | None, abc.Hashable),
+    *(abc.Sequence[int], abc.Mapping[str, int], abc.Sequence[jax.Array], Module, Static[int], Layer, FrozenArray),
+    *(FrozenMapping[str, int], Path, jax.sharding.PartitionSpec, jax.sharding.Mesh, jax.ShapeDtypeStruct),
+    *(jax.typing.DTypeLike, npt.DTypeLike, typing.NewType("Width", int), jt.PyTree, "int", "Callable[..., Any]"),
+    *(ALIAS("Width", int), ALIAS("Nested", "tuple[Nested, ...] | int"), int | tuple[int, ...]),
+    *("abc.Callable[[jax.Array], jax.Array] | None", "Undeclared", "not python", "list[Undeclared]"),
+]
+
+
+@pytest.mark.parametrize("annotation", ACCEPTED, ids=str)
+def test_a_static_annotated_as_what_can_be_static_is_accepted(annotation: Any) -> None:
+    assert declare(annotation)(3).n == 3
+
+
+def test_a_converter_may_make_a_static_of_any_annotation() -> None:
+    @pytree_dataclass
+    class Example:
+        shared: ClassVar[list[int]] = []
+        sizes: list[int] = static(converter=freeze)
+        table: np.ndarray[Any, Any] | None = static(converter=freeze, default=None)
+
+    assert Example([1, 2]).sizes == (1, 2)  # type: ignore[comparison-overlap]  # the annotation is of what goes in

@@ -1,0 +1,193 @@
+"""Every Python block of README.md and docs/ runs, and prints what the block below it says.
+
+The blocks of one page share their names and run in order. A ```text block holds the output of the Python block directly
+above it; if that raises, its last line is `ErrorName: message`. `...` stands for anything, line breaks are free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import doctest
+import io
+import re
+import sys
+import traceback
+import types
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+FENCED = re.compile(r"^```(?P<language>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\((?P<target>[^)#]+)?(?:#(?P<heading>[^)]+))?\)")
+LANGUAGES = {"python", "sh", "text"}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    directly_above: str  # what stands between this block and the one before
+
+
+def blocks_of(page: str) -> list[Block]:
+    found: list[Block] = []
+    end = 0
+    for match in FENCED.finditer(page):
+        line = page.count("\n", 0, match.start()) + 1
+        found.append(Block(match["language"], match["text"], line, page[end : match.start()]))
+        end = match.end()
+    return found
+
+
+def unchecked_blocks(page: str) -> Iterator[str]:
+    """Blocks that no test would look at, and output of no Python block."""
+    before = ""
+    for block in blocks_of(page):
+        if block.language not in LANGUAGES:
+            yield f"line {block.line}: a block in {block.language!r}"
+        if block.language == "text" and (before != "python" or block.directly_above.strip()):
+            yield f"line {block.line}: output without a Python block directly above"
+        before = block.language
+
+
+def output_of(block: Block, namespace: dict[str, object], filename: str, *, may_raise: bool) -> str:
+    """What the block prints, with the last line of a traceback if it raises and may."""
+    code = compile("\n" * block.line + block.text, filename, "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(code, namespace)
+        except Exception as error:
+            if not may_raise:
+                raise
+            printed.write(traceback.format_exception_only(error)[0])
+    return printed.getvalue()
+
+
+def wrong_output(page: str, filename: str) -> Iterator[str]:
+    """Runs the Python blocks of a page as one module; yields what they print and the page does not say."""
+    module = types.ModuleType("page")
+    sys.modules["page"] = module
+    try:
+        for block, below in pairwise([*blocks_of(page), Block("", "", 0, "")]):
+            if block.language != "python":
+                continue
+            promises = below.language == "text"
+            printed = output_of(block, vars(module), filename, may_raise=promises)
+            expected = below.text if promises else ""
+            if not doctest.OutputChecker().check_output(expected, printed, FLAGS):
+                yield f"{filename}:{block.line} prints\n{printed}where the page says\n{expected or 'nothing'}"
+    finally:
+        del sys.modules["page"]
+
+
+def headings(page: str) -> set[str]:
+    """The names by which links reach the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path) -> Iterator[str]:
+    prose = INLINE.sub("", FENCED.sub("", path.read_text(encoding="utf-8")))
+    for match in LINK.finditer(prose):
+        target, heading = match["target"] or path.name, match["heading"]
+        if target.startswith("https://"):
+            continue
+        linked = path.parent / target
+        if not linked.exists():
+            yield f"{path}: {target}"
+        elif heading is not None and heading not in headings(linked.read_text(encoding="utf-8")):
+            yield f"{path}: {target}#{heading}"
+
+
+def unknown_targets(page: str, makefile: str) -> set[str]:
+    """What follows `make` in shell blocks and is no target."""
+    shell = [block.text for block in blocks_of(page) if block.language == "sh"]
+    named = {name for text in shell for name in re.findall(r"^make (\w+)", text, re.MULTILINE)}
+    return named - set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+
+
+def hold(breaches: Iterator[str]) -> None:
+    """Pass if there are none, else show them all."""
+    found = list(breaches)
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_python_block_prints_what_the_page_says(path: Path) -> None:
+    hold(wrong_output(path.read_text(encoding="utf-8"), str(path)))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_block_is_one_that_is_checked(path: Path) -> None:
+    hold(unchecked_blocks(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "examples" / "README.md"], ids=lambda path: path.name)
+def test_every_link_leads_somewhere_and_every_make_target_exists(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    hold(broken_links(path))
+    assert not unknown_targets(path.read_text(encoding="utf-8"), makefile)
+
+
+def test_there_are_pages_with_python_blocks() -> None:
+    for path in PAGES:
+        assert any(block.language == "python" for block in blocks_of(path.read_text(encoding="utf-8"))), path
+
+
+def test_wrong_and_missing_output_is_found() -> None:
+    page = (
+        "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n"  # right
+        "```python\nprint(x)\n```\n\n```text\n2\n```\n"  # wrong
+        "```python\nprint(x)\n```\n"  # prints, and the page says nothing
+        "```python\nx = 3\n```\n\n```text\n3\n```\n"  # prints nothing
+        "```python\nimport math\nmath.sqrt(-1)\n```\n\n```text\nValueError: ...\n```\n"  # raises as it says
+    )
+
+    assert [problem.partition("where")[0] for problem in wrong_output(page, "page.md")] == [
+        "page.md:9 prints\n1\n",
+        "page.md:16 prints\n1\n",
+        "page.md:19 prints\n",
+    ]
+
+
+def test_a_block_that_raises_unannounced_fails_with_the_line_of_the_page() -> None:
+    page = "# Title\n\n```python\nx = 1\nx / 0\n```\n"
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(wrong_output(page, "page.md"))
+    last = traceback.extract_tb(caught.tb)[-1]
+    assert (last.filename, last.lineno) == ("page.md", 5)
+
+
+def test_blocks_that_nothing_checks_are_found() -> None:
+    page = "```\nx\n```\n```py\nx\n```\n```python\nx\n```\nsome words\n```text\n1\n```\n```sh\nmake tea\n```\n"
+
+    assert list(unchecked_blocks(page)) == [
+        "line 1: a block in ''",
+        "line 4: a block in 'py'",
+        "line 11: output without a Python block directly above",
+    ]
+    assert unknown_targets(page, "test: ## all\n\techo\n") == {"tea"}
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text(
+        "[a](other.md) [b](other.md#the-end) [c](https://x.y) [d](#here)\n# Here\n[e](no.md) [`f`](#there) `x[y](z)`\n"
+    )
+    other.write_text("# A title\n## The end\n")
+
+    assert list(broken_links(page)) == [f"{page}: no.md", f"{page}: page.md#there"]

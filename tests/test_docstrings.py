@@ -1,0 +1,53 @@
+"""The examples in docstrings run, and every public name has one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import treewright
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PUBLIC: list[str] = [name for name in vars(treewright)["__all__"] if name != "errors"]
+NAMESPACE = {
+    "__name__": "docstring",
+    "jax": jax,
+    "jnp": jnp,
+    "Callable": Callable,
+    **{name: getattr(treewright, name) for name in PUBLIC},
+}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def examples_in_docstrings() -> Iterator[doctest.DocTest]:
+    """Those of every module, private ones too."""
+    names = [module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright.")]
+    for name in ["treewright", *names]:
+        yield from doctest.DocTestFinder().find(importlib.import_module(name), name, globs=NAMESPACE)
+
+
+EXAMPLES = {example.name: example for example in examples_in_docstrings() if example.examples}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_prints_what_it_says(name: str) -> None:
+    report: list[str] = []
+    results = doctest.DocTestRunner(optionflags=FLAGS).run(EXAMPLES[name], out=report.append)
+
+    assert not results.failed, "".join(report)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name: str) -> None:
+    home = getattr(treewright, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES

@@ -1,0 +1,390 @@
+"""`TrainState`: the step never retraces, optimisers are compared by content, and programs for flax's run unchanged."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import struct
+from flax.core import FrozenDict
+from flax.training import train_state
+
+from tests.conftest import count_traces
+from treewright import Module, TrainState, replace, static
+
+
+class Net(Module):
+    kernel: jax.Array
+    bias: jax.Array
+    activation: str = static(default="tanh")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        activation: Any = getattr(jnp, self.activation)
+        return jnp.asarray(activation(x @ self.kernel + self.bias[None, :]))
+
+
+class Dense(nn.Module):
+    features: int
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return self.scale * nn.Dense(self.features)(x)
+
+
+# Neither is annotated by flax.
+FROZEN_DICT: Any = FrozenDict
+FLAX_FIELD: Any = struct.field
+
+KERNEL, BIAS = jnp.arange(6.0).reshape(3, 2), jnp.array([0.5, -1.0])
+PARAMS: dict[str, Any] = {
+    "Module": Net(KERNEL, BIAS),
+    "dict": {"kernel": KERNEL, "bias": BIAS},
+    "FrozenDict": FROZEN_DICT({"dense": {"kernel": KERNEL, "bias": BIAS}}),
+    "flax parameters": Dense(2).init(jax.random.key(0), jnp.ones((4, 3)))["params"],
+    "tuple": (KERNEL, [BIAS]),
+    "array": KERNEL,
+}
+
+
+def loss_of(params: Any) -> Any:
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+
+def training_step(state: Any) -> Any:
+    return state.apply_gradients(grads=jax.grad(loss_of)(state.params))
+
+
+def is_step(step: Any, value: int) -> bool:
+    """Whether `step` is the strong int32 of this value."""
+    return (step.dtype, step.shape, step.weak_type, int(step)) == (jnp.int32, (), False, value)
+
+
+# The step
+
+
+def test_the_step_is_a_strong_int32_wherever_it_comes_from() -> None:
+    state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
+
+    assert is_step(state.step, 0)
+    assert is_step(training_step(state).step, 1)
+    assert is_step(jax.jit(training_step)(state).step, 1)
+    constructor: Any = TrainState  # annotated for arrays, and takes any number
+    for step in (3, np.int64(3), np.array(3), jnp.asarray(3), jnp.array(3, jnp.int8)):
+        assert is_step(state.replace(step=step).step, 3)
+        assert is_step(replace(state, step=step).step, 3)
+        made = constructor(step=step, apply_fn=None, params=1, tx=optax.sgd(0.1), opt_state=())
+        assert is_step(made.step, 3)
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_five_steps_and_a_replaced_step_trace_once(params: Any) -> None:
+    jitted = jax.jit(counted := count_traces(training_step))
+    state = TrainState.create(params=params, tx=optax.adam(1e-3))
+
+    for _ in range(5):
+        state = jitted(state)
+    state = jitted(state.replace(step=3))
+
+    assert is_step(state.step, 4)
+    assert counted.count == 1
+    assert jax.tree.structure(state.params) == jax.tree.structure(params)
+
+
+def test_placeholders_pass_through_the_step() -> None:
+    state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
+
+    abstract = jax.eval_shape(training_step, state).step
+    assert (type(abstract), abstract.shape, abstract.dtype) == (jax.ShapeDtypeStruct, (), jnp.int32)
+    assert jax.tree.map(lambda leaf: None, state).step is None
+    assert state.replace(step=None).step is None
+
+
+# Optimisers by content
+
+
+def test_a_rebuilt_optimiser_and_state_do_not_trace_again_and_a_changed_rate_does() -> None:
+    jitted = jax.jit(counted := count_traces(training_step))
+    counts: list[int] = []
+    for rate in (1e-3, 1e-3, 2e-3, 1e-3):
+        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate))
+        state: TrainState[Any] = TrainState.create(params=PARAMS["dict"], tx=tx)
+        jitted(jitted(state))
+        counts.append(counted.count)
+
+    assert counts == [1, 1, 2, 2]
+
+
+def test_a_rebuilt_apply_fn_does_not_trace_again_and_a_changed_one_does() -> None:
+    jitted = jax.jit(counted := count_traces(training_step))
+    counts: list[int] = []
+    for scale in (1.0, 1.0, 2.0, 1.0):
+        jitted(TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1), apply_fn=lambda x, scale=scale: scale * x))
+        counts.append(counted.count)
+
+    assert counts == [1, 1, 2, 2]
+
+
+def test_a_rebuilt_flax_model_does_not_trace_again_and_a_changed_one_does() -> None:
+    jitted = jax.jit(counted := count_traces(training_step))
+    counts: list[int] = []
+    for scale in (1.0, 1.0, 2.0, 1.0):
+        apply = Dense(2, scale).apply
+        jitted(TrainState.create(params=PARAMS["flax parameters"], tx=optax.adam(0.1), apply_fn=apply))
+        counts.append(counted.count)
+
+    assert counts == [1, 1, 2, 2]
+
+
+# Updates
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_apply_gradients_does_what_optax_does_by_hand(params: Any) -> None:
+    tx = optax.adamw(0.1, weight_decay=0.1)
+    state = TrainState.create(params=params, tx=tx)
+    by_hand, opt_state = params, tx.init(params)
+
+    for _ in range(3):
+        grads = jax.grad(loss_of)(by_hand)
+        state = state.apply_gradients(grads=grads)
+        updates, opt_state = tx.update(grads, opt_state, by_hand)
+        by_hand = optax.apply_updates(by_hand, updates)
+
+    jax.tree.map(np.testing.assert_array_equal, state.params, by_hand)
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, opt_state)
+    assert is_step(state.step, 3)
+    assert loss_of(state.params) < loss_of(params)
+
+
+def test_the_old_state_is_left_as_it_was() -> None:
+    state = TrainState.create(params=PARAMS["Module"], tx=optax.sgd(0.1), apply_fn=len)
+    updated = training_step(state)
+
+    assert (state.params == PARAMS["Module"], int(state.step)) == (True, 0)
+    assert updated.params != state.params
+    assert (updated.tx, updated.apply_fn) == (state.tx, len)
+    assert copy.deepcopy(state) == state
+
+
+def test_an_optimiser_needs_no_more_than_init_and_update() -> None:
+    class Descent(NamedTuple):
+        rate: float
+
+        def init(self, params: Any) -> Any:
+            return ()
+
+        def update(self, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+            return jax.tree.map(lambda grad: -self.rate * grad, grads), opt_state
+
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=Descent(0.25))
+
+    assert jax.jit(training_step)(state).params["w"].tolist() == [0.5, 0.5]
+
+
+def test_a_state_of_a_module_is_trained_through_its_params() -> None:
+    x, y = jnp.ones((4, 3)), jnp.zeros((4, 2))
+
+    @jax.jit
+    def step(state: TrainState[Net]) -> tuple[TrainState[Net], Any]:
+        loss, grads = jax.value_and_grad(lambda net: jnp.mean((net(x) - y) ** 2))(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    state = TrainState[Net].create(params=Net(0.1 * KERNEL, BIAS), tx=optax.adam(0.1))
+    losses: list[float] = []
+    for _ in range(20):
+        state, loss = step(state)
+        losses.append(float(loss))
+
+    assert type(state) is TrainState
+    assert losses[-1] < 0.1 * losses[0]
+
+
+# More fields
+
+
+class BatchState(TrainState[Any]):
+    batch_stats: Any
+    key: jax.Array
+    note: str = static(default="")
+
+
+def test_a_subclass_adds_fields_and_create_takes_them() -> None:
+    key = jax.random.key(1)
+    state = BatchState.create(params=PARAMS["dict"], tx=optax.sgd(0.1), batch_stats={"mean": jnp.zeros(2)}, key=key)
+
+    @jax.jit
+    def step(state: BatchState) -> BatchState:
+        grads = jax.grad(loss_of)(state.params)
+        key, _ = jax.random.split(state.key)
+        return state.apply_gradients(grads=grads, batch_stats={"mean": state.batch_stats["mean"] + 1}, key=key)
+
+    updated = step(step(state))
+
+    assert type(updated) is BatchState
+    assert (is_step(updated.step, 2), updated.note) == (True, "")
+    assert updated.batch_stats["mean"].tolist() == [2.0, 2.0]
+    assert updated.key.dtype == key.dtype
+    assert updated.replace(note="a").note == "a"
+
+
+def test_fields_that_are_missing_or_unknown_are_named() -> None:
+    with pytest.raises(TypeError, match=r"missing 2 required positional arguments: 'batch_stats' and 'key'"):
+        BatchState.create(params=1.0, tx=optax.sgd(0.1))
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'batch_stat'"):
+        BatchState.create(params=1.0, tx=optax.sgd(0.1), batch_stat=1)
+    state = BatchState.create(params={"w": 1.0}, tx=optax.sgd(0.1), batch_stats=1, key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"BatchState has no field batch_stat \(did you mean batch_stats\?\)"):
+        state.apply_gradients(grads={"w": 1.0}, batch_stat=2)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("tx", [0.1, None, optax.adam, optax.GradientTransformation], ids=str)
+def test_what_is_no_optimiser_is_refused(tx: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^BatchState\.create\(tx=\.\.\.\) takes an optimiser with init and update, such"
+    ):
+        BatchState.create(params=PARAMS["dict"], tx=tx, batch_stats=None, key=jax.random.key(0))
+
+
+def test_without_optax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
+    monkeypatch.setitem(sys.modules, "optax", None)
+
+    with pytest.raises(
+        ImportError, match=r"^TrainState\.apply_gradients needs optax\. .*pip install 'treewright\[train\]'"
+    ):
+        training_step(state)
+
+
+# Transformations
+
+
+def test_a_donated_state_gives_its_buffers_and_no_other_state_loses_any() -> None:
+    def created() -> TrainState[Any]:
+        return TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(0.1))
+
+    donating = jax.jit(training_step, donate_argnums=0)
+    state, bystander = created(), created()
+    given = jax.tree.leaves(state)
+    expected = training_step(created())
+
+    updated = donating(state)
+
+    assert all(leaf.is_deleted() for leaf in given)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(bystander))
+    np.testing.assert_allclose(updated.params["w"], expected.params["w"])
+    assert is_step(donating(donating(updated)).step, 3)
+
+
+def test_a_state_is_carried_by_scan() -> None:
+    state = TrainState.create(params=PARAMS["Module"], tx=optax.adam(0.1))
+
+    scanned, losses = jax.lax.scan(lambda state, _: (training_step(state), loss_of(state.params)), state, length=5)
+
+    expected = state
+    for _ in range(5):
+        expected = training_step(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), scanned, expected)
+    assert is_step(scanned.step, 5)
+    assert losses.shape == (5,)
+
+
+def test_states_are_made_and_trained_in_parallel() -> None:
+    def created(scale: jax.Array) -> TrainState[Any]:
+        return TrainState.create(params={"w": scale * jnp.ones(2)}, tx=optax.sgd(0.25))
+
+    states = jax.vmap(created)(jnp.arange(3.0))
+
+    assert jax.vmap(training_step)(states).params["w"].tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+    assert jax.vmap(training_step)(states).step.tolist() == [1, 1, 1]
+
+
+# A program for flax's TrainState
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, *, train: bool) -> Any:
+        x = nn.Dense(8)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        x = nn.Dropout(0.3, deterministic=not train)(nn.relu(x))
+        return nn.Dense(1)(x)
+
+
+class FlaxState(train_state.TrainState):  # type: ignore[no-untyped-call]  # flax's __init_subclass__
+    batch_stats: Any
+    key: jax.Array
+
+
+class OurState(TrainState[Any]):
+    batch_stats: Any
+    key: jax.Array
+
+
+def flax_program(state_class: Any) -> tuple[list[float], Any]:
+    """Trains with batch statistics and dropout, as flax's guides write it."""
+    model = Block()
+    key = jax.random.key(0)
+    x = jax.random.normal(key, (16, 4))
+    variables = model.init(key, x, train=False)
+    state: Any = state_class.create(
+        apply_fn=model.apply,
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        key=key,
+        tx=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))),
+    )
+
+    @jax.jit
+    def train_step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+        dropout = jax.random.fold_in(key=state.key, data=state.step)
+
+        def loss_of(params: Any) -> Any:
+            logits, updates = state.apply_fn(
+                {"params": params, "batch_stats": state.batch_stats},
+                x,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": dropout},
+            )
+            return jnp.mean(optax.l2_loss(logits, y)), updates
+
+        (loss, updates), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        return state.apply_gradients(grads=grads).replace(batch_stats=updates["batch_stats"]), loss
+
+    losses: list[float] = []
+    while state.step < 5:
+        state, loss = train_step(state, x, x.sum(axis=1, keepdims=True))
+        losses.append(loss.item())
+    return losses, (int(state.step), state.params, state.batch_stats, state.opt_state)
+
+
+def test_a_program_for_flax_gives_the_same_numbers_with_the_import_changed() -> None:
+    losses, results = flax_program(OurState)
+    expected_losses, expected = flax_program(FlaxState)
+
+    assert losses == expected_losses
+    assert losses[-1] < losses[0]
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, results, expected)
+
+
+def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
+    class State(TrainState[Any]):
+        loss_fn: Any = FLAX_FIELD(pytree_node=False)
+        metrics: Any = FLAX_FIELD(pytree_node=True, default=None)
+
+    state = State.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), loss_fn=optax.l2_loss, metrics={"n": 1})
+    stepped = jax.jit(training_step)(state)
+
+    assert (stepped.loss_fn, int(stepped.metrics["n"])) == (optax.l2_loss, 1)
