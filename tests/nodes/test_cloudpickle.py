@@ -1,4 +1,4 @@
-"""Classes that another process can't import: `cloudpickle` sends them by value, and they are whole where they arrive."""
+"""Classes that a process cannot import: `cloudpickle` sends them by value, and they are whole where they arrive."""
 
 import dataclasses
 import inspect

@@ -87,6 +87,9 @@ class ModuleNet(Module):
     value: Any = static()
     name: str = static(default="net")
 
+    def times(self, x):
+        return x * self.weight["w"]
+
 
 def net(value):
     return ModuleNet({"w": jnp.arange(3.0)}, DataNet(jnp.ones(2), value), value)
@@ -341,6 +344,15 @@ def test_a_forged_program_calls_nothing(forged: list[Any], capsys: pytest.Captur
         decode(forged)
 
     assert capsys.readouterr().out == ""
+
+
+def test_a_program_takes_and_gives_methods(models: Any) -> None:
+    method = models.net("x").times
+
+    program: Any = jax.export.deserialize(bytearray(exported([method])))
+
+    assert program.in_tree == jax.tree.structure((([method],), {}))
+    np.testing.assert_array_equal(program.call([method])[0](2.0), [0.0, 2.0, 4.0])
 
 
 # Classes of one name

@@ -59,15 +59,20 @@ def instance_key(instance: object, key: Callable[[object], Hashable] = exact_key
         for leaf in jax.tree.leaves(instance):
             if isinstance(leaf, Tracer):
                 raise problem_of(leaf) from None
-        return ("identity", id(instance))
+        return by_identity(instance)
+
+
+def by_identity(value: object) -> Hashable:
+    """A key for this very object. Not the object itself, which may refer to the node and would keep it alive.
+
+    Whoever keeps the key keeps the object as well, or forgets the key with it: then no other object has its id.
+    """
+    return ("identity", id(value))
 
 
 def compared_by_itself(value: object, key: Any) -> bool:
     """Whether `type` and `==` already are the exact comparison for this value."""
-    kind = class_of(value)
-    if kind is types.FunctionType:  # two functions are `==` only when they are one
-        return True
-    return len(key) == 2 and key[0] is kind and key[1] is value
+    return len(key) == 2 and key[0] is class_of(value) and key[1] is value
 
 
 def problem_of(value: Any) -> NoExactKeyError:
@@ -187,7 +192,7 @@ class _ExactKeys:
         if value in self.functions:
             return ("recursive", self.functions.index(value))
         if value.__dict__ or (value.__closure__ and not self.content):
-            return (types.FunctionType, value)
+            return by_identity(value)
         self.functions.append(value)
         try:
             defaults = self.elements(value.__defaults__ or ())
@@ -195,7 +200,7 @@ class _ExactKeys:
             named = tuple((name, self.key(keywords[name])) for name in sorted(keywords))
             captured = tuple(map(self.cell, value.__closure__ or ()))
         except NoExactKeyError:
-            return (types.FunctionType, value)
+            return by_identity(value)
         finally:
             self.functions.pop()
         return (types.FunctionType, value.__code__, id(value.__globals__), defaults, named, captured)

@@ -17,6 +17,11 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
     a program can read it.
+
+    Example:
+        >>> sizes = freeze({"hidden": [64, 64]})
+        >>> sizes["hidden"]
+        (64, 64)
     """
 
     __slots__ = ("_items",)
@@ -27,6 +32,9 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"FrozenMapping can't change: {name} was to be set to {value!r}. Make a new one.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"FrozenMapping can't change: {name} was to be deleted. Make a new one.")
 
     def __getitem__(self, key: K) -> V_co:
         return self._items[key]
@@ -61,16 +69,18 @@ class FrozenArray(np.ndarray[Any, Any]):
         return hash(self._content())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (freeze, (np.array(self),))
-
-    def __copy__(self) -> "FrozenArray":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> "FrozenArray":
-        return self
+        if self.flags.writeable:
+            return (_as_result, (np.array(self),))
+        return (_frozen_array, (self.dtype, self.shape, self.tobytes()))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return self.__reduce__()
+
+    def __copy__(self) -> "FrozenArray":
+        return self.copy() if self.flags.writeable else self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> "FrozenArray":
+        return self.__copy__()
 
     def _content(self) -> tuple[Any, ...]:
         if self.flags.writeable:
@@ -96,9 +106,10 @@ def freeze(value: Any) -> Any:
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
     kind = class_of(value)
-    if issubclass(kind, np.ndarray):
+    if kind is np.ndarray or kind is FrozenArray:  # no masked arrays and the like: they hold more than their data
         array: Any = value
-        return array if kind is FrozenArray or array.dtype == object else _frozen_array(array)
+        frozen = kind is FrozenArray and not array.flags.writeable
+        return array if frozen or array.dtype.hasobject else _frozen_array(array.dtype, array.shape, array.tobytes())
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return cast("Any", kind)(*map(freeze, value))
     if kind is tuple:
@@ -111,10 +122,11 @@ def freeze(value: Any) -> Any:
     return bytes(value) if issubclass(kind, bytearray) else value
 
 
-def _frozen_array(value: np.ndarray[Any, Any]) -> FrozenArray:
-    if not value.size:
-        frozen = np.empty(value.shape, value.dtype).view(FrozenArray)
-        frozen.flags.writeable = False
-        return frozen
-    # The base is a bytes object, so that nobody can make the array writeable again.
-    return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape).view(FrozenArray)
+def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
+    # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
+    return np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
+
+
+def _as_result(value: np.ndarray[Any, Any]) -> FrozenArray:
+    """What a computation with frozen arrays gave: of their class, and no longer frozen."""
+    return value.view(FrozenArray)

@@ -135,7 +135,7 @@ class _InitText:
                 f"if {statics} is None: {statics} = {table}.intern(({', '.join(names)},))",
             ]
         else:
-            statics = self.helper("statics", self.spec.table.intern(()))
+            statics = f"{self.helper('table', self.spec.table)}.empty"
         children = "".join(f"{field.name}, " for field in self.spec.children)
         store = self.helper("store", object.__setattr__)
         lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {statics}))")

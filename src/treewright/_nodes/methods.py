@@ -12,7 +12,7 @@ from treewright._nodes.exact import instance_key
 from treewright._nodes.node import pair_or_unfinished
 
 
-KEPT = "_kept_methods"  # a slot of Module: the methods that the instance gives again, by function
+_KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
 
 class ModuleMethod:
@@ -28,7 +28,7 @@ class ModuleMethod:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
-        kept: dict[Any, BoundMethod] | None = getattr(instance, KEPT, None)
+        kept: dict[Any, BoundMethod] | None = instance.__dict__.get(_KEPT)
         found = None if kept is None else kept.get(self.function)
         return BoundMethod(self.function, instance) if found is None else found
 
@@ -102,14 +102,11 @@ def _keep_for_next_lookup(method: BoundMethod) -> None:
     runs. Never inside a trace, where that would keep tracers alive.
     """
     instance = method.__self__
-    if not isinstance(pair_or_unfinished(instance), tuple) or not hasattr(type(instance), KEPT):
+    if not isinstance(pair_or_unfinished(instance), tuple):
         return
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(instance)):
         return
-    kept: dict[Any, BoundMethod] | None = getattr(instance, KEPT, None)
-    if kept is None:
-        kept = {}
-        object.__setattr__(instance, KEPT, kept)
+    kept: dict[Any, BoundMethod] = instance.__dict__.setdefault(_KEPT, {})
     kept.setdefault(method.__func__, method)
 
 

@@ -7,7 +7,7 @@ from treewright._nodes import protocols
 from treewright._nodes.dataclass import refuse_options
 from treewright._nodes.definition import define, document
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.methods import KEPT, wrap_methods
+from treewright._nodes.methods import wrap_methods
 from treewright._nodes.node import PAIR, replaced
 from treewright._nodes.spec import Options
 
@@ -41,7 +41,7 @@ class Module:
         (5, 2)
     """
 
-    __slots__ = (PAIR, KEPT, "__weakref__")
+    __slots__ = (PAIR, "__weakref__")
 
     def __init_subclass__(
         cls,

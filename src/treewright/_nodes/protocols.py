@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.dtypes import prng_key
 
 from treewright._nodes.classes import class_of
-from treewright._nodes.exact import NoExactKeyError, exact_key
+from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._nodes.node import (
     Pair,
     finished_pair,
@@ -105,10 +105,10 @@ def equal(self: Any, other: object) -> Any:
 def _leaves_equal(left: Any, right: Any, place: str) -> bool:
     if left is right:
         return True
-    arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)]
-    if not any(arrays):
+    if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return _scalars_equal(left, right)
-    if not all(arrays) or left.shape != right.shape or left.dtype != right.dtype:
+    both = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right))
+    if not both or left.shape != right.shape or left.dtype != right.dtype:
         return False
     if any(isinstance(leaf, Tracer) for leaf in (left, right)):
         raise TracedComparisonError(
@@ -150,11 +150,13 @@ def _hash_of_value(value: object) -> int:
     """The hash of a value; where `==` of nodes is finer or coarser than Python's, that of its exact key."""
     if hasattr(type(value), "__node_spec__"):
         return hash(value)
+    if type(value) is tuple:
+        return hash(tuple(_Hashed(_hash_of_value(item)) for item in cast("tuple[object, ...]", value)))
     try:
         key = exact_key(value)
     except NoExactKeyError:
         return hash(value)
-    return hash(value) if key == (type(value), value) else hash(key)
+    return hash(value) if compared_by_itself(value, key) else hash(key)
 
 
 def hash_of(self: Any) -> int:
@@ -181,7 +183,13 @@ def hash_of(self: Any) -> int:
 
 
 def exact_key_of(self: Any, key: Callable[[object], Hashable]) -> Hashable:
-    """A node as a static of another: by class, statics and the exact keys of its children."""
+    """A node as a static of another: by class, statics and the exact keys of its children.
+
+    Raises:
+        NoExactKeyError: If a child has none, or the node is not finished.
+    """
+    if is_open(self):
+        raise problem_of(self)
     children, statics = finished_pair(self)
     cls: Any = class_of(self)
     return (cls, statics, *map(key, children))
@@ -205,7 +213,9 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle the pair: no `__init__` runs when it comes back."""
-    return (empty_node, (type(self),), finished_pair(self))
+    children, statics = finished_pair(self)
+    names = (field.name for field in spec_of(self).children)
+    return (empty_node, (type(self),), (dict(zip(names, children, strict=True)), statics))
 
 
 def empty_node(cls: type[Any]) -> Any:
@@ -214,12 +224,22 @@ def empty_node(cls: type[Any]) -> Any:
     return node
 
 
-def set_state(self: Any, state: Pair) -> None:
-    """Fill a node that comes back from a pickle."""
+def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
+    """Fill a node that comes back from a pickle.
+
+    Raises:
+        TypeError: If the class has other children today than when it was pickled.
+    """
     if pair_or_unfinished(self) is not None:
         refuse_change(self, "__setstate__")
     children, statics = state
-    _store(self, "_node", (tuple(children), statics))
+    names = [field.name for field in spec_of(self).children]
+    if set(names) != set(children):
+        raise TypeError(
+            f"The pickle holds the children {', '.join(children) or 'none'} of {class_of(self).__qualname__}, which now "
+            f"has {', '.join(names) or 'none'}. It was written by another version of the class."
+        )
+    _store(self, "_node", (tuple(children[name] for name in names), statics))
 
 
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.

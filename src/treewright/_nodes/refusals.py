@@ -132,6 +132,7 @@ def _resolved(annotation: Any, cls: type[Any]) -> Any:
 
 def _no_static_in(annotation: Any) -> str | None:
     """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
+    annotation = getattr(annotation, "__value__", annotation)  # type Sizes = tuple[int, ...]
     annotation = getattr(annotation, "array_type", annotation)  # jaxtyping's Float[Array, "..."]
     origin = typing.get_origin(annotation)
     if origin in {typing.Annotated, typing.Final, ClassVar}:

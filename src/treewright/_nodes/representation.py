@@ -5,6 +5,7 @@ specs), and stops at cycles. A node class is known by its `__node_spec__`, of wh
 """
 
 import re
+import reprlib
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -17,6 +18,9 @@ from treewright._nodes.classes import class_of
 
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
+
+
+_DEPTH = 60  # levels of containers that are printed; Python's own stack ends at a few hundred
 
 
 def short_dtype(dtype: object) -> str:
@@ -71,7 +75,7 @@ def text(value: Any, *, with_module: bool = False, inside: frozenset[int] = froz
     found = array_text(value) or function_text(value, with_module=with_module)
     if found is not None:
         return found
-    if id(value) in inside:
+    if id(value) in inside or len(inside) > _DEPTH:
         return "..."
     inside |= {id(value)}
 
@@ -83,8 +87,9 @@ def text(value: Any, *, with_module: bool = False, inside: frozenset[int] = froz
         return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
     if kind is list:
         return f"[{', '.join(map(inner, value))}]"
-    if kind is dict:
-        return f"{{{', '.join(f'{key!r}: {inner(item)}' for key, item in value.items())}}}"
+    if issubclass(kind, dict):
+        items = f"{{{', '.join(f'{key!r}: {inner(item)}' for key, item in value.items())}}}"
+        return items if kind is dict else f"{kind.__name__}({items})"
     names = _attribute(kind, "_fields")
     if names and issubclass(kind, tuple):
         return _call_text(str(kind.__name__), zip(names, map(inner, value), strict=True))
@@ -118,6 +123,7 @@ def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
 # What a node class takes over
 
 
+@reprlib.recursive_repr()
 def node_repr(self: Any) -> str:
     """One line: arrays as `f32[784,128]`, statics in full."""
     return text(self)
@@ -126,8 +132,23 @@ def node_repr(self: Any) -> str:
 def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
     """For `rich`: the fields, arrays as short text."""
     for name, value in shown_fields(self):
-        short = array_text(value)
-        yield name, value if short is None else Verbatim(short)
+        yield name, _shortened(value, frozenset())
+
+
+def _shortened(value: Any, inside: frozenset[int]) -> Any:
+    """The value with short text in place of its arrays, in lists, tuples and dicts too."""
+    short = array_text(value)
+    if short is not None:
+        return Verbatim(short)
+    kind = class_of(value)
+    if kind not in {list, tuple, dict}:
+        return value
+    if id(value) in inside:
+        return Verbatim("...")
+    inside |= {id(value)}
+    if kind is dict:
+        return {key: _shortened(item, inside) for key, item in value.items()}
+    return kind(_shortened(item, inside) for item in value)
 
 
 def node_wadler_lindig(self: Any, **options: Any) -> Any:

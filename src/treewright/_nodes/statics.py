@@ -4,6 +4,7 @@ It is the `aux_data` of the node. `jit` compares it on every call; since equalit
 neither ours nor that of a static value.
 """
 
+import enum
 import importlib
 import operator
 import threading
@@ -11,6 +12,8 @@ import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
+
+import numpy as np
 
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
 from treewright._nodes.representation import text
@@ -50,7 +53,7 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = ("_by_key", "_lock", "content", "known", "names", "owner")
+    __slots__ = ("_by_key", "_lock", "content", "empty", "known", "names", "owner")
 
     def __init__(self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> None:
         self.owner = owner
@@ -60,6 +63,7 @@ class StaticTable:
         self._by_key: _WeakTable = {}
         # Taken to add and to forget, never to find. Reentrant, since the garbage collector may run while it is held.
         self._lock = threading.RLock()
+        self.empty = None if names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (StaticTable, (self.owner, self.names, self.content))
@@ -85,7 +89,7 @@ class StaticTable:
             if found is None:
                 found = Statics(self, values)
                 self._remember(self._by_key, keys, found)
-                if all(map(compared_by_itself, values, keys)):
+                if all(map(compared_by_itself, values, keys)) and all(map(_refers_to_no_node, values)):
                     self._remember(self.known, (*map(type, values), *values), found)
         return found
 
@@ -120,14 +124,29 @@ class _Named:
 
 def _by_name(value: Any) -> Any:
     """Jitted functions such as `jnp.tanh` can't be pickled themselves, but most can be found again."""
+    path = _import_path(value)
+    if path is None or isinstance(value, type | types.FunctionType) or path[0] == "__main__":
+        return value
+    return _Named(*path)
+
+
+def _import_path(value: Any) -> tuple[str, str] | None:
+    """The module and name under which a function or class is found; None for what is not."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not callable(value) or isinstance(value, type | types.FunctionType) or module in {None, "__main__"} or not name:
-        return value
+    if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<locals>" in name:
+        return None
     try:
-        found = imported(module, name)
+        return (module, name) if imported(module, name) is value else None
     except (ImportError, AttributeError):
-        return value
-    return _Named(module, name) if found is value else value
+        return None
+
+
+_INERT = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
+
+
+def _refers_to_no_node(value: Any) -> bool:
+    """Whether a value can be a key of a table without keeping a node alive, and with it the table's entry."""
+    return type(value) in _INERT or isinstance(value, np.dtype | enum.Enum) or _import_path(value) is not None
 
 
 def imported(module: str, name: str) -> Any:
