@@ -5,6 +5,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -216,7 +217,8 @@ def test_classes_that_arrived_construct(sent: Any) -> None:
 
 
 def test_classes_that_arrived_check_and_freeze(sent: Any) -> None:
-    for make in (lambda: sent.Layer([1.0]), lambda: replace(sent.layer, kernel=[1.0])):
+    makers: list[Callable[[], Any]] = [lambda: sent.Layer([1.0]), lambda: replace(sent.layer, kernel=[1.0])]
+    for make in makers:
         with pytest.raises(ValueError, match="kernel is no number"):
             make()
     for node, name in [(sent.layer, "kernel"), (sent.net, "depth"), (sent.Point(1.0), "y")]:
@@ -226,7 +228,8 @@ def test_classes_that_arrived_check_and_freeze(sent: Any) -> None:
 
 def test_classes_that_arrived_have_subclasses(sent: Any) -> None:
     for base in (sent.Point, sent.Layer, sent.NamedNet):
-        made = type(base)("Sub", (base,), {"__annotations__": {"extra": Any}, "extra": 5.0})
+        metaclass: Any = type(base)
+        made = metaclass("Sub", (base,), {"__annotations__": {"extra": Any}, "extra": 5.0})
         node = made(1, "x") if base is sent.NamedNet else made(1.0)
         assert jax.tree.leaves(node)[-1] == 5.0
 

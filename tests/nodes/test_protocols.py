@@ -190,12 +190,15 @@ def test_the_signature_of_a_class_is_that_of_its_constructor() -> None:
     assert str(inspect.signature(Net.__call__)) == "(self, x: Any, scale: float = 1.0) -> Any"
 
 
+plain = pydoc.plaintext  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # undeclared
+
+
 def test_help_shows_the_signature_the_text_and_the_methods() -> None:
-    text = pydoc.render_doc(Layer, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(Layer, renderer=plain)
     assert "class Layer(" in text
     assert "Layer(kernel: Any, bias: Any = None, width: Any = 3)" in text
     assert "A layer." in text
-    text = pydoc.render_doc(Net, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(Net, renderer=plain)
     for part in (
         "size: The size of the kernel.",
         "__call__(self, x: Any, scale: float = 1.0)",
@@ -203,8 +206,8 @@ def test_help_shows_the_signature_the_text_and_the_methods() -> None:
         "kinds = 0",
     ):
         assert part in text
-    assert pydoc.render_doc(Net(2), renderer=pydoc.plaintext)
-    assert "Apply it." in pydoc.render_doc(Net(2).__call__, renderer=pydoc.plaintext)
+    assert pydoc.render_doc(Net(2), renderer=plain)
+    assert "Apply it." in pydoc.render_doc(Net(2).__call__, renderer=plain)
     assert inspect.getdoc(Box) == "Box(value: Any)"
     assert {"kernel", "bias", "width", "tree_flatten"} <= set(dir(Layer(1)))
 
@@ -225,7 +228,7 @@ def test_nodes_match_patterns_by_position_and_by_name() -> None:
 
     nodes = [Layer(1), Layer(Box(2), 0), Net(2, name="special"), Net(2), Layer(1, 1), Box(1)]
     assert [described(node) for node in nodes] == [1, 2, "special", 3, None, None]
-    assert Mixed.__match_args__ == ("first", "second")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert Mixed.__match_args__ == ("first", "second")
 
 
 # References, caches, threads
@@ -248,7 +251,7 @@ def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None
         value: Any
 
         @functools.cached_property
-        def size(self) -> int:
+        def size(self) -> Any:
             computed.append(self.value)
             return 2 * self.value
 
@@ -256,7 +259,8 @@ def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None
     class Decorated(Box):
         size = Sized.__dict__["size"]
 
-    for node in (Sized(1), Decorated(1)):
+    nodes: list[Any] = [Sized(1), Decorated(1)]
+    for node in nodes:
         computed.clear()
         assert node.size == node.size == 2
         assert computed == [1]

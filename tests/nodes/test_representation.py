@@ -18,6 +18,10 @@ import wadler_lindig
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
 from treewright.errors import UnfinishedNodeError
 
+# jax's own constructors of these have no types.
+partition_spec: Any = jax.P
+abstract: Any = jax.ShapeDtypeStruct
+
 
 @pytree_dataclass
 class Box:
@@ -85,8 +89,8 @@ SHORT: dict[str, tuple[Callable[[], Any], str]] = {
     "numpy strings": (lambda: np.array(["ab"]), "<U2[1](numpy)"),
     "numpy objects": (lambda: np.array([None]), "object[1](numpy)"),
     "numpy scalar": (lambda: np.float32(2), "np.float32(2.0)"),
-    "ShapeDtypeStruct": (lambda: jax.ShapeDtypeStruct((2,), jnp.float32), "f32[2](abstract)"),
-    "PartitionSpec": (lambda: jax.P("x", None), repr(jax.P("x", None))),
+    "ShapeDtypeStruct": (lambda: abstract((2,), jnp.float32), "f32[2](abstract)"),
+    "PartitionSpec": (lambda: partition_spec("x", None), repr(partition_spec("x", None))),
     "dtype": (lambda: np.dtype("float32"), "dtype('float32')"),
     "None": (lambda: None, "None"),
     "str": (lambda: "a'b", '"a\'b"'),
@@ -320,10 +324,9 @@ uses_treescope = pytest.mark.filterwarnings("ignore::DeprecationWarning:numpy", 
 
 
 def printed_by_rich(value: Any, width: int = 200) -> str:
-    console = rich.console.Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(value)
-    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return shown
+    shown = io.StringIO()
+    rich.console.Console(file=shown, width=width, color_system=None).print(value)
+    return shown.getvalue()
 
 
 def deep_net() -> Net:

@@ -126,12 +126,15 @@ class _ExactKeys:
         return self.hashable(value)
 
     def hashable(self, value: object) -> Hashable:
-        """Anything else: by type, `hash` and `==`."""
+        """Anything else: by type, `hash` and `==`, or by identity where the type defines neither."""
+        kind = class_of(value)
+        if kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__:
+            return by_identity(value)
         try:
             hash(value)
         except Exception as error:
             raise problem_of(value) from error
-        return (class_of(value), value)
+        return (kind, value)
 
     def real(self, value: float) -> Hashable:
         kind = class_of(value)

@@ -42,6 +42,16 @@ def register_for_export(cls: type[Any]) -> None:
         count += 1
 
 
+def register_function_node(cls: type[Any]) -> None:
+    """The same for a class of ours whose `aux_data` is a function."""
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"treewright.{cls.__name__}",
+        serialize_auxdata=lambda function: json.dumps(encode(function)).encode(),
+        deserialize_auxdata=lambda data: decode(json.loads(bytes(data))),
+    )
+
+
 def serialize(statics: Statics) -> bytes:
     """The names and values of the statics as JSON.
 

@@ -114,7 +114,7 @@ def freeze(value: Any) -> Any:
         return cast("Any", kind)(*map(freeze, value))
     if kind is tuple:
         return tuple(map(freeze, value))
-    if issubclass(kind, dict):
+    if issubclass(kind, dict | FrozenMapping):
         return FrozenMapping({key: freeze(item) for key, item in value.items()})
     for mutable, frozen in _FROZEN:
         if issubclass(kind, mutable):

@@ -9,6 +9,7 @@ import jax
 from jax.core import Tracer
 
 from treewright._nodes.exact import instance_key
+from treewright._nodes.export import register_function_node
 from treewright._nodes.node import pair_or_unfinished
 
 
@@ -140,3 +141,4 @@ def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMe
 
 _SELF_KEY: Any = jax.tree_util.GetAttrKey("__self__")
 cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
+register_function_node(BoundMethod)

@@ -104,7 +104,7 @@ class ChildView:
 
     def __delete__(self, node: Any) -> None:
         if not is_open(node):
-            refuse_change(node, self.field.name)
+            refuse_change(node, self.field.name, "delete")
         if node.__dict__.pop(self.field.name, MISSING) is MISSING:
             raise UnfinishedNodeError(f"{type(node).__qualname__}.{self.field.name} has no value to delete yet.")
 
@@ -147,19 +147,20 @@ def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
     )
 
 
-def refuse_change(node: Any, name: str) -> Never:
+def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
     cls = class_of(node)
     found = pair_or_unfinished(node)
     if isinstance(found, Unfinished):
-        raise UnfinishedNodeError(f"cannot assign to field {name!r} of {found}.")
-    cure = (
-        f"treewright.replace(node, {name}=...) gives a changed copy"
-        if spec_of(cls).named(name)
-        else f"{cls.__qualname__} has no field of this name, and takes no other attributes once its __init__ is done"
-    )
+        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {found}.")
+    fields = [field.name for field in spec_of(cls).fields]
+    cure = f"treewright.replace(node, {name}=...) gives a changed copy"
+    if name not in fields:
+        (meant,) = with_close_matches([name], fields)
+        hint = meant.removeprefix(name)
+        cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
     raise dataclasses.FrozenInstanceError(
-        f"cannot assign to field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
+        f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
     )
 
 

@@ -38,7 +38,7 @@ def set_attribute(self: Any, name: str, value: Any) -> None:
 def delete_attribute(self: Any, name: str) -> None:
     """Only while `__init__` runs; afterwards a node is frozen."""
     if not is_open(self):
-        refuse_change(self, name)
+        refuse_change(self, name, "delete")
     object.__delattr__(self, name)
 
 
@@ -215,11 +215,13 @@ def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle the pair: no `__init__` runs when it comes back."""
     children, statics = finished_pair(self)
     names = (field.name for field in spec_of(self).children)
-    return (empty_node, (type(self),), (dict(zip(names, children, strict=True)), statics))
+    # The function that fills the node goes with the pickle: an instance that hangs on its own class comes back before
+    # the class has its methods.
+    return (empty_node, (type(self),), (dict(zip(names, children, strict=True)), statics), None, None, set_state)
 
 
 def empty_node(cls: type[Any]) -> Any:
-    """A node without values, for `__setstate__` to fill."""
+    """A node without values, for `set_state` to fill."""
     node: Any = object.__new__(cls)
     return node
 
@@ -233,8 +235,9 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     if pair_or_unfinished(self) is not None:
         refuse_change(self, "__setstate__")
     children, statics = state
-    names = [field.name for field in spec_of(self).children]
-    if set(names) != set(children):
+    spec: Any = getattr(type(self), "__node_spec__", None)
+    names = list(children) if spec is None else [field.name for field in spec.children]
+    if set(names) != set(children) or (spec is not None and statics.table is not spec.table):
         raise TypeError(
             f"The pickle holds the children {', '.join(children) or 'none'} of {class_of(self).__qualname__}, which now "
             f"has {', '.join(names) or 'none'}. It was written by another version of the class."
@@ -254,7 +257,6 @@ OTHERS: Methods = MappingProxyType(
         "__copy__": copy,
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
-        "__setstate__": set_state,
         "__replace__": replaced,
         "_exact_key_": exact_key_of,
         "__rich_repr__": node_rich_repr,

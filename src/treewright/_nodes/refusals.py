@@ -18,7 +18,8 @@ from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
 _NO_STATICS = (list, dict, set, bytearray, np.ndarray, jax.Array)
-_TRANSPARENT = (tuple, frozenset, typing.Union, types.UnionType)
+_UNIONS = (typing.Union, types.UnionType)
+_TRANSPARENT = (tuple, frozenset, *_UNIONS)
 
 
 def refuse_class_body(cls: type[Any], reserved: frozenset[str]) -> None:
@@ -137,6 +138,8 @@ def _no_static_in(annotation: Any) -> str | None:
     origin = typing.get_origin(annotation)
     if origin in {typing.Annotated, typing.Final, ClassVar}:
         return _no_static_in(typing.get_args(annotation)[0])
+    if origin in _UNIONS and np.dtype in map(typing.get_origin, typing.get_args(annotation)):
+        return None  # numpy's and jax's DTypeLike, which takes lists among much else
     if origin in _TRANSPARENT:
         return next(filter(None, map(_no_static_in, typing.get_args(annotation))), None)
     kind = origin or annotation

@@ -90,6 +90,11 @@ def spec_of(node_or_class: Any) -> NodeSpec:
     return spec
 
 
+def or_missing(value: Any) -> Any:
+    """`MISSING` itself for any copy of it: fields that came by `cloudpickle` hold one."""
+    return MISSING if isinstance(value, type(MISSING)) else value
+
+
 def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
     """The fields of a class that `dataclasses.dataclass` has processed."""
     specs: list[FieldSpec] = []
@@ -103,8 +108,8 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
                 kind=options.kind,
                 index=counts[is_static],
                 type=field.type,
-                default=field.default,
-                default_factory=field.default_factory,
+                default=or_missing(field.default),
+                default_factory=or_missing(field.default_factory),
                 init=field.init,
                 repr=field.repr,
                 hash=field.compare if field.hash is None else field.hash,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from treewright._nodes.classes import own_annotations
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
 from treewright._nodes.representation import text
 from treewright.errors import StaticFieldError
@@ -43,7 +44,7 @@ class Statics:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (interned, (self.table.owner, self.table.names, tuple(map(_by_name, self.values))))
+        return (interned, (self.table, self.table.names, tuple(map(_by_name, self.values))))
 
 
 class StaticTable:
@@ -66,7 +67,7 @@ class StaticTable:
         self.empty = None if names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (StaticTable, (self.owner, self.names, self.content))
+        return (table_of, (self.owner, self.names, self.content))
 
     def __len__(self) -> int:
         """How many combinations are in use."""
@@ -154,17 +155,24 @@ def imported(module: str, name: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def interned(owner: type[Any], names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
-    """The statics of `owner` with these values, by name: how pickles come back.
+def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> StaticTable:
+    """The table of a class; a new one for a class that `cloudpickle` is just bringing, whose spec is still to come."""
+    spec: Any = vars(owner).get("__node_spec__")
+    if spec is None or (spec.table.names != names and not own_annotations(owner)):  # a Module begins without them
+        return StaticTable(owner, names, content)
+    return spec.table
+
+
+def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
+    """The statics of a class with these values, by name: how pickles come back.
 
     Raises:
         TypeError: If the class has other static fields today than when it was pickled.
     """
-    table: StaticTable = owner.__node_spec__.table
     if set(names) != set(table.names):
         raise TypeError(
-            f"The pickle holds the static fields {', '.join(names) or 'none'} of {owner.__qualname__}, which now has "
-            f"{', '.join(table.names) or 'none'}. It was written by another version of the class."
+            f"The pickle holds the static fields {', '.join(names) or 'none'} of {table.owner.__qualname__}, which now "
+            f"has {', '.join(table.names) or 'none'}. It was written by another version of the class."
         )
     by_name = dict(zip(names, values, strict=True))
     return table.intern(tuple(by_name[name] for name in table.names))

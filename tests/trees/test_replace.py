@@ -1,0 +1,307 @@
+"""`replace`: a changed copy that no constructor makes, checked like a new node and sharing all the rest."""
+
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import count_traces
+from treewright import Module, TrainState, buffer, field, pytree_dataclass, replace, static
+from treewright.errors import StaticFieldError, UnfinishedNodeError
+
+ran: list[str] = []
+
+
+def noting(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
+    def converter(value: Any) -> Any:
+        ran.append(name)
+        return convert(value)
+
+    return converter
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any = field(converter=noting("kernel", jnp.asarray))
+    bias: Any = field(default=0.0, converter=noting("bias"))
+    scale: dataclasses.InitVar[float] = 1.0
+    mean: Any = buffer(default=0.5, init=False)
+    width: Any = static(default=3, converter=noting("width"))
+    key: Any = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self, scale: float) -> None:
+        ran.append("__post_init__")
+
+    def __check_init__(self) -> None:
+        ran.append("__check_init__")
+        if isinstance(self.width, int) and self.width < 0:
+            checked.append(self)
+            raise ValueError(f"width is {self.width}")
+
+
+checked: list[Layer] = []
+
+
+class Net(Module):
+    layers: list[Layer]
+    name: str = static()
+
+    def __init__(self, size: int) -> None:
+        ran.append("__init__")
+        self.layers = [Layer(jnp.ones(size))]
+        self.name = f"net of {size}"
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.layers[0].kernel
+
+
+class DeepNet(Net):
+    depth: Any = 1.0
+
+    def __check_init__(self) -> None:
+        ran.append("DeepNet.__check_init__")
+
+
+def changed(node: Any, /, **changes: Any) -> Any:
+    """`replace`, having forgotten what ran before."""
+    ran.clear()
+    return replace(node, **changes)
+
+
+# What it changes and what it keeps
+
+
+def test_the_copy_has_the_new_values_and_shares_the_others() -> None:
+    layer = Layer(jnp.ones(3), [1.0], key=jax.random.key(0))
+    found = replace(layer, bias=2.0)
+    assert type(found) is Layer
+    assert found.bias == 2.0
+    assert found.kernel is layer.kernel
+    assert found.key is layer.key
+    assert found.tree_flatten()[1] is layer.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_original_is_untouched() -> None:
+    layer = Layer(jnp.ones(3))
+    before, flattened = repr(layer), jax.tree.flatten(layer)
+    replace(layer, kernel=[2], width=4, mean=1, key=2)
+    assert repr(layer) == before
+    assert jax.tree.leaves(layer)[0] is flattened[0][0]
+    assert jax.tree.structure(layer) == flattened[1]
+
+
+def test_without_changes_it_is_an_equal_copy_and_nothing_runs() -> None:
+    layer = Layer(1.0)
+    found = changed(layer)
+    assert found is not layer
+    assert found == layer
+    assert ran == []
+
+
+def test_every_kind_of_field_can_be_replaced() -> None:
+    found = replace(Layer(1.0), kernel=2.0, bias=3.0, mean=4.0, width=5, key="k")
+    assert repr(found) == "Layer(kernel=f32[], bias=3.0, mean=4.0, width=5, key='k')"
+    assert found == replace(replace(Layer(2.0, 3.0, width=5, key="k"), mean=4.0))
+
+
+def test_the_copy_is_frozen_and_freed() -> None:
+    layer = Layer(1.0)
+    gc.disable()
+    try:
+        found = replace(layer, bias=2.0)
+        with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'bias'"):
+            object.__setattr__(found, "bias", 1)
+        gone = weakref.ref(found)
+        del found
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_node_may_go_into_a_copy_of_itself() -> None:
+    layer = Layer(1.0)
+    found = replace(layer, bias=layer)
+    assert found.bias is layer
+    assert len(jax.tree.leaves(found)) == 5
+
+
+# What runs
+
+
+@pytest.mark.parametrize("name", ["kernel", "bias", "width"])
+def test_only_the_converters_of_what_changes_run_and_then_the_checks(name: str) -> None:
+    changed(Layer(1.0), **{name: 2})
+    assert ran == [name, "__check_init__"]
+
+
+def test_converters_run_in_the_order_of_the_fields_and_convert() -> None:
+    found = changed(Layer(1.0), width=4, kernel=[1, 2])
+    assert ran == ["kernel", "width", "__check_init__"]
+    assert found.kernel.dtype == jnp.int32
+
+
+def test_a_custom_init_does_not_run_and_every_check_of_the_bases_does() -> None:
+    build: Any = DeepNet  # which inherits the `__init__` of Net; type checkers think that it gets one from its fields
+    net = build(2)
+    found = changed(net, depth=2.0, name="mine")
+    assert ran == ["DeepNet.__check_init__"]
+    assert (type(found), found.depth, found.name) == (DeepNet, 2.0, "mine")
+    assert found.layers is net.layers
+
+    class Checked(Layer):
+        extra: Any = 0
+
+        def __check_init__(self) -> None:
+            ran.append("Checked.__check_init__")
+
+    changed(Checked(1.0), extra=1)
+    assert ran == ["__check_init__", "Checked.__check_init__"]
+
+
+def test_modules_have_it_as_a_method() -> None:
+    net = Net(2)
+    found = net.replace(name="mine")
+    assert (found.name, found.layers, type(found)) == ("mine", net.layers, Net)
+    assert net.replace() == net
+    with pytest.raises(TypeError, match=r"Net has no field nam \(did you mean name\?\)\. Its fields: layers, name"):
+        net.replace(nam=1)
+
+
+@pytest.mark.parametrize("name", ["self", "node", "cls", "changes"])
+def test_fields_of_any_name_can_be_replaced(name: str) -> None:
+    body = {"__annotations__": {name: Any}}
+    classes: list[Any] = [pytree_dataclass(type("Odd", (), dict(body))), type("Odd", (Module,), dict(body))]
+    for cls in classes:
+        node = cls(1)
+        assert getattr(replace(node, **{name: 2}), name) == 2
+        if isinstance(node, Module):
+            assert getattr(node.replace(**{name: 2}), name) == 2
+
+
+# What is refused
+
+
+def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anything_runs() -> None:
+    layer = Layer(1.0)
+    ran.clear()
+    with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
+        replace(layer, kernal=1, bias=2, wide=3)
+    with pytest.raises(TypeError, match=r"Its fields: kernel, bias, mean, width, key\."):
+        replace(layer, x=1)
+    assert ran == []
+
+
+def test_an_init_var_is_no_field() -> None:
+    with pytest.raises(TypeError, match="Layer has no field scale"):
+        replace(Layer(1.0), scale=2.0)
+
+
+def test_a_class_without_fields_says_so() -> None:
+    class Empty(Module):
+        pass
+
+    assert replace(Empty()) == Empty()
+    with pytest.raises(TypeError, match=r"Empty has no field x\. Its fields: none"):
+        replace(Empty(), x=1)
+
+
+@pytest.mark.parametrize(
+    "value", [1, None, "Layer", [Layer(1.0)], {"kernel": 1}, Layer, dataclasses.make_dataclass("D", ["x"])(1)]
+)
+def test_what_is_no_node_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"takes an instance of a Module or .*, got '{type(value).__name__}'"):
+        replace(value, kernel=1)
+
+
+def test_an_unfinished_node_is_refused() -> None:
+    with pytest.raises(UnfinishedNodeError, match="unfinished Layer"):
+        replace(object.__new__(Layer), bias=1)
+
+
+@pytest.mark.parametrize("value", [[1], {}, np.ones(2), jnp.ones(2)])
+def test_a_static_takes_only_what_a_constructor_would_take(value: Any) -> None:
+    with pytest.raises(StaticFieldError, match=r"Layer\.width is static but holds"):
+        replace(Layer(1.0), width=value)
+
+
+def test_a_failing_check_or_converter_leaves_nothing() -> None:
+    layer = Layer(1.0, width=3)
+    table = type(layer).__node_spec__.table  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    in_use = len(table)
+    with pytest.raises(ValueError, match="width is -1"):
+        replace(layer, width=-1)
+    copy = checked.pop()
+    with pytest.raises(UnfinishedNodeError, match=r"raised ValueError\(width is -1\)"):
+        _ = copy.width
+    with pytest.raises(UnfinishedNodeError, match="unfinished Layer"):
+        object.__setattr__(copy, "width", 1)
+    with pytest.raises(TypeError, match="JAX array"):
+        replace(layer, kernel="no array", width=9)
+    assert layer.width == 3
+    del copy
+    gc.collect()
+    assert len(table) == in_use
+
+
+# In programs
+
+
+def test_a_changed_static_traces_once_more_and_a_changed_child_does_not() -> None:
+    counted = count_traces(lambda layer: layer.kernel * layer.width)
+    apply = jax.jit(counted)
+    layer = Layer(2.0)
+    for node, result, traces in [
+        (layer, 6.0, 1),
+        (replace(layer, kernel=3.0), 9.0, 1),
+        (replace(layer, width=4), 8.0, 2),
+        (replace(layer, width=4), 8.0, 2),
+        (replace(layer, width=3), 6.0, 2),
+        (replace(layer, width=3.0), 6.0, 3),
+    ]:
+        assert apply(node) == result
+        assert counted.count == traces
+
+
+def test_it_works_inside_transformations() -> None:
+    def step(layer: Layer, x: Any) -> Layer:
+        return replace(layer, kernel=layer.kernel * x, bias=x, width=5)
+
+    layer, xs = Layer(jnp.full(2, 2.0)), jnp.arange(3.0)
+    found = jax.jit(step)(layer, 3.0)
+    assert found.width == 5
+    assert found == replace(layer, kernel=jnp.full(2, 6.0), bias=jnp.asarray(3.0), mean=jnp.asarray(0.5), width=5)
+    many = jax.vmap(step, in_axes=(None, 0))(layer, xs)
+    assert many.kernel.shape == (3, 2)
+    assert many.bias.tolist() == [0.0, 1.0, 2.0]
+    slope = jax.grad(lambda scale: replace(layer, kernel=layer.kernel * scale).kernel.sum())(1.0)
+    assert slope == 4.0
+    carried, _ = jax.lax.scan(lambda layer, x: (replace(layer, kernel=layer.kernel + x), None), layer, xs)
+    assert carried.kernel.tolist() == [5.0, 5.0]
+
+
+def test_a_traced_value_is_refused_as_a_static() -> None:
+    with pytest.raises(StaticFieldError, match=r"Layer\.width is static but holds a tracer, f32\[\]"):
+        jax.jit(lambda layer, x: replace(layer, width=x))(Layer(1.0), 2.0)
+
+
+def test_a_node_of_sentinels_can_be_changed_where_nothing_checks_it() -> None:
+    axes = jax.tree.map(lambda _: None, Net(2))
+    assert replace(axes, layers=0).layers == 0
+
+
+def test_training_states_are_replaced() -> None:
+    class State(TrainState[Any]):
+        stats: Any = None
+
+    optimizer: Any = type("Optimizer", (), {"init": staticmethod(lambda params: ()), "update": staticmethod(tuple)})()
+    state = State.create(params=Net(2), tx=optimizer)
+    found = state.replace(step=7, stats={"mean": 1.0})
+    assert repr(found.step) == "Array(7, dtype=int32)"
+    assert found.stats == {"mean": 1.0}
+    assert found.params is state.params
