@@ -48,10 +48,10 @@ class TrainState(Module, Generic[P]):
 
     Example:
         >>> import optax
-        >>> state = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.sgd(0.1))
-        >>> state = state.apply_gradients(grads={"w": jnp.full(3, 2.0)})
-        >>> state.params["w"].tolist() == [0.8, 0.8, 0.8], int(state.step)
-        (False, 1)
+        >>> state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.5))
+        >>> state = state.apply_gradients(grads={"w": jnp.ones(2)})
+        >>> state.params["w"].tolist(), int(state.step)
+        ([0.5, 0.5], 1)
     """
 
     step: jax.Array = field(converter=_as_step)

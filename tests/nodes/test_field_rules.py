@@ -246,3 +246,23 @@ def test_a_string_annotation_of_a_static_is_resolved_where_it_can_be() -> None:
 
     with pytest.raises(StaticFieldError, match=r"Later\.n is static but holds a list"):
         Later([])
+
+
+def test_a_module_field_and_method_of_one_name_are_refused() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Bad\.norm is a field and a method of one name"):
+
+        class Bad(Module):
+            norm: Any
+
+            def norm(self) -> int:
+                return 1
+
+
+def test_a_new_default_for_an_inherited_static_is_shown_with_its_specifier() -> None:
+    class Base(Module):
+        width: int = static(default=3)
+
+    with pytest.raises(NodeDefinitionError, match=r"width: \.\.\. = static\(default=4\)\. Else"):
+
+        class Bad(Base):
+            width = 4

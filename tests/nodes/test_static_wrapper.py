@@ -15,7 +15,7 @@ import typing
 import weakref
 from collections import abc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -318,8 +318,9 @@ class Color(enum.Enum):
     RED = 1
 
 
-class Shape(Generic[T]):
-    pass
+NAMES: dict[str, Any] = {"Nested": int}
+if sys.version_info >= (3, 12):
+    exec("type Nested = tuple[Nested, ...] | int", NAMES)
 
 
 def declare(annotation: Any) -> Any:
@@ -373,12 +374,12 @@ ACCEPTED: list[Any] = [
     *(int, float, bool, str, bytes, complex, object, type, range, slice, None, Any),
     *(tuple, tuple[int, ...], tuple[int, str], tuple[()], frozenset, frozenset[str], type[np.ndarray], type[list[int]]),
     *(int | None, int | str | None, tuple[int | None, ...], Literal["relu", "gelu"], typing.Annotated[int, "width"]),
-    *(typing.Final[int], T, Shape[int], Color, np.dtype, np.dtype[np.float32], np.float32, type[np.generic]),
+    *(typing.Final[int], T, Color, np.dtype, np.dtype[np.float32], np.float32, type[np.generic]),
     *(abc.Callable, abc.Callable[[jax.Array], jax.Array], abc.Callable[..., list[int]] | None, abc.Hashable),
     *(abc.Sequence[int], abc.Mapping[str, int], abc.Sequence[jax.Array], Module, Static[int], Layer, FrozenArray),
     *(FrozenMapping[str, int], Path, jax.sharding.PartitionSpec, jax.sharding.Mesh, jax.ShapeDtypeStruct),
     *(jax.typing.DTypeLike, npt.DTypeLike, typing.NewType("Width", int), jt.PyTree, "int", "Callable[..., Any]"),
-    *(ALIAS("Width", int), ALIAS("Nested", "tuple[Nested, ...] | int"), int | tuple[int, ...]),
+    *(ALIAS("Width", int), NAMES["Nested"], int | tuple[int, ...]),
     *("abc.Callable[[jax.Array], jax.Array] | None", "Undeclared", "not python", "list[Undeclared]"),
 ]
 

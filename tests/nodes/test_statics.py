@@ -213,6 +213,16 @@ def test_by_content_a_variable_that_is_not_bound_yet_is_no_obstacle() -> None:
     assert trace_counts(Content, *settings) == [1, 1, 2, 2]
 
 
+def test_a_later_object_is_not_taken_for_a_freed_one_at_the_same_address() -> None:
+    function: Any = with_default(scaling(1.0))
+    first = Layer(1.0, function)
+    function.__defaults__ = (None,)  # frees the closure, and the next one may get its address
+
+    structures = [jax.tree.structure(Layer(1.0, with_default(scaling(2.0)))) for _ in range(50)]
+
+    assert all(structure != jax.tree.structure(first) for structure in structures)
+
+
 # What is refused
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._nodes.classes import class_of
+from treewright._nodes.classes import class_attribute, class_of
 from treewright._nodes.representation import text
 
 _BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})
@@ -128,7 +128,7 @@ class _ExactKeys:
     def hashable(self, value: object) -> Hashable:
         """Anything else: by type, `hash` and `==`, or by identity where the type defines neither."""
         kind = class_of(value)
-        if kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__:
+        if all(class_attribute(kind, name) is getattr(object, name) for name in ("__hash__", "__eq__")):
             return by_identity(value)
         try:
             hash(value)

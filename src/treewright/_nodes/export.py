@@ -10,7 +10,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax.export
 import numpy as np
@@ -230,7 +230,8 @@ def _frozenset(*items: Any) -> frozenset[Any]:
 
 
 def _namedtuple(path: str, *items: Any) -> Any:
-    return tuple.__new__(_class(path, "named tuple", tuple, "_fields"), tuple(map(decode, items)))
+    cls = _class(path, "named tuple", tuple, "_fields")
+    return cast("Any", tuple).__new__(cls, map(decode, items))
 
 
 def _mapping(*items: Any) -> FrozenMapping[Any, Any]:

@@ -62,7 +62,14 @@ class FrozenArray(np.ndarray[Any, Any]):
     """A numpy array whose data can't change, so that it can be static. Made by `freeze`.
 
     It computes like any numpy array, `==` is elementwise, and `hash` is that of its dtype, shape and bytes. As a static
-    it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are.
+    it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are. What is
+    computed from it is an array of its own, and no static until it is frozen again.
+
+    Example:
+        >>> import numpy as np
+        >>> table = freeze(np.array([1.0, 2.0]))
+        >>> table.flags.writeable
+        False
     """
 
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change

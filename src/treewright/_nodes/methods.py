@@ -8,10 +8,10 @@ from typing import Any, cast
 import jax
 from jax.core import Tracer
 
+from treewright._nodes.classes import own_annotations
 from treewright._nodes.exact import instance_key
 from treewright._nodes.export import register_function_node
 from treewright._nodes.node import pair_or_unfinished
-
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
@@ -115,7 +115,7 @@ def wrap_methods(cls: type[Any]) -> None:
     """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
     for name, value in list(vars(cls).items()):
         special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if not special and _is_method(value):
+        if not special and name not in own_annotations(cls) and _is_method(value):
             setattr(cls, name, ModuleMethod(value))
 
 

@@ -235,12 +235,12 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     if pair_or_unfinished(self) is not None:
         refuse_change(self, "__setstate__")
     children, statics = state
-    spec: Any = getattr(type(self), "__node_spec__", None)
-    names = list(children) if spec is None else [field.name for field in spec.children]
+    spec: Any = getattr(class_of(self), "__node_spec__", None)
+    names: list[str] = list(children) if spec is None else [field.name for field in spec.children]
     if set(names) != set(children) or (spec is not None and statics.table is not spec.table):
         raise TypeError(
-            f"The pickle holds the children {', '.join(children) or 'none'} of {class_of(self).__qualname__}, which now "
-            f"has {', '.join(names) or 'none'}. It was written by another version of the class."
+            f"The pickle holds the children {', '.join(children) or 'none'} of {class_of(self).__qualname__}, which "
+            f"now has {', '.join(names) or 'none'}. It was written by another version of the class."
         )
     _store(self, "_node", (tuple(children[name] for name in names), statics))
 

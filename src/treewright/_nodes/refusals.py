@@ -71,14 +71,19 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
 
 def _refuse_shadow(cls: type[Any], attribute: str) -> None:
     """A value or method in the class body that would hide an inherited field."""
+    own = vars(cls)[attribute]
+    if isinstance(own, ChildView | dataclasses.Field):  # dataclasses itself refuses a field() without an annotation
+        return
     for base in cls.__mro__[1:]:
+        hidden = vars(base).get(attribute)
+        if isinstance(hidden, ChildView):
+            kind = hidden.field.kind
+            line = repr(own) if kind == "child" else f"{kind}(default={own!r})"
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
+                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it."
+            )
         if attribute in vars(base):
-            own = vars(cls)[attribute]  # dataclasses itself refuses a field() without an annotation
-            if isinstance(vars(base)[attribute], ChildView) and not isinstance(own, ChildView | dataclasses.Field):
-                raise NodeDefinitionError(
-                    f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a "
-                    f"new default repeat the annotation: {attribute}: ... = {own!r}. Else rename it."
-                )
             return
 
 
@@ -138,11 +143,11 @@ def _no_static_in(annotation: Any) -> str | None:
     origin = typing.get_origin(annotation)
     if origin in {typing.Annotated, typing.Final, ClassVar}:
         return _no_static_in(typing.get_args(annotation)[0])
-    if origin in _UNIONS and np.dtype in map(typing.get_origin, typing.get_args(annotation)):
+    if origin in _UNIONS and np.dtype in [typing.get_origin(part) for part in typing.get_args(annotation)]:
         return None  # numpy's and jax's DTypeLike, which takes lists among much else
     if origin in _TRANSPARENT:
         return next(filter(None, map(_no_static_in, typing.get_args(annotation))), None)
-    kind = origin or annotation
+    kind: Any = origin or annotation
     hashable = getattr(kind, "__hash__", None) is not None and kind is not jax.Array
     if isinstance(kind, type) and issubclass(kind, _NO_STATICS) and not hashable:
         names: dict[Any, str] = {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}

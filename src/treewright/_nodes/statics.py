@@ -160,7 +160,8 @@ def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]
     spec: Any = vars(owner).get("__node_spec__")
     if spec is None or (spec.table.names != names and not own_annotations(owner)):  # a Module begins without them
         return StaticTable(owner, names, content)
-    return spec.table
+    table: StaticTable = spec.table
+    return table
 
 
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
