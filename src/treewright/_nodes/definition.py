@@ -89,7 +89,7 @@ def _process(cls: type[Any], options: Options) -> None:
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
     doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
-    freezers = {name: vars(cls).get(name) for name in protocols.FROZEN}
+    ours = {name: vars(cls).get(name) for name in (*protocols.FROZEN, "__replace__")}
     try:
         dataclasses.dataclass(
             init=False,
@@ -101,8 +101,8 @@ def _process(cls: type[Any], options: Options) -> None:
         )(cls)
     finally:
         cls.__doc__ = doc
-    for name, own_method in freezers.items():
-        if own_method is None and name in vars(cls):
+    for name, written in ours.items():
+        if written is None and name in vars(cls):
             delattr(cls, name)
     params: Any = cls.__dataclass_params__
     params.init, params.repr, params.eq = options.init, options.repr, options.eq

@@ -1,5 +1,6 @@
 """Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
 
+import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
@@ -88,6 +89,12 @@ class FrozenArray(np.ndarray[Any, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any] | None, /) -> "FrozenArray":
         return self.__copy__()
+
+    def _label(self) -> str:
+        """For representations: what tells two frozen arrays of one shape apart."""
+        if self.flags.writeable:
+            return "(numpy)"
+        return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
 
     def _content(self) -> tuple[Any, ...]:
         if self.flags.writeable:

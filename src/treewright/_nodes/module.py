@@ -91,10 +91,19 @@ class Module:
 
 
 def _choose_comparison(cls: type[Any], options: Options) -> None:
-    """Methods of the user's own, inherited ones too, are kept; those that a plain dataclass base generated are not."""
-    if not options.eq:
-        for name in ("__eq__", "__hash__"):
-            if name not in vars(cls):
-                setattr(cls, name, getattr(object, name))
-    if not options.repr and "__repr__" not in vars(cls):
-        setattr(cls, "__repr__", object.__repr__)  # noqa: B010
+    """By the options; but methods of the user's own are kept, inherited ones too."""
+    wanted = {
+        "__eq__": protocols.equal if options.eq else object.__eq__,
+        "__hash__": protocols.hash_of if options.eq else object.__hash__,
+        "__repr__": protocols.node_repr if options.repr else object.__repr__,
+    }
+    own = vars(cls)
+    for name, method in wanted.items():
+        writer = next(base for base in cls.__mro__ if name in vars(base))
+        generated = getattr(cls, name) in {*wanted.values(), getattr(object, name), getattr(Module, name)} or (
+            "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
+        )
+        # Python puts `__hash__ = None` beside an `__eq__` in a class body; that is no hash of the user's own.
+        absent = name == "__hash__" and own.get(name, method) is None
+        if (generated and name not in own) or absent:
+            setattr(cls, name, method)

@@ -242,7 +242,7 @@ def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
 
     try:
         parts = jax.tree.leaves(value, is_leaf=stops)
-    except ValueError:  # a dict whose keys can't be sorted: JAX says so when the node is flattened
+    except (ValueError, RecursionError):  # keys that can't be sorted, a list in itself: JAX says so when it flattens
         return
     if any(part is node for part in parts):
         raise NodeInitError(

@@ -4,6 +4,7 @@ Never reads the data of an array, never fails on what a transformation puts into
 specs), and stops at cycles. A node class is known by its `__node_spec__`, of which only `fields` is read here.
 """
 
+import functools
 import re
 import reprlib
 import types
@@ -37,7 +38,7 @@ def array_text(value: Any) -> str | None:
     elif isinstance(value, jax.Array):
         kind = ""
     elif isinstance(value, np.ndarray):
-        kind = "(numpy)"
+        kind = value._label() if hasattr(value, "_label") else "(numpy)"
     elif isinstance(value, jax.ShapeDtypeStruct):
         kind = "(abstract)"
     else:
@@ -87,6 +88,9 @@ def text(value: Any, *, with_module: bool = False, inside: frozenset[int] = froz
         return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
     if kind is list:
         return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, functools.partial):
+        keywords = (f"{key}={inner(item)}" for key, item in value.keywords.items())
+        return f"{kind.__name__}({', '.join([inner(value.func), *map(inner, value.args), *keywords])})"
     if issubclass(kind, dict):
         items = f"{{{', '.join(f'{key!r}: {inner(item)}' for key, item in value.items())}}}"
         return items if kind is dict else f"{kind.__name__}({items})"
