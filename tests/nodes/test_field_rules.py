@@ -252,9 +252,9 @@ def test_a_module_field_and_method_of_one_name_are_refused() -> None:
     with pytest.raises(NodeDefinitionError, match=r"Bad\.norm is a field and a method of one name"):
 
         class Bad(Module):
-            norm: Any
+            norm: Any  # pyright: ignore[reportRedeclaration]
 
-            def norm(self) -> int:
+            def norm(self) -> int:  # type: ignore[no-redef]
                 return 1
 
 

@@ -95,7 +95,7 @@ def _choose_comparison(cls: type[Any], options: Options) -> None:
     wanted = {
         "__eq__": protocols.equal if options.eq else object.__eq__,
         "__hash__": protocols.hash_of if options.eq else object.__hash__,
-        "__repr__": protocols.node_repr if options.repr else object.__repr__,
+        "__repr__": protocols.REPR["__repr__"] if options.repr else object.__repr__,
     }
     own = vars(cls)
     for name, method in wanted.items():

@@ -38,7 +38,8 @@ def array_text(value: Any) -> str | None:
     elif isinstance(value, jax.Array):
         kind = ""
     elif isinstance(value, np.ndarray):
-        kind = value._label() if hasattr(value, "_label") else "(numpy)"
+        label: Any = _attribute(value, "_label")  # of a FrozenArray
+        kind = "(numpy)" if label is None else label()
     elif isinstance(value, jax.ShapeDtypeStruct):
         kind = "(abstract)"
     else:
