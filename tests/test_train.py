@@ -248,7 +248,10 @@ def test_fields_that_are_missing_or_unknown_are_named() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("tx", [0.1, None, optax.adam, optax.GradientTransformation], ids=["number", "none", "function", "class"])
+NO_OPTIMISERS = {"number": 0.1, "none": None, "function": optax.adam, "class": optax.GradientTransformation}
+
+
+@pytest.mark.parametrize("tx", NO_OPTIMISERS.values(), ids=NO_OPTIMISERS)
 def test_what_is_no_optimiser_is_refused(tx: Any) -> None:
     with pytest.raises(
         TypeError, match=r"^BatchState\.create\(tx=\.\.\.\) takes an optimiser with init and update, such"

@@ -11,6 +11,7 @@ import enum
 import functools
 import math
 import types
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
@@ -62,12 +63,35 @@ def instance_key(instance: object, key: Callable[[object], Hashable] = exact_key
         return by_identity(instance)
 
 
-def by_identity(value: object) -> Hashable:
-    """A key for this very object. Not the object itself, which may refer to the node and would keep it alive.
+class _ThisObject:
+    """A key for this very object.
 
-    Whoever keeps the key keeps the object as well, or forgets the key with it: then no other object has its id.
+    It refers to the object weakly where it can: a closure may refer to its own node, and would keep it alive through
+    the table of keys. The key of an object that is gone equals no other, also where a later one gets its address.
     """
-    return ("identity", id(value))
+
+    __slots__ = ("address", "reference")
+
+    def __init__(self, value: object) -> None:
+        self.address = id(value)
+        try:
+            self.reference: Callable[[], object] = weakref.ref(value)
+        except TypeError:
+            self.reference = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _ThisObject) or self.address != other.address:
+            return False
+        found = self.reference()
+        return found is not None and found is other.reference()
+
+    def __hash__(self) -> int:
+        return self.address
+
+
+def by_identity(value: object) -> Hashable:
+    """A key for this very object."""
+    return ("identity", _ThisObject(value))
 
 
 def compared_by_itself(value: object, key: Any) -> bool:

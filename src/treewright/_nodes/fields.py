@@ -28,10 +28,12 @@ class FieldOptions:
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     """The options that a specifier wrote, or None for a field without one.
 
-    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it.
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and
+    `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
     try:
-        options, marked = field.metadata.get(OPTIONS_KEY), field.metadata.get("static")
+        options = field.metadata.get(OPTIONS_KEY)
+        marked = field.metadata.get("static") or field.metadata.get("pytree_node") is False
     except AttributeError:  # dataclasses takes any mapping, and some have no `get`
         return None
     if isinstance(options, FieldOptions):

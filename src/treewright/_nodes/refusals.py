@@ -1,5 +1,6 @@
 """What can't be a node, said when the class is made: before an instance, before `jit`, before it is registered."""
 
+import contextlib
 import dataclasses
 import sys
 import types
@@ -108,13 +109,17 @@ def refuse_annotations(spec: NodeSpec) -> None:
                 f"meant."
             )
         if field.is_static and field.converter is None:
-            part = _no_static_in(_resolved(field.type, cls))
-            if part is not None:
-                raise NodeDefinitionError(
-                    f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares "
-                    f"statics and never copies them: an array has no single truth value, and a change in place would "
-                    f"give stale results. Make it a child (drop static()), or a hashable type such as a tuple."
-                )
+            with contextlib.suppress(RecursionError):  # type Nested = tuple[Nested, ...] | int
+                _refuse_static(spec, field.name, _no_static_in(_resolved(field.type, cls)))
+
+
+def _refuse_static(spec: NodeSpec, name: str, part: str | None) -> None:
+    if part is not None:
+        raise NodeDefinitionError(
+            f"{spec.cls.__qualname__}.{name} is static, but its annotation holds {part}. jit compares statics and "
+            f"never copies them: an array has no single truth value, and a change in place would give stale results. "
+            f"Make it a child (drop static()), or a hashable type such as a tuple."
+        )
 
 
 def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:
@@ -143,7 +148,7 @@ def _no_static_in(annotation: Any) -> str | None:
     origin = typing.get_origin(annotation)
     if origin in {typing.Annotated, typing.Final, ClassVar}:
         return _no_static_in(typing.get_args(annotation)[0])
-    if origin in _UNIONS and np.dtype in [typing.get_origin(part) for part in typing.get_args(annotation)]:
+    if origin in _UNIONS and np.dtype in [typing.get_origin(part) or part for part in typing.get_args(annotation)]:
         return None  # numpy's and jax's DTypeLike, which takes lists among much else
     if origin in _TRANSPARENT:
         return next(filter(None, map(_no_static_in, typing.get_args(annotation))), None)
