@@ -5,6 +5,7 @@ is also too fine: `nan != nan`, and a lambda made anew differs from the last one
 equal for two values exactly when a program could not tell them apart.
 """
 
+import contextlib
 import dataclasses
 import decimal
 import enum
@@ -57,9 +58,10 @@ def instance_key(instance: object, key: Callable[[object], Hashable] = exact_key
     try:
         return key(instance)
     except NoExactKeyError:
-        for leaf in jax.tree.leaves(instance):
-            if isinstance(leaf, Tracer):
-                raise problem_of(leaf) from None
+        with contextlib.suppress(ValueError):  # of a node that is not finished, which has no leaves yet
+            for leaf in jax.tree.leaves(instance):
+                if isinstance(leaf, Tracer):
+                    raise problem_of(leaf) from None
         return by_identity(instance)
 
 

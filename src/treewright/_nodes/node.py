@@ -133,8 +133,6 @@ def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
             raise AttributeError(f"type object {owner and owner.__name__!r} has no attribute {field.name!r}")
         return field.default
     found = pair_or_unfinished(node)
-    if isinstance(found, tuple):  # a class whose attribute reads go elsewhere, such as a types.GenericAlias
-        return field.value_in(found)
     if isinstance(found, Unfinished) and found.failure is not None:
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {found}.")
     waiting = node.__dict__
@@ -237,12 +235,17 @@ def _seal(node: Any) -> None:
 
 
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
+    seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
+
     def stops(part: Any) -> bool:
+        if id(part) in seen:
+            return True
+        seen[id(part)] = part
         return part is node or isinstance(pair_or_unfinished(part), Unfinished)
 
     try:
         parts = jax.tree.leaves(value, is_leaf=stops)
-    except (ValueError, RecursionError):  # keys that can't be sorted, a list in itself: JAX says so when it flattens
+    except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
         return
     if any(part is node for part in parts):
         raise NodeInitError(

@@ -79,10 +79,6 @@ class NodeSpec:
     has_own_init: bool
     has_post_init: bool
 
-    def named(self, name: str) -> FieldSpec | None:
-        """The field of this name."""
-        return next((field for field in self.fields if field.name == name), None)
-
 
 def spec_of(node_or_class: Any) -> NodeSpec:
     """The spec of a node or of its class."""
