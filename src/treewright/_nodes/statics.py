@@ -7,6 +7,7 @@ neither ours nor that of a static value.
 import enum
 import importlib
 import operator
+import sys
 import threading
 import types
 import weakref
@@ -137,8 +138,8 @@ def _import_path(value: Any) -> tuple[str, str] | None:
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<locals>" in name:
         return None
     try:
-        return (module, name) if imported(module, name) is value else None
-    except (ImportError, AttributeError):
+        return (module, name) if operator.attrgetter(name)(sys.modules.get(module)) is value else None
+    except AttributeError:
         return None
 
 
