@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import math
 import pickle
 import weakref
 from typing import Any, NamedTuple
@@ -183,3 +184,31 @@ def test_a_frozen_dataclass_with_a_hash_of_its_own_vouches_for_what_it_holds() -
 
 def test_the_errors_are_a_public_name() -> None:
     assert vars(treewright)["__getattr__"]("errors").UnfinishedNodeError is UnfinishedNodeError
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["relu", 3, 0.5, np.dtype("float32"), Mode.READ, jax.nn.relu, jnp.tanh],
+    ids=lambda value: str(value)[:9],
+)
+def test_common_statics_are_found_without_computing_a_key(value: Any) -> None:
+    @pytree_dataclass
+    class Local:
+        setting: Any = static()
+
+    local = Local(value)
+    table: Any = Local.__node_spec__.table  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert table.known[type(value), value]() is local.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, math.nan, (1, 2), lambda: 1, jax.jit(lambda: 1)], ids=["zero", "NaN", "tuple", "lambda", "jit"]
+)
+def test_statics_whose_equality_is_not_exact_are_looked_up_by_their_key(value: Any) -> None:
+    @pytree_dataclass
+    class Local:
+        setting: Any = static()
+
+    local = Local(value)
+    assert not Local.__node_spec__.table.known  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert Local(value) == local

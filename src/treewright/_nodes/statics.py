@@ -12,11 +12,11 @@ import threading
 import types
 import weakref
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from treewright._nodes.classes import own_annotations
+from treewright._nodes.classes import class_of, own_annotations
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
 from treewright._nodes.representation import text
 from treewright.errors import StaticFieldError
@@ -91,7 +91,7 @@ class StaticTable:
             if found is None:
                 found = Statics(self, values)
                 self._remember(self._by_key, keys, found)
-                if all(map(compared_by_itself, values, keys)) and all(map(_refers_to_no_node, values)):
+                if all(map(_found_by_value, values, keys)):
                     self._remember(self.known, (*map(type, values), *values), found)
         return found
 
@@ -146,9 +146,15 @@ def _import_path(value: Any) -> tuple[str, str] | None:
 _INERT = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
 
 
-def _refers_to_no_node(value: Any) -> bool:
-    """Whether a value can be a key of a table without keeping a node alive, and with it the table's entry."""
-    return type(value) in _INERT or isinstance(value, np.dtype | enum.Enum) or _import_path(value) is not None
+def _found_by_value(value: Any, key: Hashable) -> bool:
+    """Whether a value can stand for its exact key in `known`.
+
+    Its `==` must be exact, or identity, and it must not refer to a node: a value that did would keep the node alive,
+    and with it the entry of the table. What a module holds lives on anyway.
+    """
+    if type(value) in _INERT or isinstance(value, np.dtype | enum.Enum):
+        return compared_by_itself(value, key)
+    return class_of(value).__eq__ is cast("Any", object).__eq__ and _import_path(value) is not None
 
 
 def imported(module: str, name: str) -> Any:
