@@ -152,9 +152,10 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
     Its `==` must be exact, or identity, and it must not refer to a node: a value that did would keep the node alive,
     and with it the entry of the table. What a module holds lives on anyway.
     """
-    if type(value) in _INERT or isinstance(value, np.dtype | enum.Enum):
+    kind = class_of(value)
+    if kind in _INERT or issubclass(kind, np.dtype | enum.Enum):
         return compared_by_itself(value, key)
-    return class_of(value).__eq__ is cast("Any", object).__eq__ and _import_path(value) is not None
+    return kind.__eq__ is cast("Any", object).__eq__ and _import_path(value) is not None
 
 
 def imported(module: str, name: str) -> Any:
