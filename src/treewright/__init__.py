@@ -1,9 +1,5 @@
 """Classes that are pytrees: nodes with static fields, for JAX."""
 
-from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
 __all__ = [
@@ -21,6 +17,7 @@ __all__ = [
     "static",
 ]
 
+TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
     from treewright import errors
     from treewright._nodes.dataclass import pytree_dataclass
@@ -33,8 +30,11 @@ if TYPE_CHECKING:
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
     # would let them take every misspelled name.
-    _HOMES = MappingProxyType(
-        {
+    def __getattr__(name: str) -> object:
+        """A public name, imported on first use."""
+        from importlib import import_module
+
+        homes = {
             "FrozenArray": "_nodes.freeze",
             "FrozenMapping": "_nodes.freeze",
             "Module": "_nodes.module",
@@ -47,15 +47,11 @@ else:
             "replace": "_trees.update",
             "static": "_nodes.fields",
         }
-    )
-
-    def __getattr__(name: str) -> Any:
-        """A public name, imported on first use."""
         if name == "errors":
             return import_module("treewright.errors")
-        if name not in _HOMES:
+        if name not in homes:
             raise AttributeError(f"module 'treewright' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"treewright.{_HOMES[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"treewright.{homes[name]}"), name)
         return value
 
     def __dir__() -> list[str]:
