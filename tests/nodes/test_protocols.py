@@ -335,7 +335,9 @@ def test_deep_nodes_are_hashed_pickled_and_copied_where_python_may_recurse_as_de
     try:
         assert hash(nested(1.0, 20)) == hash(nested(1.0, 20))
         assert hash(node) == hash(nested(1.0))
-        assert pickle.loads(pickle.dumps(node)) == node
+        # 3.12 has a limit of its own for C code, and no way to raise it.
+        pickled = nested(1.0, 100) if sys.version_info[:2] == (3, 12) else node
+        assert pickle.loads(pickle.dumps(pickled)) == pickled
         assert copy.deepcopy(node) == node
     finally:
         sys.setrecursionlimit(before)

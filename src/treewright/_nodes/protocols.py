@@ -148,8 +148,9 @@ class _Hashed:
 
 def _hash_of_value(value: object) -> int:
     """The hash of a value; where `==` of nodes is finer or coarser than Python's, that of its exact key."""
-    if hasattr(type(value), "__node_spec__"):
-        return hash(value)
+    if hasattr(type(value), "__node_spec__"):  # its own __hash__; called past hash(), which C limits in depth
+        own: Any = class_of(value).__hash__
+        return hash(value) if own is None else int(own(value))
     if type(value) is tuple:
         return hash(tuple(_Hashed(_hash_of_value(item)) for item in cast("tuple[object, ...]", value)))
     try:
