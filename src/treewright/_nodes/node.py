@@ -8,10 +8,12 @@ import dataclasses
 import difflib
 import functools
 import operator
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Never, cast
 
 import jax
+import numpy as np
 
 from treewright._nodes.classes import class_attribute, class_of
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
@@ -21,6 +23,7 @@ from treewright.errors import NodeInitError, UnfinishedNodeError
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
+_LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
 _store = object.__setattr__
 
@@ -229,7 +232,7 @@ def _seal(node: Any) -> None:
     children = tuple(waiting[field.name] for field in spec.children)
     for field in spec.fields:
         _refuse_itself(node, spec, field.name, waiting[field.name])
-    statics = spec.table.intern(tuple(waiting[field.name] for field in spec.statics))
+    statics = spec.table.find(tuple(waiting[field.name] for field in spec.statics))
     node.__dict__.clear()
     _store(node, PAIR, (children, statics))
 
@@ -241,8 +244,11 @@ def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
         if id(part) in seen:
             return True
         seen[id(part)] = part
-        return part is node or isinstance(pair_or_unfinished(part), Unfinished)
+        is_node = hasattr(class_of(part), "__node_spec__")
+        return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
 
+    if isinstance(value, _LEAVES):
+        return
     try:
         parts = jax.tree.leaves(value, is_leaf=stops)
     except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
@@ -299,7 +305,7 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     children = tuple(new.get(field.name, old) for field, old in zip(spec.children, children, strict=True))
     if any(field.name in new for field in spec.statics):
         values = (new.get(field.name, old) for field, old in zip(spec.statics, statics.values, strict=True))
-        statics = spec.table.intern(tuple(values))
+        statics = spec.table.find(tuple(values))
     copy = from_pair(class_of(node), (children, statics))
     if new:
         checked(copy)

@@ -74,6 +74,14 @@ class StaticTable:
         """How many combinations are in use."""
         return len(self._by_key)
 
+    def find(self, values: tuple[Any, ...]) -> Statics:
+        """`intern`, by the short way where there is one: what the generated `__init__` does in its own text."""
+        try:
+            found = self.known[*map(type, values), *values]()
+        except (KeyError, TypeError):
+            found = None
+        return self.intern(values) if found is None else found
+
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields.
 
