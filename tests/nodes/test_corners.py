@@ -212,3 +212,25 @@ def test_statics_whose_equality_is_not_exact_are_looked_up_by_their_key(value: A
     local = Local(value)
     assert not Local.__node_spec__.table.known  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     assert Local(value) == local
+
+
+def test_statics_that_another_thread_made_in_the_meantime_are_taken_over() -> None:
+    @pytree_dataclass
+    class Local:
+        setting: Any = static()
+
+    table: Any = Local.__node_spec__.table  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    lock = table._lock
+    made: list[Any] = []
+
+    class Meanwhile:
+        """Stands for the lock, while the other thread holds it."""
+
+        def __enter__(self) -> None:
+            table._lock = lock
+            made.append(table.intern(("a",)))
+
+        def __exit__(self, *_: object) -> None: ...
+
+    table._lock = Meanwhile()
+    assert table.intern(("a",)) is made[0]
