@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -45,3 +45,19 @@ class CountedTraces(Generic[P, R]):
 def count_traces(function: Callable[P, R]) -> CountedTraces[P, R]:
     """`function` with a `.count` of its traces, to be jitted: `jax.jit(counted := count_traces(f))`."""
     return CountedTraces(function)
+
+
+def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
+    """How often one jitted function has been traced after its call with each of the settings.
+
+    `make(x, setting)` gives a node with a child `x`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    jitted = jax.jit(counted := count_traces(lambda node: node.x))
+    counts: list[int] = []
+    for setting in settings:
+        jitted(make(jnp.ones(2), setting))
+        counts.append(counted.count)
+    return counts

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import count_traces
+from tests.conftest import trace_counts as trace_counts_of
 from treewright import FrozenMapping, Module, Static, freeze, pytree_dataclass, static
 from treewright._nodes.exact import exact_key
 
@@ -96,13 +96,8 @@ class Layer:
 
 
 def trace_counts(*settings: Any) -> list[int]:
-    """How often one jitted function has been traced after its call with each of the settings."""
-    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
-    counts: list[int] = []
-    for setting in settings:
-        jitted(Layer(jnp.ones(2), setting))
-        counts.append(counted.count)
-    return counts
+    """How often a jitted function of a layer has been traced after its call with each of the settings."""
+    return trace_counts_of(Layer, *settings)
 
 
 def function_with_default(value: Any) -> Callable[..., Any]:

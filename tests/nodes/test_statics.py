@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import count_traces
+from tests.conftest import count_traces, trace_counts
 from treewright import Module, Static, freeze, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError
 
@@ -46,16 +46,6 @@ class Frozen:
 @dataclasses.dataclass
 class Comparable:
     value: Any
-
-
-def trace_counts(cls: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
-    """How often one jitted function has been traced after its call with each of the settings."""
-    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
-    counts: list[int] = []
-    for setting in settings:
-        jitted(cls(jnp.ones(2), setting))
-        counts.append(counted.count)
-    return counts
 
 
 def in_use(cls: Any) -> int:

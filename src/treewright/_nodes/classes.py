@@ -1,5 +1,6 @@
 """Small readers of classes, typed so that `Any` stays `Any` for both type checkers."""
 
+import sys
 from typing import Any
 
 
@@ -17,3 +18,19 @@ def own_annotations(cls: type[Any]) -> dict[str, Any]:
 def class_attribute(cls: type[Any], name: str) -> Any:
     """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def found_at(module: str, name: str) -> Any:
+    """What an imported module holds under a dotted name, without importing it; None if nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def import_path(value: Any) -> tuple[str, str] | None:
+    """The module and the name under which this very object is found; None for what has no such name."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or found_at(module, name) is not value:
+        return None
+    return module, name

@@ -10,6 +10,7 @@ import dataclasses
 import decimal
 import enum
 import functools
+import itertools
 import math
 import types
 import weakref
@@ -58,11 +59,19 @@ def instance_key(instance: object, key: Callable[[object], Hashable] = exact_key
     try:
         return key(instance)
     except NoExactKeyError:
+        tracer = None
         with contextlib.suppress(ValueError):  # of a node that is not finished, which has no leaves yet
-            for leaf in jax.tree.leaves(instance):
-                if isinstance(leaf, Tracer):
-                    raise problem_of(leaf) from None
+            tracer = tracer_in(instance)
+        if tracer is not None:
+            raise problem_of(tracer) from None
         return by_identity(instance)
+
+
+def tracer_in(tree: object) -> Any:
+    """The first leaf that is traced; None if none is."""
+    leaves: list[Any] = jax.tree.leaves(tree)
+    is_tracer = (isinstance(leaf, Tracer) for leaf in leaves)
+    return next(itertools.compress(leaves, is_tracer), None)
 
 
 class _ThisObject:

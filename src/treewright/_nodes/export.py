@@ -7,7 +7,6 @@ import base64
 import contextlib
 import enum
 import json
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -15,7 +14,7 @@ from typing import Any, cast
 import jax.export
 import numpy as np
 
-from treewright._nodes.classes import class_of
+from treewright._nodes.classes import class_of, found_at, import_path
 from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
@@ -163,10 +162,10 @@ def _node(path: str, statics: str, *children: Any) -> Any:
 
 def _name_of(value: Any) -> str:
     """`module:qualname`, if it leads back to this very object."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if module is None or name is None or _found(module, name) is not value:
+    path = import_path(value)
+    if path is None:
         raise _unnamed(value)
-    return f"{module}:{name}"
+    return ":".join(path)
 
 
 def _unnamed(value: Any) -> StaticSerializationError:
@@ -176,16 +175,9 @@ def _unnamed(value: Any) -> StaticSerializationError:
     )
 
 
-def _found(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 def _named(path: str) -> Any:
     module, _, name = path.partition(":")
-    found = _found(module, name)
+    found = found_at(module, name)
     if found is None:
         raise StaticSerializationError(
             f"{path} was not found. The program needs it as a static value: import {module} before reading it."
@@ -214,7 +206,7 @@ def _complex(real: str, imag: str) -> complex:
 
 
 def _frozen_array(dtype: str, shape: list[int], data: str) -> Any:
-    return freeze(np.array(_array(dtype, shape, data)))
+    return freeze(_array(dtype, shape, data))
 
 
 def _scalar(dtype: str, shape: list[int], data: str) -> Any:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, cast
 
 import jax
-from jax.core import Tracer
 
 from treewright._nodes.classes import own_annotations
-from treewright._nodes.exact import instance_key
+from treewright._nodes.exact import instance_key, tracer_in
 from treewright._nodes.export import register_function_node
 from treewright._nodes.node import pair_or_unfinished
 
@@ -103,9 +102,7 @@ def _keep_for_next_lookup(method: BoundMethod) -> None:
     runs. Never inside a trace, where that would keep tracers alive.
     """
     instance = method.__self__
-    if not isinstance(pair_or_unfinished(instance), tuple):
-        return
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(instance)):
+    if not isinstance(pair_or_unfinished(instance), tuple) or tracer_in(instance) is not None:
         return
     kept: dict[Any, BoundMethod] = instance.__dict__.setdefault(_KEPT, {})
     kept.setdefault(method.__func__, method)

@@ -238,6 +238,8 @@ def _seal(node: Any) -> None:
 
 
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
+    if isinstance(value, _LEAVES):
+        return
     seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 
     def stops(part: Any) -> bool:
@@ -247,8 +249,6 @@ def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
         is_node = hasattr(class_of(part), "__node_spec__")
         return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
 
-    if isinstance(value, _LEAVES):
-        return
     try:
         parts = jax.tree.leaves(value, is_leaf=stops)
     except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node

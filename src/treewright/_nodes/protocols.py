@@ -12,6 +12,7 @@ from jax.dtypes import prng_key
 from treewright._nodes.classes import class_of
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._nodes.node import (
+    PAIR,
     Pair,
     finished_pair,
     from_pair,
@@ -208,7 +209,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     children, statics = finished_pair(self)
     node = empty_node(class_of(self))
     memo[id(self)] = node
-    _store(node, "_node", (copying.deepcopy(children, memo), statics))
+    _store(node, PAIR, (copying.deepcopy(children, memo), statics))
     return node
 
 
@@ -243,7 +244,7 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
             f"The pickle holds the children {', '.join(children) or 'none'} of {class_of(self).__qualname__}, which "
             f"now has {', '.join(names) or 'none'}. It was written by another version of the class."
         )
-    _store(self, "_node", (tuple(children[name] for name in names), statics))
+    _store(self, PAIR, (tuple(children[name] for name in names), statics))
 
 
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.

@@ -14,7 +14,7 @@ from treewright._nodes.classes import class_of, own_annotations
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.freeze import FrozenArray
 from treewright._nodes.node import PAIR, ChildView
-from treewright._nodes.spec import NodeSpec
+from treewright._nodes.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
@@ -108,18 +108,22 @@ def refuse_annotations(spec: NodeSpec) -> None:
                 f"become a plain child. Write {field.name}: ... = {kind}({default}), or field({default}) if a child is "
                 f"meant."
             )
-        if field.is_static and field.converter is None:
-            with contextlib.suppress(RecursionError):  # type Nested = tuple[Nested, ...] | int
-                _refuse_static(spec, field.name, _no_static_in(_resolved(field.type, cls)))
+        part = _no_static_of(field, cls)
+        if part is not None:
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "
+                f"and never copies them: an array has no single truth value, and a change in place would give stale "
+                f"results. Make it a child (drop static()), or a hashable type such as a tuple."
+            )
 
 
-def _refuse_static(spec: NodeSpec, name: str, part: str | None) -> None:
-    if part is not None:
-        raise NodeDefinitionError(
-            f"{spec.cls.__qualname__}.{name} is static, but its annotation holds {part}. jit compares statics and "
-            f"never copies them: an array has no single truth value, and a change in place would give stale results. "
-            f"Make it a child (drop static()), or a hashable type such as a tuple."
-        )
+def _no_static_of(field: FieldSpec, cls: type[Any]) -> str | None:
+    """The part of a static field's annotation that no static can hold; a converter answers for itself."""
+    part = None
+    if field.is_static and field.converter is None:
+        with contextlib.suppress(RecursionError):  # type Nested = tuple[Nested, ...] | int
+            part = _no_static_in(_resolved(field.type, cls))
+    return part
 
 
 def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:

@@ -7,7 +7,6 @@ neither ours nor that of a static value.
 import enum
 import importlib
 import operator
-import sys
 import threading
 import types
 import weakref
@@ -16,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from treewright._nodes.classes import class_of, own_annotations
+from treewright._nodes.classes import class_of, import_path, own_annotations
 from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
 from treewright._nodes.representation import text
 from treewright.errors import StaticFieldError
@@ -134,21 +133,10 @@ class _Named:
 
 def _by_name(value: Any) -> Any:
     """Jitted functions such as `jnp.tanh` can't be pickled themselves, but most can be found again."""
-    path = _import_path(value)
+    path = import_path(value) if callable(value) else None
     if path is None or isinstance(value, type | types.FunctionType) or path[0] == "__main__":
         return value
     return _Named(*path)
-
-
-def _import_path(value: Any) -> tuple[str, str] | None:
-    """The module and name under which a function or class is found; None for what is not."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<locals>" in name:
-        return None
-    try:
-        return (module, name) if operator.attrgetter(name)(sys.modules.get(module)) is value else None
-    except AttributeError:
-        return None
 
 
 _INERT = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
@@ -163,7 +151,7 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
     kind = class_of(value)
     if kind in _INERT or issubclass(kind, np.dtype | enum.Enum):
         return compared_by_itself(value, key)
-    return kind.__eq__ is cast("Any", object).__eq__ and _import_path(value) is not None
+    return kind.__eq__ is cast("Any", object).__eq__ and callable(value) and import_path(value) is not None
 
 
 def imported(module: str, name: str) -> Any:
