@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "_nodes.wrapper": ("_nodes.dataclass", "_nodes.fields"),
     "_trees": (),
+    "_trees.paths": ("_nodes.node", "_nodes.spec"),
     "_trees.update": ("_nodes.node",),
     "train": ("_nodes.fields", "_nodes.module"),
 }
