@@ -317,7 +317,7 @@ def test_nobodys_unflatten_runs() -> None:
     jax.tree_util.register_pytree_node(Strict, lambda s: ((s.x,), s.name), unflatten)
 
     assert lines(Strict(1, "a"), Strict(2, "b")) == [
-        ".<aux_data> (static): 'a' -> 'b'",
+        ".name (static): 'a' -> 'b'",
         "[<flat index 0>] (value): 1 -> 2",
     ]
     a, b = jax.tree.structure(Strict(1, "a")), jax.tree.structure(Strict([1], "a"))

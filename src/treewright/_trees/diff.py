@@ -13,7 +13,6 @@ from treewright._nodes.classes import class_of
 from treewright._nodes.node import finished_pair
 from treewright._nodes.protocols import leaves_equal
 from treewright._nodes.spec import spec_of
-from treewright._nodes.statics import Statics
 from treewright._trees.levels import AuxKey, Leaf, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, short_text, short_texts, why
@@ -177,16 +176,14 @@ def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Pat
 def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool) -> Iterator[Difference]:
     if old.aux is new.aux:
         return
-    own = isinstance(old.aux, Statics)
-    whole: Same = same_exactly if values and not own else same_to_jit
+    whole: Same = same_exactly if values and old.content is None else same_to_jit
     if whole(old.aux, new.aux):
         return
-    by_content = old.aux.table.content if isinstance(old.aux, Statics) else ()
     theirs = dict(new.statics)
     found = False
     for index, (key, value) in enumerate(old.statics):
         other = theirs.get(key, ABSENT)
-        same: Same = functools.partial(same_exactly, content=by_content[index]) if own else whole
+        same = whole if old.content is None else functools.partial(same_exactly, content=old.content[index])
         if not same(value, other):
             found = True
             yield _static_difference((*path, key), value, other, same)
