@@ -9,13 +9,18 @@ __all__ = [
     "Static",
     "TrainState",
     "buffer",
+    "check_statics",
     "diff",
     "errors",
+    "explain",
+    "explain_retraces",
     "field",
     "freeze",
+    "max_traces",
     "pytree_dataclass",
     "replace",
     "static",
+    "traced",
 ]
 
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
     from treewright._nodes.wrapper import Static
     from treewright._trees.diff import diff
     from treewright._trees.update import replace
+    from treewright.retrace.blocks import explain_retraces, max_traces
+    from treewright.retrace.decorator import traced
+    from treewright.retrace.explanation import explain
+    from treewright.retrace.hazards import check_statics
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -43,12 +52,17 @@ else:
             "Static": "_nodes.wrapper",
             "TrainState": "train",
             "buffer": "_nodes.fields",
+            "check_statics": "retrace.hazards",
             "diff": "_trees.diff",
+            "explain": "retrace.explanation",
+            "explain_retraces": "retrace.blocks",
             "field": "_nodes.fields",
             "freeze": "_nodes.freeze",
+            "max_traces": "retrace.blocks",
             "pytree_dataclass": "_nodes.dataclass",
             "replace": "_trees.update",
             "static": "_nodes.fields",
+            "traced": "retrace.decorator",
         }
         if name == "errors":
             return import_module("treewright.errors")

@@ -35,5 +35,12 @@ class TracedComparisonError(TypeError):
     """
 
 
+class TooManyTracesError(RuntimeError):
+    """`jit` was about to trace a function more often than was allowed, by `max_traces`. Nothing has been compiled.
+
+    The message is the report: which argument, which path, what changed from what to what, why, and what to do.
+    """
+
+
 class StaticSerializationError(ValueError):
     """A static value can't be written into, or read from, an exported program (`jax.export`)."""

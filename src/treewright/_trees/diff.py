@@ -82,6 +82,8 @@ class Difference:
             return shown(self.left)
         if self.kind == "static" or (self.kind == "value" and not hasattr(self.left, "shape")):
             return " -> ".join(short_texts(self.left, self.right))
+        if self.kind == "placement":
+            return f"{self.left.placement} -> {self.right.placement}"
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 

@@ -369,8 +369,9 @@ def _of_identity(left: Any, right: Any) -> Cause | None:
 
 
 def _of_text(left: Any, right: Any) -> Cause | None:
-    same = short_text(left, with_module=True) == short_text(right, with_module=True)
-    return Cause("same text", "same text, but not equal") if same and not isinstance(left, str) else None
+    if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
+        return None
+    return Cause("same text", f"another {kind_of(left).__qualname__} with the same text, and not equal to it")
 
 
 _OBJECT: Any = object

@@ -79,34 +79,31 @@ _COPIES: types.MappingProxyType[type[Any], Callable[[Any, _Inner], Any]] = types
 
 
 def remembered_tree(
-    tree: Any, like: Any = None, *, placement: Callable[[Any], Any] | None = None, depth: int = 0
+    tree: Any, like: Any = None, *, leaf: Callable[[Any, Leaf], Leaf] = lambda _, kept: kept, depth: int = 0
 ) -> Level | Leaf:
     """A tree of levels and leaf types in place of a live tree. What is as it was in `like` is shared with it.
 
     Args:
         tree: Any tree.
         like: An earlier result, most of which may be the same.
-        placement: What to keep of where an array lies.
+        leaf: Gives what to keep of a leaf, from the leaf and what is kept without it.
         depth: How deep in the whole tree this one hangs.
     """
     level = opened(tree)
     if isinstance(level, Leaf):
-        kept = dataclasses.replace(
-            level, value=remembered(level.value), placement=None if placement is None else placement(tree)
-        )
+        kept = leaf(tree, dataclasses.replace(level, value=remembered(level.value)))
         return like if isinstance(like, Leaf) and _same_leaf(kept, like) else kept
     if depth == _DEPTH:
         return Leaf(None, class_of(tree), jax.tree.structure(tree))
     old = like if isinstance(like, Level) and like.kind is level.kind else None
     known = {} if old is None else dict(old.children)
     children = tuple(
-        (key, remembered_tree(child, known.get(key), placement=placement, depth=depth + 1))
-        for key, child in level.children
+        (key, remembered_tree(child, known.get(key), leaf=leaf, depth=depth + 1)) for key, child in level.children
     )
     aux = Remembered(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
-    same = old is not None and len(children) == len(known) and same_to_jit(old.aux, aux)
-    if same and all(child is known.get(key) for key, child in children):
-        return like
+    unchanged = len(children) == len(known) and all(child is known.get(key) for key, child in children)
+    if old is not None and unchanged and same_to_jit(old.aux, aux):
+        return old
     statics = tuple((key, remembered(value)) for key, value in level.statics)
     return Level(level.kind, aux, statics, children, level.content)
 

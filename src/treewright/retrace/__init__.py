@@ -1,0 +1,1 @@
+"""Why `jit` traced again: observed, explained, forbidden."""

@@ -1,0 +1,123 @@
+"""`traced`: a decorator under `jit` that reports retraces, by what Python sees while JAX traces."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+
+from treewright._nodes.classes import class_of
+from treewright._nodes.exact import tracer_in
+from treewright.errors import TooManyTracesError
+from treewright.retrace.frames import called_by_a_library, caller
+from treewright.retrace.history import History, definition_of, name_of
+from treewright.retrace.process import PROCESS
+from treewright.retrace.report import Report, to_log_and_stderr, too_many, trace_report
+from treewright.retrace.signature import Call, signature_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MARK = "__treewright_traced__"
+
+
+# fmt: off
+@overload
+def traced(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def traced(*, max_traces: int | None = ..., report: Callable[[Report], object] | None = ...
+           ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+# fmt: on
+def traced(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    max_traces: int | None = None,
+    report: Callable[[Report], object] | None = None,
+) -> Any:
+    """The function, which now says why `jit` traces it again. It stands directly under `jit`.
+
+    A call that `jit` has a program for runs no Python, so it costs nothing. Calls outside of `jit`, and those under
+    `vmap` or `grad` alone, are no traces. The first trace is not reported.
+
+    Args:
+        function: What `jit` is to trace: a function or a method.
+        max_traces: How many traces are allowed; one more raises before anything is compiled.
+        report: Takes each `Report`. Without it, reports go to whoever listens with `explain_retraces`, and if nobody
+            does, to the logger `treewright.retrace` and to standard error.
+
+    Raises:
+        TooManyTracesError: From the call that needed one trace more than `max_traces`.
+        TypeError: If the function is jitted already: `@jax.jit` comes first, `@traced` below it.
+
+    Example:
+        >>> reports = []
+        >>> @jax.jit
+        ... @traced(report=reports.append)
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(jnp.ones(3)), double(jnp.ones(4))
+        (Array([2., 2., 2.], dtype=float32), Array([2., 2., 2., 2.], dtype=float32))
+        >>> print(*reports[0].differences)
+        x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
+    """
+    if function is None:
+        return functools.partial(_traced, limit=max_traces, sink=report)
+    return _traced(function, max_traces, report)
+
+
+def _traced(function: Any, limit: int | None, sink: Callable[[Report], object] | None) -> Any:
+    if hasattr(function, "lower") and hasattr(function, "__wrapped__"):
+        raise TypeError(
+            f"traced() was given {name_of(function)}, which is jitted already, so it would see every call and no "
+            f"trace. Put @traced below @jax.jit."
+        )
+    history = PROCESS.histories.new(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not _is_trace(args, kwargs):
+            return function(*args, **kwargs)
+        call = Call(function, args, kwargs, is_static=_has_no_tracer, fixed_numbers=True, live=False)
+        return _trace(history, call, limit, sink)
+
+    setattr(wrapper, MARK, True)
+    return wrapper
+
+
+def _is_trace(args: Any, kwargs: Any) -> bool:
+    """Whether JAX makes a program of this call; `grad` and `vmap` alone call with tracers of other classes."""
+    tracer = tracer_in((args, kwargs))
+    return (tracer is None or class_of(tracer).__name__ == "DynamicJaxprTracer") and called_by_a_library()
+
+
+def _has_no_tracer(_name: str, _place: int, value: Any) -> bool:
+    return bool(jax.tree.leaves(value)) and tracer_in(value) is None
+
+
+def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Report], object] | None) -> Any:
+    signature = signature_of(call, history.newest)
+    number, own = history.begin()
+    found = trace_report(history, number, history.compare(signature), caller())
+    if limit is not None and own > limit:
+        raise TooManyTracesError(too_many(limit, found))
+    for listener in PROCESS.listeners:
+        listener.trace_begins(definition_of(call.function), found)
+    began = time.perf_counter()
+    result = call.function(*call.args, **call.kwargs)
+    found = dataclasses.replace(found, seconds=time.perf_counter() - began)
+    history.record(signature, number)
+    if number > 1:
+        _deliver(found, sink)
+    return result
+
+
+def _deliver(report: Report, sink: Callable[[Report], object] | None) -> None:
+    listeners = PROCESS.listeners
+    for listener in listeners:
+        listener.trace_ended(report)
+    if sink is not None:
+        sink(report)
+    elif not listeners:
+        to_log_and_stderr(report)

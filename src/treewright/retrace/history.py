@@ -1,0 +1,171 @@
+"""What has been traced and compiled: of each function the last signatures, of each definition how many."""
+
+import collections
+import dataclasses
+import functools
+import threading
+import types
+import weakref
+from typing import Any
+
+from treewright._nodes.classes import class_of
+from treewright._trees.diff import Difference
+from treewright._trees.levels import Level
+from treewright._trees.reasons import Remembered, captured_by, why
+from treewright._trees.remembered import remembered
+from treewright.retrace.signature import Named, call_differences, is_placement
+
+_SIGNATURES = 32  # of one function
+_COMPARED = 8  # of the signatures, newest first, with which a new one is compared
+THE_FUNCTION = Named("the function itself", "function")
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """A signature that has been traced, and whether a program has been compiled for it."""
+
+    signature: Level
+    number: int
+    compiled: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """How a call differs from the closest earlier one of its function.
+
+    `entry` is that one, None if there is none. Where there is none, but an earlier function of the same definition has
+    been traced, that is the one difference.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    entry: Entry | None = None
+
+    @property
+    def shares_trace(self) -> bool:
+        """Whether `jit` takes the trace of the earlier call for this one as well."""
+        return self.entry is not None and all(map(is_placement, self.differences))
+
+    @property
+    def of_trace(self) -> tuple[Difference, ...]:
+        """The differences for which `jit` traces again."""
+        return tuple(one for one in self.differences if not is_placement(one))
+
+
+class Definition:
+    """All functions that one `def` or `lambda` has made: `jit` keeps programs for each of them apart."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.traces = 0
+        self.compiles = 0
+        self.last: Remembered | None = None  # the function that was traced last
+
+
+class History:
+    """The signatures with which one function has been traced, the newest last."""
+
+    def __init__(self, function: Any, definition: Definition) -> None:
+        self.definition = definition
+        self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
+        self.traces = 0
+        self._function = weakref.ref(function)
+
+    @property
+    def newest(self) -> Level | None:
+        """The last signature, to share with the next one what has not changed."""
+        return self.entries[-1].signature if self.entries else None
+
+    def closest(self, signature: Level) -> tuple[Entry, list[Difference]] | None:
+        """The earlier entry with the fewest differences, the newest of several; None if there is none."""
+        with self.definition.lock:
+            recent = list(self.entries)[-_COMPARED:]
+        found = [(entry, call_differences(entry.signature, signature)) for entry in reversed(recent)]
+        return min(found, key=lambda one: len(one[1]), default=None)
+
+    def compare(self, signature: Level) -> Finding:
+        """How a call differs from the closest earlier one; nothing is recorded."""
+        closest = self.closest(signature)
+        if closest is not None:
+            return Finding(tuple(closest[1]), closest[0])
+        last, this = self.definition.last, described(self._function())
+        if last is None or last == this:
+            return Finding()
+        return Finding((Difference((THE_FUNCTION,), last, this, "static", why(last, this)),))
+
+    def begin(self) -> tuple[int, int]:
+        """Count a trace: its number among those of the definition, and among those of this function."""
+        with self.definition.lock:
+            self.definition.traces += 1
+            self.traces += 1
+            return self.definition.traces, self.traces
+
+    def record(self, signature: Level, number: int) -> Entry:
+        """Remember a trace that has succeeded."""
+        entry = Entry(signature, number)
+        with self.definition.lock:
+            self.entries.append(entry)
+            self.definition.last = described(self._function())
+        return entry
+
+
+class Histories:
+    """The histories of functions and definitions, each of which dies with what it is of."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._definitions: weakref.WeakKeyDictionary[Any, Definition] = weakref.WeakKeyDictionary()
+        self._functions: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+
+    def new(self, function: Any) -> History:
+        """A history for a function that nobody else asks for."""
+        with self._lock:
+            key = definition_of(function)
+            definition = self._definitions.get(key)
+            if definition is None:
+                definition = self._definitions[key] = Definition(name_of(function))
+        return History(function, definition)
+
+    def of(self, function: Any) -> History:
+        """The history of a function."""
+        with self._lock:
+            found = self._functions.get(function)
+            if found is None:
+                found = self._functions[function] = self.new(function)
+            return found
+
+
+def innermost(function: Any) -> Any:
+    """The function that a partial, a method or a wrapper calls in the end."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            return function
+
+
+def definition_of(function: Any) -> Any:
+    """What all functions of one `def` or `lambda` share: their code, or the class of a callable object."""
+    inner = innermost(function)
+    return getattr(inner, "__code__", class_of(inner))
+
+
+def name_of(function: Any) -> str:
+    """The name by which a report calls a function."""
+    inner = innermost(function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def described(function: Any) -> Remembered:
+    """What to keep of a function that is traced, to say later how another one of its definition differs."""
+    inner = innermost(function)
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        return Remembered(function)
+    if isinstance(inner, types.FunctionType):
+        return Remembered(inner, captured={name: remembered(value) for name, value in captured_by(inner).items()})
+    return Remembered(inner)

@@ -1,0 +1,116 @@
+"""What to do about a difference that made `jit` trace again: one line, where there is one."""
+
+import types
+from typing import Any
+
+from treewright._trees.diff import Difference
+from treewright._trees.levels import Leaf
+from treewright._trees.reasons import Cause, CauseName, cause_of
+from treewright.retrace.signature import label_of
+
+_OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
+    {
+        "class made twice": "define the class once, in a module of its own, and make the objects anew",
+        "other class": "use one type",
+        "function made anew": "define it once, outside of what calls it, and reuse it",
+        "other function": "",
+        "other method": "keep one object, or pass the object as an argument of a plain function",
+        "partial made anew": "make it once and reuse it",
+        "wrapped anew": "wrap it once and reuse it",
+        "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
+        "no answer": "make it a child, or give its class an __eq__ that answers with a bool",
+        "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
+        "same text": "make it once and reuse it",
+    }
+)
+_OF_FUNCTIONS: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
+    {
+        "function made anew": "jit keeps programs for each function object: make and jit it once, outside of the loop",
+        "other method": "jit a function that takes the object as an argument, and jit it once",
+    }
+)
+
+
+def remedy_of(difference: Difference) -> str:
+    """What to do about a difference; empty where nothing general can be said."""
+    match label_of(difference):
+        case "function":
+            cause = cause_of(difference.left, difference.right)
+            return _OF_FUNCTIONS.get(cause.name, _OF_FUNCTIONS["function made anew"]) if cause else ""
+        case "passing":
+            return "pass it the same way each time: jit tells by position from by keyword"
+        case "setting":
+            return "set it once, before the first call"
+        case "option":
+            return "jit the function once, with one set of options"
+        case _:
+            return _of_argument(difference)
+
+
+def _of_argument(difference: Difference) -> str:
+    match difference.kind:
+        case "static":
+            return _of_static(difference)
+        case "shape":
+            return _of_shape(difference.left, difference.right)
+        case "dtype" | "weak_type":
+            return _of_dtype(difference)
+        case "class":
+            return _of_class(difference.left, difference.right)
+        case "added" | "removed" if len(difference.path) == 1:
+            return "a default that is passed is an argument more: pass it each time or never"
+        case "added" | "removed":
+            return "keep the structure the same from call to call"
+        case "sharding":
+            return "give it one sharding before the loop: jax.device_put"
+        case "placement":
+            return "put it there once, before the loop: jax.device_put"
+        case _:
+            return ""
+
+
+def _of_static(difference: Difference) -> str:
+    cause: Cause | None = cause_of(difference.left, difference.right)
+    if cause is not None:
+        optimizer = cause.name == "function made anew" and _is_of_optimizer(difference.left)
+        return (
+            "build the optimiser once and reuse it, or keep it in a TrainState" if optimizer else _OF_CAUSES[cause.name]
+        )
+    numbers = (int, float, complex)
+    if type(difference.left) in numbers and type(difference.right) in numbers:
+        return "if it changes often, pass it as an array that is traced, not as a static"
+    return ""
+
+
+def _is_of_optimizer(function: Any) -> bool:
+    code = getattr(function, "code", None)
+    return code is not None and "optax" in code.co_filename.replace("\\", "/").split("/")
+
+
+def _of_shape(old: Leaf, new: Leaf) -> str:
+    a, b = old.aval.shape, new.aval.shape
+    if len(a) == len(b) > 0 and a[1:] == b[1:]:
+        if b[0] < a[0]:
+            return "if this is a last, smaller batch, drop or pad it"
+        return "pad to one size, or to a few"
+    return ""
+
+
+def _of_dtype(difference: Difference) -> str:
+    for leaf in (difference.left, difference.right):
+        if leaf.python is not None:
+            return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+    if difference.kind == "weak_type":
+        return "give the dtype where the array is made: jnp.asarray(x, dtype)"
+    return "convert it where it is made"
+
+
+def _of_class(old: Any, new: Any) -> str:
+    kinds = [getattr(tree, "kind", None) for tree in (old, new)]
+    if type(None) in kinds:
+        return "pass the same in each call: an array of zeros in place of None, say"
+    if set(kinds) == {list, tuple}:
+        return "use one of the two"
+    if None not in kinds and (cause := cause_of(*kinds)) is not None:
+        return _OF_CAUSES[cause.name]
+    return ""

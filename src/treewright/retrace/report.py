@@ -1,0 +1,186 @@
+"""The report: what has been traced again, where from, and every difference with its reason and remedy."""
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import jax
+
+from treewright._trees.diff import Difference
+from treewright.retrace.history import Finding, History
+from treewright.retrace.remedies import remedy_of
+from treewright.retrace.signature import label_of
+
+_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
+_ITEMS: Any = (_jax_trees.SequenceKey, _jax_trees.DictKey)
+_LINES = 50  # of differences that are printed; all are in `Report.differences`
+
+Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """One retrace or recompile. `str` gives the text.
+
+    Args:
+        function: The name of the function.
+        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace of which only the name of
+            the function could be read. From `explain`: `"would trace"`, `"would recompile"`, `"none"`.
+        number: How many traces of this function's definition there have been, this one among them; of compilations,
+            if `event` is `"recompile"`.
+        differences: The differences to the closest earlier signature. Their paths begin with an argument's name; `left`
+            and `right` describe what was there, and keep no arrays.
+        compared_with: The number of the trace that the differences are to; None if there is none to compare with.
+        seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
+        caller: Where the function was called, as `train.py:69 in main`.
+    """
+
+    function: str
+    event: Event
+    number: int
+    differences: tuple[Difference, ...] = ()
+    compared_with: int | None = None
+    seconds: float | None = None
+    caller: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline(), *(f"    {line}" for line in self._details())])
+
+    def _headline(self) -> str:
+        ordinal = ordinal_of(self.number)
+        seconds = "" if self.seconds is None else f", {self.seconds:.2g} s"
+        caller = f", called from {self.caller}" if self.caller else ""
+        match self.event:
+            case "none":
+                return f"{self.function} would not retrace"
+            case "would trace":
+                return f"{self.function} would retrace"
+            case "would recompile":
+                return f"{self.function} would be compiled again, without a trace"
+            case "recompile":
+                return f"{self.function} recompiled, without a trace ({ordinal} compilation{seconds}){caller}"
+            case _:
+                again = "retraced" if self.number > 1 else "traced"
+                return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
+
+    def _details(self) -> Iterator[str]:
+        lines = list(difference_lines(self.differences))
+        yield from lines[:_LINES]
+        if len(lines) > _LINES:
+            yield f"... and {len(lines) - _LINES} more lines"
+        if not self.differences and self.compared_with is not None:
+            yield (
+                "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a "
+                "setting of JAX changed that is not known here"
+            )
+        if self.compared_with is not None:
+            yield f"compared with trace {self.compared_with}"
+        if self.event == "count":
+            yield "the arguments could not be read from this version of JAX: traces are counted by the function's name"
+
+
+def trace_report(history: History, number: int, finding: Finding, place: str) -> Report:
+    """The report of a trace that begins."""
+    earlier = number - 1 if finding.entry is None else finding.entry.number
+    compared_with = earlier if finding.differences or finding.entry is not None else None
+    return Report(history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place)
+
+
+def too_many(limit: int, report: Report) -> str:
+    """The message for one trace too many."""
+    if limit == 0:
+        return f"{report.function} may not be traced here, and is:\n{report}"
+    times = "once" if limit == 1 else f"{limit} times"
+    return f"{report.function} may be traced {times} here, and is traced once more:\n{report}"
+
+
+def ordinal_of(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`."""
+    if number % 100 in {11, 12, 13}:
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
+    """A line for each difference, and one for the same change in many places, each followed by reason and remedy."""
+    groups: dict[tuple[str, str, str], list[Difference]] = {}
+    for whole in differences:
+        for one in whole.parts or (whole,):
+            groups.setdefault((_folded(one.path), _change_of(one), one.reason), []).append(one)
+    for (_, change, _), group in groups.items():
+        first = group[0]
+        yield f"{_place_of(group)}: {change}"
+        reason = "" if first.reason == change else first.reason
+        notes = "; ".join(filter(None, (reason, remedy_of(first))))
+        if notes:
+            yield f"    {notes}"
+
+
+def _change_of(difference: Difference) -> str:
+    match label_of(difference):
+        case "function":
+            return difference.reason or difference.change
+        case "passing":
+            return f"{difference.left} -> {difference.right}"
+        case _:
+            return difference.change
+
+
+def _folded(path: Iterable[Any]) -> str:
+    return "".join("[*]" if isinstance(key, _ITEMS) else str(key) for key in path)
+
+
+def _place_of(group: list[Difference]) -> str:
+    """The path of one difference, or the pattern of several: `*` where they are in different places."""
+    keys = zip(*(one.path for one in group), strict=True)
+    path = "".join(str(same[0]) if len(set(map(str, same))) == 1 else "[*]" for same in keys)
+    notes = [_label_in_text(group[0]), f"{len(group)} places" if len(group) > 1 else ""]
+    shown = ", ".join(filter(None, notes))
+    return f"{path} ({shown})" if shown else path
+
+
+def _label_in_text(difference: Difference) -> str:
+    match label_of(difference), difference.kind:
+        case "setting", _:
+            return "setting"
+        case "option", _:
+            return "option of jit"
+        case "passing", _:
+            return "passed"
+        case "function", _:
+            return ""
+        case _, "static" | "value":
+            return "static"
+        case _, ("added" | "removed" | "placement") as kind:
+            return kind
+        case _:
+            return ""
+
+
+# Where reports go
+
+
+def to_log_and_stderr(report: Report) -> None:
+    """Write a report to the logger `treewright.retrace`, and to standard error unless the logging does that."""
+    logger = logging.getLogger("treewright.retrace")
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    handlers = list(_handlers_of(logger))
+    if handlers:
+        logger.warning("%s", report)
+    if not any(_writes_to_stderr(handler) for handler in handlers):
+        sys.stderr.write(f"{report}\n")
+
+
+def _handlers_of(logger: logging.Logger) -> Iterator[logging.Handler]:
+    current: logging.Logger | None = logger
+    while current is not None:
+        yield from current.handlers
+        current = current.parent if current.propagate else None
+
+
+def _writes_to_stderr(handler: logging.Handler) -> bool:
+    stream: Any = getattr(handler, "stream", None)
+    return handler.level <= logging.WARNING and stream in {sys.stderr, sys.__stderr__}

@@ -1,0 +1,163 @@
+"""Watching every jitted function of the process for the time of a block, by JAX's events and where they come from."""
+
+import collections
+import dataclasses
+import threading
+from typing import Any, Self
+
+import jax
+import jax.monitoring
+
+from treewright.retrace.decorator import MARK
+from treewright.retrace.frames import call_on_stack, caller, is_of_jax, is_of_users
+from treewright.retrace.history import Entry, Histories, History, definition_of
+from treewright.retrace.process import PROCESS
+from treewright.retrace.report import Report, trace_report
+from treewright.retrace.signature import Call, signature_of
+
+_TRACED = "/jax/core/compile/jaxpr_trace_duration"
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclasses.dataclass(slots=True)
+class _Begun:
+    """A trace whose compilation is still to come. `report` is None if it may have been shared with an earlier one."""
+
+    call: Call
+    entry: Entry
+    report: Report | None
+    seconds: float
+
+
+class Watch:
+    """Hears of every trace and compilation in the process between `__enter__` and `__exit__`.
+
+    JAX tells of each trace when it has ended and before anything is compiled, in the thread and on the stack of the
+    call. It tells the same where one function is jitted twice and the trace is shared, so traces are told from that by
+    their signatures. Traces inside of others are not told; those of decorated functions tell of themselves.
+    """
+
+    def __init__(self) -> None:
+        self._histories = Histories()
+        self._lock = threading.Lock()
+        self._begun: dict[int, _Begun] = {}  # by thread
+        self._by_name: collections.Counter[str] = collections.Counter()
+
+    def trace_begins(self, definition: Any, report: Report) -> None:
+        """A function has been traced, or is about to be; what this raises reaches its caller."""
+
+    def trace_ended(self, report: Report) -> None:
+        """A trace is over, and what was compiled for it too."""
+
+    def recompiled(self, report: Report) -> None:
+        """A program was compiled without a trace."""
+
+    def __enter__(self) -> Self:
+        PROCESS.add(self)
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear)
+        PROCESS.remove(self)
+        with self._lock:
+            left = list(self._begun.values())
+            self._begun.clear()
+        for begun in left:
+            self._end(begun)
+
+    def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == _TRACED:
+            self._traced(duration_secs, str(kwargs.get("fun_name", "a function")))
+        elif event == _COMPILED:
+            self._compiled(duration_secs, str(kwargs.get("fun_name", "")))
+
+    def _traced(self, seconds: float, name: str) -> None:
+        self._end(self._take())
+        call = call_on_stack()
+        if call is None:
+            self._count(seconds, name)
+        if call is None or is_of_jax(call.function):
+            return
+        history = self._histories.of(call.function)
+        signature = signature_of(call, history.newest)
+        finding = history.compare(signature)
+        if finding.shares_trace and finding.entry is not None:
+            self._put(_Begun(call, finding.entry, None, seconds))
+            return
+        number, _ = history.begin()
+        report = dataclasses.replace(trace_report(history, number, finding, caller()), seconds=seconds)
+        entry = history.record(signature, number)
+        if hasattr(call.function, MARK):  # it tells of itself
+            self._put(_Begun(call, entry, None, seconds))
+            return
+        self.trace_begins(definition_of(call.function), report)
+        self._put(_Begun(call, entry, report, seconds))
+
+    def _count(self, seconds: float, name: str) -> None:
+        """Where JAX's frames show no call, all that is left is the function's name."""
+        if not is_of_users():
+            return
+        with self._lock:
+            self._by_name[name] += 1
+            number = self._by_name[name]
+        report = Report(name, "count", number, seconds=seconds, caller=caller())
+        self.trace_begins(name, report)
+        self.trace_ended(report)
+
+    def _compiled(self, seconds: float, name: str) -> None:
+        call = call_on_stack()
+        if call is None or is_of_jax(call.function) or name != f"jit({call.jit_name})":
+            return
+        history = self._histories.of(call.function)
+        history.definition.compiles += 1
+        begun = self._take()
+        if begun is not None and begun.report is not None and begun.call.function is call.function:
+            begun.entry.compiled = True
+            self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
+            return
+        self._compiled_alone(call, history, begun, seconds)
+
+    def _compiled_alone(self, call: Call, history: History, begun: _Begun | None, seconds: float) -> None:
+        """A compilation without a trace of its own, or with one of which it is not sure that it took place."""
+        signature = signature_of(call, history.newest)
+        finding = history.compare(signature)
+        entry = finding.entry
+        if entry is None or not finding.shares_trace:  # traced under grad or vmap, which JAX does not tell
+            number, _ = history.begin()
+            report = dataclasses.replace(trace_report(history, number, finding, caller()), seconds=seconds)
+            entry = history.record(signature, number)
+            entry.compiled = True
+            if not hasattr(call.function, MARK):
+                self.trace_begins(definition_of(call.function), report)
+                self.trace_ended(report)
+            return
+        first, entry.compiled = not entry.compiled, True
+        if finding.differences and not first:
+            number = history.definition.compiles
+            report = Report(
+                history.definition.name, "recompile", number, finding.differences, entry.number, seconds, caller()
+            )
+            history.record(signature, entry.number).compiled = True
+            self.recompiled(report)
+        elif (
+            begun is not None and not first and not hasattr(call.function, MARK)
+        ):  # a trace and a compilation for what has been compiled before
+            number, _ = history.begin()
+            report = dataclasses.replace(
+                trace_report(history, number, finding, caller()), seconds=seconds + begun.seconds
+            )
+            self.trace_begins(definition_of(call.function), report)
+            self.trace_ended(report)
+
+    def _put(self, begun: _Begun) -> None:
+        with self._lock:
+            self._begun[threading.get_ident()] = begun
+
+    def _take(self) -> _Begun | None:
+        with self._lock:
+            return self._begun.pop(threading.get_ident(), None)
+
+    def _end(self, begun: _Begun | None) -> None:
+        if begun is not None and begun.report is not None:
+            self.trace_ended(dataclasses.replace(begun.report, seconds=begun.seconds))

@@ -1,0 +1,51 @@
+"""The pytest plugin: the marker `max_traces` and the fixture `retraces`.
+
+pytest loads it in every run of an environment, so it imports nothing but pytest until a test asks for it.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from treewright.retrace.report import Report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers",
+        "max_traces(limit, only=None): fail if jit traces a function more than `limit` times during the test; "
+        "`only` names the one function that counts (Treewright)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Run the test under the limits of its markers."""
+    marks = list(item.iter_markers("max_traces"))
+    if not marks:
+        return (yield)
+    from contextlib import ExitStack
+
+    from treewright.errors import TooManyTracesError
+    from treewright.retrace.blocks import max_traces
+
+    try:
+        with ExitStack() as limits:
+            for mark in marks:
+                limits.enter_context(max_traces(*mark.args, **mark.kwargs))
+            return (yield)
+    except TooManyTracesError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.fixture
+def retraces() -> "Iterator[list[Report]]":
+    """The reports of all retraces and recompiles during the test, as `explain_retraces` gives them."""
+    from treewright.retrace.blocks import explain_retraces
+
+    found: list[Report] = []
+    with explain_retraces(report=found.append):
+        yield found
