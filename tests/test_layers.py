@@ -116,6 +116,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.signature",
     ),
     "retrace.watch": (
+        "_trees.levels",
         "retrace.decorator",
         "retrace.frames",
         "retrace.history",

@@ -169,7 +169,7 @@ def test_statics_and_leaves_are_named_with_old_and_new() -> None:
         (
             [jnp.asarray(1)],
             [jnp.ones((), int)],
-            "[0] (weak_type): int32[] (weakly typed) -> int32[]; one of them is weakly typed: ...",
+            "[0] (weak_type): int32[] (weakly typed) -> int32[]; one is weakly typed, as Python numbers are: ...",
         ),
         (
             [np.arange(4.0)],

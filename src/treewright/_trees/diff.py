@@ -229,8 +229,8 @@ def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
     weak = ""
     if _read(a, "weak_type") != _read(b, "weak_type"):
         numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
-        which = numbers[0] if len(numbers) == 1 else "one of them"
-        weak = "" if len(numbers) == 2 else f"{which} is weakly typed: its dtype gives way to that of others"
+        which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+        weak = "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
     if _read(a, "shape") != _read(b, "shape"):
         return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
     if _read(a, "dtype") != _read(b, "dtype"):

@@ -48,6 +48,10 @@ class _ShortText(reprlib.Repr):
             keywords = (f"{name}={self.repr1(item, level - 1)}" for name, item in x.keywords.items())
             arguments = [x.func, *x.args]
             return f"{kind.__name__}({', '.join([*(self.repr1(item, level - 1) for item in arguments), *keywords])})"
+        if kind is types.MethodType:
+            return f"{x.__func__.__qualname__} of {self.repr1(x.__self__, level - 1)}"
+        if kind.__repr__ is _OBJECT.__repr__:  # its address would say nothing
+            return f"<{kind.__qualname__} object>"
         names = _names_in(kind)
         if names and level > 0:
             fields = (f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
@@ -91,7 +95,8 @@ class Remembered:
     Two are equal when they are of one object that is still alive.
     """
 
-    __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text")
+    __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text", "wrapped")
+    wrapped: "Remembered | None"
 
     def __init__(self, value: Any, *, captured: dict[str, Any] | None = None) -> None:
         owner = value.__self__ if isinstance(value, types.MethodType) else value
@@ -100,6 +105,8 @@ class Remembered:
         self.code = getattr(value, "__code__", None) if captured is not None else None
         self.captured = captured
         self.function = getattr(value, "__func__", None)
+        wrapped = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+        self.wrapped = None if wrapped is None else Remembered(wrapped)
         self.attributes = {name: short_text(item) for name, item in list(vars_of(value).items())[:_ATTRIBUTES]}
         self.address = id(owner)
         try:
@@ -334,12 +341,14 @@ def _of_partials(left: Any, right: Any) -> Cause | None:
 
 def _of_wrappers(left: Any, right: Any) -> Cause | None:
     """Functions that `jit` or another wrapper made."""
-    inner, other = getattr(left, "__wrapped__", None), getattr(right, "__wrapped__", None)
-    if inner is None or other is None or isinstance(left, type):
+    a, b = (one if isinstance(one, Remembered) else Remembered(one) for one in (left, right))
+    if a.wrapped is None or b.wrapped is None:
         return None
-    if inner is other:
-        return Cause("wrapped anew", f"the same function, wrapped anew by {class_of(left).__name__}")
-    return cause_of(inner, other)
+    if a.wrapped == b.wrapped:
+        return Cause(
+            "wrapped anew", f"the same function, wrapped anew by {_WRAPPERS.get(a.kind.__name__, a.kind.__name__)}"
+        )
+    return cause_of(a.wrapped, b.wrapped)
 
 
 def _of_nan(left: Any, right: Any) -> Cause | None:
@@ -375,6 +384,7 @@ def _of_text(left: Any, right: Any) -> Cause | None:
 
 
 _OBJECT: Any = object
+_WRAPPERS = types.MappingProxyType({"PjitFunction": "jit"})
 _CAUSES = (
     _of_two_classes,
     _of_functions,

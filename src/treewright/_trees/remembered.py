@@ -17,7 +17,8 @@ from treewright._trees.levels import Leaf, Level, opened
 from treewright._trees.reasons import Remembered, captured_by, same_exactly, same_to_jit
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
-_AS_THEY_ARE = (type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType)
+_SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
+_AS_THEY_ARE = (*_SINGLE, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType)
 _OBJECT: Any = object
 _TUPLE: Any = tuple
 

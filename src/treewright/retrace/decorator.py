@@ -97,9 +97,12 @@ def _has_no_tracer(_name: str, _place: int, value: Any) -> bool:
 
 
 def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Report], object] | None) -> Any:
-    signature = signature_of(call, history.newest)
     number, own = history.begin()
-    found = trace_report(history, number, history.compare(signature), caller())
+    try:
+        signature = signature_of(call, history.newest)
+        found = trace_report(history, number, history.compare(signature), caller())
+    except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's: the program must go on
+        signature, found = None, Report(history.definition.name, "count", number, caller=caller())
     if limit is not None and own > limit:
         raise TooManyTracesError(too_many(limit, found))
     for listener in PROCESS.listeners:
@@ -107,7 +110,8 @@ def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Repo
     began = time.perf_counter()
     result = call.function(*call.args, **call.kwargs)
     found = dataclasses.replace(found, seconds=time.perf_counter() - began)
-    history.record(signature, number)
+    if signature is not None:
+        history.record(signature, number)
     if number > 1:
         _deliver(found, sink)
     return result

@@ -101,7 +101,7 @@ def options_in(info: Any) -> tuple[Any, Any]:
     def is_static(name: str, place: int, _: Any) -> bool:
         return place in numbers or name in names
 
-    return types.MappingProxyType({f"jax.jit({name})": value for name, value in options.items()}), is_static
+    return options, is_static
 
 
 def _of_wrapper(above: list[Frame]) -> Call | None:

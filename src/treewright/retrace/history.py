@@ -89,9 +89,10 @@ class History:
         if closest is not None:
             return Finding(tuple(closest[1]), closest[0])
         last, this = self.definition.last, described(self._function())
-        if last is None or last == this:
+        if last is None:
             return Finding()
-        return Finding((Difference((THE_FUNCTION,), last, this, "static", why(last, this)),))
+        reason = "the same function, decorated and jitted anew" if last == this else why(last, this)
+        return Finding((Difference((THE_FUNCTION,), last, this, "static", reason),))
 
     def begin(self) -> tuple[int, int]:
         """Count a trace: its number among those of the definition, and among those of this function."""

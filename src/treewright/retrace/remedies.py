@@ -31,6 +31,9 @@ _OF_FUNCTIONS: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
 )
 
 
+_FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+
+
 def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
     match label_of(difference):
@@ -89,17 +92,17 @@ def _is_of_optimizer(function: Any) -> bool:
 
 def _of_shape(old: Leaf, new: Leaf) -> str:
     a, b = old.aval.shape, new.aval.shape
-    if len(a) == len(b) > 0 and a[1:] == b[1:]:
-        if b[0] < a[0]:
-            return "if this is a last, smaller batch, drop or pad it"
-        return "pad to one size, or to a few"
-    return ""
+    if old.python is not None or new.python is not None:
+        return _FIXED
+    if len(a) != len(b):
+        return ""
+    smaller = b[0] < a[0] and a[1:] == b[1:]
+    return "if this is a last, smaller batch, drop or pad it" if smaller else "pad to one size, or to a few"
 
 
 def _of_dtype(difference: Difference) -> str:
-    for leaf in (difference.left, difference.right):
-        if leaf.python is not None:
-            return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+    if any(leaf.python is not None for leaf in (difference.left, difference.right)):
+        return _FIXED
     if difference.kind == "weak_type":
         return "give the dtype where the array is made: jnp.asarray(x, dtype)"
     return "convert it where it is made"

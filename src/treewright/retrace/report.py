@@ -78,7 +78,7 @@ class Report:
         if self.compared_with is not None:
             yield f"compared with trace {self.compared_with}"
         if self.event == "count":
-            yield "the arguments could not be read from this version of JAX: traces are counted by the function's name"
+            yield "the arguments could not be read, so traces are only counted, by the function's name"
 
 
 def trace_report(history: History, number: int, finding: Finding, place: str) -> Report:

@@ -6,7 +6,6 @@ differences between two trees, with the arguments' own names at the root of the 
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -72,7 +71,7 @@ class Call:
     function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    options: Mapping[str, Any] = types.MappingProxyType({})
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
     fixed_numbers: bool = False
     live: bool = True

@@ -8,9 +8,10 @@ from typing import Any, Self
 import jax
 import jax.monitoring
 
+from treewright._trees.levels import Level
 from treewright.retrace.decorator import MARK
 from treewright.retrace.frames import call_on_stack, caller, is_of_jax, is_of_users
-from treewright.retrace.history import Entry, Histories, History, definition_of
+from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
 from treewright.retrace.process import PROCESS
 from treewright.retrace.report import Report, trace_report
 from treewright.retrace.signature import Call, signature_of
@@ -27,6 +28,16 @@ class _Begun:
     entry: Entry
     report: Report | None
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """A call, and what is new about it."""
+
+    call: Call
+    history: History
+    signature: Level
+    finding: Finding
 
 
 class Watch:
@@ -75,27 +86,75 @@ class Watch:
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())
         call = call_on_stack()
-        if call is None:
+        if call is not None and is_of_jax(call.function):
+            return
+        seen = self._look(call)
+        if seen is None:
             self._count(seconds, name)
-        if call is None or is_of_jax(call.function):
+        elif seen.finding.shares_trace and seen.finding.entry is not None:
+            self._put(_Begun(seen.call, seen.finding.entry, None, seconds))
+        else:
+            self._put(self._new_trace(seen, seconds))
+
+    def _compiled(self, seconds: float, name: str) -> None:
+        call = call_on_stack()
+        if call is None or is_of_jax(call.function) or name != f"jit({call.jit_name})":
             return
-        history = self._histories.of(call.function)
-        signature = signature_of(call, history.newest)
-        finding = history.compare(signature)
-        if finding.shares_trace and finding.entry is not None:
-            self._put(_Begun(call, finding.entry, None, seconds))
+        begun = self._take()
+        if begun is not None and begun.report is not None and begun.call.function is call.function:
+            self._histories.of(call.function).definition.compiles += 1
+            begun.entry.compiled = True
+            self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
             return
-        number, _ = history.begin()
-        report = dataclasses.replace(trace_report(history, number, finding, caller()), seconds=seconds)
-        entry = history.record(signature, number)
-        if hasattr(call.function, MARK):  # it tells of itself
-            self._put(_Begun(call, entry, None, seconds))
+        seen = self._look(call)
+        if seen is not None:
+            seen.history.definition.compiles += 1
+            self._compiled_alone(seen, seconds + (0.0 if begun is None else begun.seconds), traced=begun is not None)
+
+    def _look(self, call: Call | None) -> _Seen | None:
+        """What is new about a call; None where that can't be told, whatever the reason: the program must go on."""
+        if call is None:
+            return None
+        try:
+            history = self._histories.of(call.function)
+            signature = signature_of(call, history.newest)
+            return _Seen(call, history, signature, history.compare(signature))
+        except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's, a function that can't be hashed
+            return None
+
+    def _new_trace(self, seen: _Seen, seconds: float) -> _Begun:
+        number, _ = seen.history.begin()
+        report = trace_report(seen.history, number, seen.finding, caller())
+        entry = seen.history.record(seen.signature, number)
+        if hasattr(seen.call.function, MARK):  # it tells of itself
+            return _Begun(seen.call, entry, None, seconds)
+        report = dataclasses.replace(report, seconds=seconds)
+        self.trace_begins(definition_of(seen.call.function), report)
+        return _Begun(seen.call, entry, report, seconds)
+
+    def _compiled_alone(self, seen: _Seen, seconds: float, *, traced: bool) -> None:
+        """A compilation without a trace of its own, or with one of which it is not sure that it took place."""
+        finding, entry = seen.finding, seen.finding.entry
+        if entry is None or not finding.shares_trace:  # traced under grad or vmap, which JAX does not tell
+            begun = self._new_trace(seen, seconds)
+            begun.entry.compiled = True
+            self._end(begun)
             return
-        self.trace_begins(definition_of(call.function), report)
-        self._put(_Begun(call, entry, report, seconds))
+        first, entry.compiled = not entry.compiled, True
+        if finding.differences and not first:
+            definition = seen.history.definition
+            seen.history.record(seen.signature, entry.number).compiled = True
+            number = definition.compiles
+            self.recompiled(
+                Report(definition.name, "recompile", number, finding.differences, entry.number, seconds, caller())
+            )
+        elif traced and not first:  # of what has been compiled before: the caches were cleared
+            begun = self._new_trace(seen, seconds)
+            begun.entry.compiled = True
+            self._end(begun)
 
     def _count(self, seconds: float, name: str) -> None:
-        """Where JAX's frames show no call, all that is left is the function's name."""
+        """Where no more can be told than the name of what was traced."""
         if not is_of_users():
             return
         with self._lock:
@@ -104,51 +163,6 @@ class Watch:
         report = Report(name, "count", number, seconds=seconds, caller=caller())
         self.trace_begins(name, report)
         self.trace_ended(report)
-
-    def _compiled(self, seconds: float, name: str) -> None:
-        call = call_on_stack()
-        if call is None or is_of_jax(call.function) or name != f"jit({call.jit_name})":
-            return
-        history = self._histories.of(call.function)
-        history.definition.compiles += 1
-        begun = self._take()
-        if begun is not None and begun.report is not None and begun.call.function is call.function:
-            begun.entry.compiled = True
-            self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
-            return
-        self._compiled_alone(call, history, begun, seconds)
-
-    def _compiled_alone(self, call: Call, history: History, begun: _Begun | None, seconds: float) -> None:
-        """A compilation without a trace of its own, or with one of which it is not sure that it took place."""
-        signature = signature_of(call, history.newest)
-        finding = history.compare(signature)
-        entry = finding.entry
-        if entry is None or not finding.shares_trace:  # traced under grad or vmap, which JAX does not tell
-            number, _ = history.begin()
-            report = dataclasses.replace(trace_report(history, number, finding, caller()), seconds=seconds)
-            entry = history.record(signature, number)
-            entry.compiled = True
-            if not hasattr(call.function, MARK):
-                self.trace_begins(definition_of(call.function), report)
-                self.trace_ended(report)
-            return
-        first, entry.compiled = not entry.compiled, True
-        if finding.differences and not first:
-            number = history.definition.compiles
-            report = Report(
-                history.definition.name, "recompile", number, finding.differences, entry.number, seconds, caller()
-            )
-            history.record(signature, entry.number).compiled = True
-            self.recompiled(report)
-        elif (
-            begun is not None and not first and not hasattr(call.function, MARK)
-        ):  # a trace and a compilation for what has been compiled before
-            number, _ = history.begin()
-            report = dataclasses.replace(
-                trace_report(history, number, finding, caller()), seconds=seconds + begun.seconds
-            )
-            self.trace_begins(definition_of(call.function), report)
-            self.trace_ended(report)
 
     def _put(self, begun: _Begun) -> None:
         with self._lock:

@@ -1,0 +1,309 @@
+"""Each cause of a retrace is named: where, from what to what, why, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.retrace.support import details, reported
+from treewright import Module, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+
+
+class Layer(Module):
+    kernel: Any
+    activation: Any = static(default="relu")
+
+
+class Model(Module):
+    layers: Any
+    name: Any = static(default="model")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Foreign:
+    """A node of a class that is not ours: jit compares its static with `==`."""
+
+    kernel: Any
+    setting: Any = dataclasses.field(default="", metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...]
+    rate: float = 0.1
+
+
+class Plain:
+    """Compares by identity."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def grow(self, x: Any) -> Any:
+        return x * self.size
+
+
+class Picky:
+    """Can't be compared with another."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no comparison")
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def step(state: Any, batch: Any = None, scale: Any = 1.0) -> Any:
+    return 0
+
+
+def ones(*shape: int) -> Any:
+    return jnp.ones(shape)
+
+
+def made_by_a_loop(factor: float) -> Callable[[Any], Any]:
+    return lambda x: x * factor
+
+
+def class_made_anew() -> Any:
+    class Anew(Module):
+        x: Any = 1.0
+
+    return Anew()
+
+
+def model(*activations: Any, name: Any = "model") -> Model:
+    return Model([Layer(ones(2), activation) for activation in activations], name)
+
+
+PLACE = f"test_causes.py:{made_by_a_loop.__code__.co_firstlineno + 1}"
+LATE = "if this is a last, smaller batch, drop or pad it"
+FRESH = "define it once, outside of what calls it, and reuse it"
+DEFAULT = "a default that is passed is an argument more: pass it each time or never"
+SAME = "keep the structure the same from call to call"
+FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+
+# The arguments of two calls, and the lines of the report but the last.
+CASES: dict[str, tuple[Any, Any, list[str]]] = {
+    "a static at the top": (
+        (model(name="a"),),
+        (model(name="b"),),
+        ["state.name (static): 'a' -> 'b'"],
+    ),
+    "a static three levels down": (
+        ({"params": model("relu", "relu")},),
+        ({"params": model("relu", "gelu")},),
+        ["state['params'].layers[1].activation (static): 'relu' -> 'gelu'"],
+    ),
+    "the same change in many places": (
+        (model(*["relu"] * 48),),
+        (model(*["gelu"] * 48),),
+        ["state.layers[*].activation (static, 48 places): 'relu' -> 'gelu'"],
+    ),
+    "a number as a static": (
+        (model(name=1),),
+        (model(name=1.0),),
+        [
+            "state.name (static): 1 -> 1.0",
+            "    if it changes often, pass it as an array that is traced, not as a static",
+        ],
+    ),
+    "a field of a frozen config": (
+        (model(name=Config((64, 64))),),
+        (model(name=Config((64, 32), 0.2)),),
+        [
+            "state.name.sizes[1] (static): 64 -> 32",
+            "    if it changes often, pass it as an array that is traced, not as a static",
+            "state.name.rate (static): 0.1 -> 0.2",
+            "    if it changes often, pass it as an array that is traced, not as a static",
+        ],
+    ),
+    "a fresh closure": (
+        (model(name=made_by_a_loop(2.0)),),
+        (model(name=made_by_a_loop(3.0)),),
+        [
+            f"state.name (static): <lambda at {PLACE}> -> <lambda at {PLACE}>",
+            f"    made anew by the same code ({PLACE}), which captured factor: 2.0 -> 3.0; {FRESH}",
+        ],
+    ),
+    "a fresh closure that captured the same": (
+        (model(name=made_by_a_loop(2.0)),),
+        (model(name=made_by_a_loop(2.0)),),
+        [
+            f"state.name (static): <lambda at {PLACE}> -> <lambda at {PLACE}>",
+            f"    made anew by the same code ({PLACE}), which captured the same factor; {FRESH}",
+        ],
+    ),
+    "a fresh lambda in a foreign class": (
+        (Foreign(ones(), eval("lambda x: x")),),
+        (Foreign(ones(), eval("lambda x: x")),),
+        [
+            "state.setting (static): <lambda at <string>:1> -> <lambda at <string>:1>",
+            f"    made anew by the same code (<string>:1), which captures nothing; {FRESH}",
+        ],
+    ),
+    "a fresh partial in a foreign class": (
+        (Foreign(ones(), functools.partial(max, 1)),),
+        (Foreign(ones(), functools.partial(max, 1)),),
+        [
+            "state.setting (static): partial(max, 1) -> partial(max, 1)",
+            "    a partial made anew of the same function and arguments; it has no ==; make it once and reuse it",
+        ],
+    ),
+    "an object without __eq__": (
+        (model(name=Plain(3)),),
+        (model(name=Plain(3)),),
+        [
+            "state.name (static): <Plain object> -> <Plain object>",
+            "    Plain has no __eq__, so each instance is a value of its own; these two have the same attributes; "
+            "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
+        ],
+    ),
+    "NaN in a foreign class": (
+        (Foreign(ones(), math.nan),),
+        (Foreign(ones(), float("nan")),),
+        [
+            "state.setting (static): nan -> nan",
+            "    NaN equals nothing, not even another NaN; use None for what is not there, or reuse one NaN object "
+            "such as math.nan",
+        ],
+    ),
+    "a function jitted anew": (
+        (Foreign(ones(), jax.jit(made_by_a_loop)),),
+        (Foreign(ones(), jax.jit(made_by_a_loop)),),
+        [
+            "state.setting (static): made_by_a_loop -> made_by_a_loop",
+            "    the same function, wrapped anew by jit; wrap it once and reuse it",
+        ],
+    ),
+    "a method of another object": (
+        (Foreign(ones(), Plain(1).grow),),
+        (Foreign(ones(), Plain(1).grow),),
+        [
+            "state.setting (static): Plain.grow of <Plain object> -> Plain.grow of <Plain object>",
+            "    the same method of another object; keep one object, or pass the object as an argument of a plain "
+            "function",
+        ],
+    ),
+    "shape": (
+        (ones(1), {"x": ones(32, 784)}),
+        (ones(1), {"x": ones(31, 784)}),
+        ["batch['x']: float32[32,784] -> float32[31,784]", f"    axis 0: 32 -> 31; {LATE}"],
+    ),
+    "a longer sequence": (
+        (ones(4, 7),),
+        (ones(4, 9),),
+        ["state: float32[4,7] -> float32[4,9]", "    axis 1: 7 -> 9; pad to one size, or to a few"],
+    ),
+    "dtype": (
+        (ones(2),),
+        (jnp.ones(2, jnp.bfloat16),),
+        ["state: float32[2] -> bfloat16[2]", "    convert it where it is made"],
+    ),
+    "weak type": (
+        (jnp.asarray(1.0),),
+        (ones(),),
+        [
+            "state: float32[] (weakly typed) -> float32[]",
+            "    one is weakly typed, as Python numbers are: its dtype gives way to that of others; give the "
+            "dtype where the array is made: jnp.asarray(x, dtype)",
+        ],
+    ),
+    "a dict key added": (
+        ({"a": ones(2)},),
+        ({"a": ones(2), "b": ones(3)},),
+        ["state['b'] (added): float32[3]", f"    {SAME}"],
+    ),
+    "a shorter list": (
+        ([ones(2), Layer(ones(3))],),
+        ([ones(2)],),
+        ["state[1] (removed): Layer(kernel, activation='relu')", f"    {SAME}"],
+    ),
+    "list against tuple": (
+        ([ones(2)],),
+        ((ones(2),),),
+        ["state: list of 1 -> tuple of 1", "    use one of the two"],
+    ),
+    "None against an array": (
+        ({"mask": None},),
+        ({"mask": ones(2)},),
+        [
+            "state['mask']: None -> float32[2]",
+            "    pass the same in each call: an array of zeros in place of None, say",
+        ],
+    ),
+    "another class": (
+        (Layer(ones(2)),),
+        (Model(ones(2)),),
+        ["state: Layer(kernel, activation='relu') -> Model(layers, name='model')"],
+    ),
+    "two classes of one name": (
+        (class_made_anew(),),
+        (class_made_anew(),),
+        [
+            "state: class_made_anew.<locals>.Anew(x) -> class_made_anew.<locals>.Anew(x)",
+            "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a notebook "
+            "cell that runs again, a reloaded module or a function; define the class once, in a module of its own, "
+            "and make the objects anew",
+        ],
+    ),
+    "a default passed explicitly": (
+        (ones(2), ones(2)),
+        (ones(2), ones(2), ones()),
+        ["scale (added): float32[]", f"    {DEFAULT}"],
+    ),
+    "typed against raw key": (
+        (jax.random.key(0),),
+        (jax.random.PRNGKey(0),),
+        ["state: key<fry>[] -> uint32[2]"],
+    ),
+    "several at once": (
+        (model("relu"), ones(4), ones()),
+        (model("gelu", name="b"), ones(3), jnp.ones((), int)),
+        [
+            "state.name (static): 'model' -> 'b'",
+            "state.layers[0].activation (static): 'relu' -> 'gelu'",
+            "batch: float32[4] -> float32[3]",
+            f"    axis 0: 4 -> 3; {LATE}",
+            "scale: float32[] -> int32[]",
+            "    convert it where it is made",
+        ],
+    ),
+    "a huge static": (
+        (model(name=tuple(range(100_000))),),
+        (model(name="x" * 100_000),),
+        [
+            "state.name (static): (0, 1, 2, 3, 4, 5, ...) -> "
+            "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'",
+        ],
+    ),
+    "one item of a long tuple": (
+        (model(name=tuple(range(100))),),
+        (model(name=(*range(99), "last")),),
+        ["state.name[99] (static): 99 -> 'last'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_report_names_the_path_and_what_it_was_and_is(name: str, form: str) -> None:
+    old, new, lines = CASES[name]
+
+    [report] = reported(step, lambda f: f(*old), lambda f: f(*new), form=form)
+
+    assert details(report) == [*lines, "compared with trace 1"]
+    assert str(report).startswith("step retraced (2nd trace, ")
+    assert "called from test_causes.py:" in str(report)

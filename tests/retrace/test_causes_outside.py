@@ -1,0 +1,225 @@
+"""Causes that do not lie in the values of traced arguments: settings, meshes, static arguments, the function itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+import treewright
+from tests.retrace.support import details, reported
+from treewright import TrainState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Foreign:
+    """A node of a class that is not ours: jit compares its static with `==`."""
+
+    kernel: Any
+    setting: Any = dataclasses.field(default="", metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sizes: tuple[int, ...]
+
+
+class Plain:
+    """Compares by identity."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def grow(self, x: Any) -> Any:
+        return x * self.size
+
+
+def step(state: Any, batch: Any = None, scale: Any = 1.0) -> Any:
+    return 0
+
+
+def ones(*shape: int) -> Any:
+    return jnp.ones(shape)
+
+
+FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+@pytest.mark.parametrize(
+    ("options", "calls", "lines"),
+    [
+        (
+            {"static_argnums": 1},
+            (lambda f: f(1.0, "train"), lambda f: f(1.0, "test")),
+            ["batch (static): 'train' -> 'test'"],
+        ),
+        (
+            {"static_argnames": "batch"},
+            (lambda f: f(1.0, batch=1), lambda f: f(1.0, batch=True)),
+            ["batch (static): 1 -> True"],
+        ),
+        (
+            {"static_argnums": 1},
+            (lambda f: f(1.0, Config((1, 2))), lambda f: f(1.0, Config((1, 3)))),
+            [
+                "batch.sizes[1] (static): 2 -> 3",
+                "    if it changes often, pass it as an array that is traced, not as a static",
+            ],
+        ),
+        (
+            {},
+            (lambda f: f(1.0, 2.0), lambda f: f(1.0, batch=2.0)),
+            [
+                "batch (passed): by position -> by keyword",
+                "    pass it the same way each time: jit tells by position from by keyword",
+            ],
+        ),
+    ],
+    ids=["static_argnums", "static_argnames", "a part of a static argument", "positional against keyword"],
+)
+def test_static_arguments_and_ways_of_passing_are_named(options: Any, calls: Any, lines: list[str], form: str) -> None:
+    [report] = reported(step, *calls, form=form, **options)
+
+    assert details(report) == [*lines, "compared with trace 1"]
+
+
+def test_a_python_number_is_told_from_an_array_where_it_can_be_seen() -> None:
+    [report] = reported(step, lambda f: f(1), lambda f: f(jnp.ones((), int)), form="explain_retraces")
+
+    assert details(report)[:2] == [
+        "state: Python int -> int32[]",
+        f"    a Python int is weakly typed: its dtype gives way to that of others; {FIXED}",
+    ]
+    [report] = reported(step, lambda f: f(1), lambda f: f(ones(3)), form="explain_retraces")
+    assert details(report)[:2] == ["state: Python int -> float32[3]", f"    {FIXED}"]
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (lambda: jax.default_matmul_precision("float32"), "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"),
+        (lambda: jax.default_device(jax.devices()[1]), "jax.config.jax_default_device (setting): None -> "),
+        (lambda: jax.enable_x64(True), "jax.config.jax_enable_x64 (setting): False -> True"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_changed_is_named(setting: Any, line: str, form: str) -> None:
+    def later(f: Any) -> None:
+        with setting():
+            f(jnp.ones(2, jnp.float32))
+
+    [report] = reported(step, lambda f: f(jnp.ones(2, jnp.float32)), later, form=form)
+
+    assert any(found.startswith(line) for found in details(report)), str(report)
+    assert "    set it once, before the first call" in details(report)
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+def test_a_mesh_in_use_is_named(form: str) -> None:
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+
+    def later(f: Any) -> None:
+        with jax.set_mesh(mesh):
+            f(np.ones(2, np.float32))
+
+    reports = reported(step, lambda f: f(np.ones(2, np.float32)), later, form=form)
+
+    assert details(reports[-1])[0].startswith("the mesh in use (setting): AbstractMesh((), axis_types=()) -> Abstract")
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+def test_an_explicit_sharding_is_part_of_the_type(form: str) -> None:
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        whole = jax.device_put(jnp.ones(8), NamedSharding(mesh, Spec()))
+        split = jax.device_put(jnp.ones(8), NamedSharding(mesh, Spec("data")))
+        [report] = reported(step, lambda f: f(whole), lambda f: f(split), form=form)
+
+    assert details(report)[:2] == [
+        "state: float32[8] -> float32[8@data]",
+        "    the sharding is part of the type on a mesh of explicit axes; give it one sharding before the loop: "
+        "jax.device_put",
+    ]
+
+
+def test_a_function_made_anew_in_a_loop_is_named_with_what_it_captured() -> None:
+    def loop(decorate: Callable[[Any], Any]) -> None:
+        for factor in (1.0, 2.0):
+            jax.jit(decorate(lambda x: x * factor))(ones(2))  # noqa: B023
+
+    [first] = _with_context(lambda: loop(lambda f: f))
+    [second] = _with_decorator(loop)
+
+    for report in (first, second):
+        place, remedy, compared = details(report)
+        assert place.startswith("the function itself: made anew by the same code (test_causes.py:")
+        assert place.endswith("which captured factor: 1.0 -> 2.0")
+        assert remedy == "    jit keeps programs for each function object: make and jit it once, outside of the loop"
+        assert compared == "compared with trace 1"
+
+
+def test_a_function_decorated_and_jitted_again_is_named() -> None:
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    [report] = _with_decorator(lambda decorate: [jax.jit(decorate(double))(1.0) for _ in range(2)])
+
+    assert details(report)[0] == "the function itself: the same function, decorated and jitted anew"
+
+
+def test_a_method_jitted_on_a_new_object_is_named() -> None:
+    [report] = _with_context(lambda: [jax.jit(Plain(3).grow)(1.0) for _ in range(2)])
+
+    assert details(report)[:2] == [
+        "the function itself: the same method of another object",
+        "    jit a function that takes the object as an argument, and jit it once",
+    ]
+
+
+def test_a_cleared_cache_is_named() -> None:
+    for form in ("traced", "explain_retraces"):
+        clear: Any = [lambda f: f(ones(2)), lambda f: f.clear_cache(), lambda f: f(ones(2))]
+        [report] = reported(step, *clear, form=form)
+        assert details(report)[0].startswith("nothing that can be seen differs: JAX's caches were cleared")
+
+
+def test_an_optimizer_rebuilt_in_a_foreign_class_is_named() -> None:
+    old, new = (Foreign(ones(), optax.adam(rate)) for rate in (1e-3, 1e-2))
+    same = Foreign(ones(), optax.adam(1e-3))
+
+    [changed] = reported(step, lambda f: f(old), lambda f: f(new), form="traced")
+    [rebuilt] = reported(step, lambda f: f(old), lambda f: f(same), form="traced")
+
+    assert any("which captured update_fns[1]" in line and "-0.001 -> -0.01" in line for line in details(changed))
+    assert any("which captured the same update_fns" in line for line in details(rebuilt))
+    assert all("keep it in a TrainState" in line for line in details(rebuilt)[1::2][:2])
+    assert not reported(
+        step,
+        *(lambda f: f(TrainState.create(params=ones(2), tx=optax.adam(1e-3))) for _ in range(2)),
+        form="traced",
+    )
+
+
+def _with_context(run: Callable[[], object]) -> list[Any]:
+    reports: list[Any] = []
+    with treewright.explain_retraces(report=reports.append):
+        run()
+    return reports
+
+
+def _with_decorator(run: Callable[[Callable[[Any], Any]], object]) -> list[Any]:
+    reports: list[Any] = []
+    run(treewright.traced(report=reports.append))
+    return reports
