@@ -167,8 +167,10 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=Plain(3)),),
         [
             "state.name (static): <Plain object> -> <Plain object>",
-            "    Plain has no __eq__, so each instance is a value of its own; these two have the same attributes; "
-            "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
+            (
+                "    Plain has no __eq__, so each instance is a value of its own; these two have the same attributes; "
+                "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
+            ),
         ],
     ),
     "NaN in a foreign class": (
@@ -176,8 +178,10 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (Foreign(ones(), float("nan")),),
         [
             "state.setting (static): nan -> nan",
-            "    NaN equals nothing, not even another NaN; use None for what is not there, or reuse one NaN object "
-            "such as math.nan",
+            (
+                "    NaN equals nothing, not even another NaN; use None for what is not there, or reuse one NaN object "
+                "such as math.nan"
+            ),
         ],
     ),
     "a function jitted anew": (
@@ -193,8 +197,10 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (Foreign(ones(), Plain(1).grow),),
         [
             "state.setting (static): Plain.grow of <Plain object> -> Plain.grow of <Plain object>",
-            "    the same method of another object; keep one object, or pass the object as an argument of a plain "
-            "function",
+            (
+                "    the same method of another object; keep one object, or pass the object as an argument of a plain "
+                "function"
+            ),
         ],
     ),
     "shape": (
@@ -217,8 +223,10 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (ones(),),
         [
             "state: float32[] (weakly typed) -> float32[]",
-            "    one is weakly typed, as Python numbers are: its dtype gives way to that of others; give the "
-            "dtype where the array is made: jnp.asarray(x, dtype)",
+            (
+                "    one is weakly typed, as Python numbers are: its dtype gives way to that of others; give the "
+                "dtype where the array is made: jnp.asarray(x, dtype)"
+            ),
         ],
     ),
     "a dict key added": (
@@ -254,9 +262,11 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (class_made_anew(),),
         [
             "state: class_made_anew.<locals>.Anew(x) -> class_made_anew.<locals>.Anew(x)",
-            "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a notebook "
-            "cell that runs again, a reloaded module or a function; define the class once, in a module of its own, "
-            "and make the objects anew",
+            (
+                "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a notebook "
+                "cell that runs again, a reloaded module or a function; define the class once, in a module of its own, "
+                "and make the objects anew"
+            ),
         ],
     ),
     "a default passed explicitly": (
@@ -285,8 +295,10 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=tuple(range(100_000))),),
         (model(name="x" * 100_000),),
         [
-            "state.name (static): (0, 1, 2, 3, 4, 5, ...) -> "
-            "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'",
+            (
+                "state.name (static): (0, 1, 2, 3, 4, 5, ...) -> "
+                "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
+            ),
         ],
     ),
     "one item of a long tuple": (

@@ -149,8 +149,10 @@ def test_an_explicit_sharding_is_part_of_the_type(form: str) -> None:
 
     assert details(report)[:2] == [
         "state: float32[8] -> float32[8@data]",
-        "    the sharding is part of the type on a mesh of explicit axes; give it one sharding before the loop: "
-        "jax.device_put",
+        (
+            "    the sharding is part of the type on a mesh of explicit axes; give it one sharding before the loop: "
+            "jax.device_put"
+        ),
     ]
 
 
@@ -164,7 +166,7 @@ def test_a_function_made_anew_in_a_loop_is_named_with_what_it_captured() -> None
 
     for report in (first, second):
         place, remedy, compared = details(report)
-        assert place.startswith("the function itself: made anew by the same code (test_causes.py:")
+        assert place.startswith("the function itself: made anew by the same code (test_causes_outside.py:")
         assert place.endswith("which captured factor: 1.0 -> 2.0")
         assert remedy == "    jit keeps programs for each function object: make and jit it once, outside of the loop"
         assert compared == "compared with trace 1"

@@ -1,0 +1,289 @@
+"""`explain_retraces` and `max_traces`: every jitted function of the process, for the time of a block."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+import treewright
+from tests.retrace.support import details, fresh
+from treewright import TrainState
+from treewright.errors import TooManyTracesError
+from treewright.retrace import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treewright.retrace.report import Report
+
+pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def explained(*calls: Callable[[], object]) -> list[Report]:
+    reports: list[Report] = []
+    with treewright.explain_retraces(report=reports.append):
+        for call in calls:
+            call()
+    return reports
+
+
+# Compilations without a trace
+
+
+def recompile(first: Any, second: Any) -> Report:
+    jitted: Any = jax.jit(fresh(double))
+    [report] = explained(lambda: jitted(first), lambda: jitted(second))
+    assert report.event == "recompile"
+    assert str(report).startswith("double recompiled, without a trace (2nd compilation, ")
+    return report
+
+
+def test_a_committed_array_recompiles_and_does_not_trace() -> None:
+    report = recompile(jnp.ones(2), jax.device_put(jnp.ones(2), jax.devices()[0]))
+
+    assert details(report) == [
+        f"x (placement): uncommitted -> committed to {jax.devices()[0]}",
+        "    put it there once, before the loop: jax.device_put",
+        "compared with trace 1",
+    ]
+
+
+def test_another_device_recompiles() -> None:
+    first, second = (jax.device_put(jnp.ones(2), device) for device in jax.devices()[:2])
+
+    assert details(recompile(first, second))[0] == (
+        f"x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}"
+    )
+
+
+def test_another_sharding_on_automatic_axes_recompiles() -> None:
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+    whole, split = (jax.device_put(jnp.ones(8), NamedSharding(mesh, spec)) for spec in (Spec(), Spec("data")))
+
+    line = details(recompile(whole, split))[0]
+
+    assert line.startswith("x (placement): sharded P")
+    assert "'data'" in line
+    assert line.endswith("over 2 devices")
+
+
+def test_other_options_of_jit_recompile() -> None:
+    function = fresh(double)
+
+    [report] = explained(
+        lambda: jax.jit(function)(jnp.ones(2)),
+        lambda: jax.jit(function, donate_argnums=0)(jnp.ones(2)),
+    )
+
+    assert report.event == "recompile"
+    assert details(report)[:2] == [
+        "donate_argnums (option of jit): () -> (0,)",
+        "    jit the function once, with one set of options",
+    ]
+
+
+def test_a_numpy_array_in_place_of_a_jax_array_is_no_retrace() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    assert not explained(lambda: jitted(jnp.ones(2)), lambda: jitted(np.ones(2, np.float32)))
+
+
+# What is seen, and what is not
+
+
+def test_the_arrays_that_a_program_makes_are_not_reported() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    reports = explained(*(lambda: [jnp.ones(length) + 1, jnp.linspace(0, 1, length)] for length in (11, 12)))  # noqa: B023
+    assert not reports
+    assert not explained(lambda: jitted(jnp.ones(13)), lambda: jitted(jnp.ones(13)))
+
+
+def test_lowering_and_then_calling_is_one_trace_and_no_recompile() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    assert not explained(lambda: jitted.lower(jnp.ones(2)).compile(), lambda: jitted(jnp.ones(2)))
+    [report] = explained(lambda: jitted.lower(jnp.ones(3)), lambda: jitted.lower(jnp.ones(4)))
+    assert details(report)[0] == "x: float32[3] -> float32[4]"
+
+
+def test_a_trace_under_grad_is_seen_when_it_is_compiled() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    gradient = jax.grad(lambda x: jitted(x).sum())
+
+    [report] = explained(lambda: gradient(jnp.ones(2)), lambda: gradient(jnp.ones(3)))
+
+    assert (report.event, details(report)[0]) == ("trace", "x: float32[2] -> float32[3]")
+
+
+def test_functions_jitted_by_equinox_are_reported_in_their_own_words() -> None:
+    @eqx.filter_jit
+    def apply(model: eqx.nn.Linear, x: jax.Array, times: int) -> jax.Array:
+        return model(x) * times
+
+    key = jax.random.key(0)
+    [report] = explained(
+        lambda: apply(eqx.nn.Linear(2, 3, key=key), jnp.ones(2), 1),
+        lambda: apply(eqx.nn.Linear(2, 3, use_bias=False, key=key), jnp.ones(2), 2),
+    )
+
+    assert report.function == "apply"
+    assert [line for line in details(report) if not line.startswith(" ")] == [
+        "model.use_bias (static): True -> False",
+        "model.bias: float32[3] -> None",
+        "times (static): 1 -> 2",
+        "compared with trace 1",
+    ]
+
+
+def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:
+    @nnx.jit
+    def apply(model: nnx.Linear, x: jax.Array) -> jax.Array:
+        return model(x)
+
+    [report] = explained(
+        lambda: apply(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))),
+        lambda: apply(nnx.Linear(2, 3, precision="high", rngs=nnx.Rngs(0)), jnp.ones((4, 2))),
+    )
+
+    assert report.function == "apply"
+    assert details(report)[:2] == ["model.precision (static): None -> 'high'", "x: float32[1,2] -> float32[4,2]"]
+
+
+def test_callers_are_named_past_the_libraries_between() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    def train() -> None:
+        for length in (2, 3):
+            jax.tree.map(jitted, [jnp.ones(length)])
+
+    [report] = explained(train)
+
+    assert report.caller.startswith("test_blocks.py:")
+    assert report.caller.endswith("in test_callers_are_named_past_the_libraries_between.train")
+
+
+def test_several_threads_are_told_apart() -> None:
+    functions = [jax.jit(fresh(double)) for _ in range(4)]
+
+    def run(function: Any) -> None:
+        for length in (2, 3, 2, 4):
+            function(jnp.ones(length))
+
+    def in_threads() -> None:
+        threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    reports = explained(in_threads)
+
+    assert sorted(report.number for report in reports) == [2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_a_decorated_function_is_reported_once() -> None:
+    own: list[Report] = []
+    jitted: Any = jax.jit(treewright.traced(fresh(double)))
+    with_own: Any = jax.jit(treewright.traced(report=own.append)(fresh(double)))
+
+    reports = explained(*(lambda: [jitted(jnp.ones(n)), with_own(jnp.ones(n))] for n in (2, 3)))  # noqa: B023
+
+    assert [details(report)[0] for report in reports] == ["x: float32[2] -> float32[3]"] * 2
+    assert len(own) == 1
+
+
+def test_nothing_is_heard_after_the_block() -> None:
+    reports: list[Report] = []
+    jitted: Any = jax.jit(fresh(double))
+    with treewright.explain_retraces(report=reports.append):
+        jitted(jnp.ones(2))
+    jitted(jnp.ones(3))
+
+    assert not reports
+
+
+def test_a_trace_that_was_not_compiled_is_reported_at_the_end() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    reports = explained(*(lambda: jax.eval_shape(jitted, jnp.ones(n)) for n in (2, 3)))  # noqa: B023
+
+    assert len(reports) in {0, 1}
+
+
+def test_where_jax_has_renamed_its_frames_traces_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "FRAMES", frozenset({"renamed"}))
+    jitted: Any = jax.jit(fresh(double))
+
+    [report] = explained(lambda: jitted(jnp.ones(2)), lambda: jitted(jnp.ones(3)), lambda: jitted(jnp.ones(3)))
+
+    assert (report.event, report.function, report.number) == ("count", "double", 2)
+    assert details(report) == ["the arguments could not be read, so traces are only counted, by the function's name"]
+    with pytest.raises(TooManyTracesError, match="double may not be traced here, and is"), treewright.max_traces(0):
+        jitted(jnp.ones(5))
+
+
+# Limits
+
+
+def test_a_function_may_be_traced_as_often_as_the_block_allows() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    jitted(jnp.ones(1))
+
+    with treewright.max_traces(0):
+        jitted(jnp.ones(1))
+    with treewright.max_traces(2):
+        for length in (1, 2, 3, 2, 1):
+            jitted(jnp.ones(length))
+    with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1):
+        for length in (4, 5):
+            jitted(jnp.ones(length))
+
+    assert "double may be traced once here, and is traced once more:\ndouble retraced (2nd trace" in str(caught.value)
+    assert "x: float32[4] -> float32[5]" in str(caught.value)
+
+
+def test_a_function_made_anew_counts_as_one() -> None:
+    with pytest.raises(TooManyTracesError, match="may be traced 2 times .*\n.*\n.*made anew"), treewright.max_traces(2):
+        for factor in range(3):
+            jax.jit(lambda x: x * factor)(1.0)  # noqa: B023
+
+
+def test_the_limit_can_be_for_one_function() -> None:
+    def other(x: Any) -> Any:
+        return x * 3
+
+    jitted, other_jitted = jax.jit(double), jax.jit(other)
+    for only in ("other", other, other_jitted):
+        other_jitted.clear_cache()
+        with treewright.max_traces(1, only=only):
+            for length in (1, 2):
+                jitted(jnp.ones(length))
+            other_jitted(1.0)
+        with pytest.raises(TooManyTracesError, match="other may not"), treewright.max_traces(0, only=only):
+            other_jitted.clear_cache()
+            other_jitted(1.0)
+
+
+def test_a_training_state_steps_without_a_retrace() -> None:
+    optax = pytest.importorskip("optax")
+    step: Any = jax.jit(lambda state: state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params)))
+
+    with treewright.max_traces(1):
+        for _ in range(2):
+            state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
+            for _ in range(3):
+                state = step(state)
