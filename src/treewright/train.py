@@ -1,19 +1,20 @@
 """`TrainState`: parameters, optimiser state and step of a training run, as one node."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from typing_extensions import TypeVar
 
 from treewright._nodes.converted import Converted, Converter
 from treewright._nodes.fields import static
 from treewright._nodes.module import Module
 from treewright._nodes.static_types import MYPY, StaticValue
 
-P = TypeVar("P")
+P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
 Q = TypeVar("Q")
 
 

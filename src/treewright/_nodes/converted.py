@@ -70,6 +70,7 @@ class Converter:
     """
 
     __slots__ = ("function",)
+    function: Callable[[Any], Any]
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         if not callable(function):

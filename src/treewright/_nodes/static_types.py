@@ -1,5 +1,8 @@
 """What a static field may be declared as: for type checkers, which refuse the rest where the class is written."""
 
+# What is not for mypy it finds unreachable.
+# mypy: disable-error-code="unreachable"
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -9,9 +12,15 @@ from typing_extensions import TypeVar
 MYPY: Literal[False] = False
 
 if TYPE_CHECKING:
+    if MYPY:
 
-    class Unset(Any):  # type: ignore[misc]
-        """What mypy takes for a value of any type: a static field without a default has none."""
+        class Unset(Any):  # type: ignore[misc]
+            """What mypy takes for a value of any type: a static field without a default has none."""
+
+    else:
+
+        class Unset:
+            """Nothing, to the other checkers, which do not need it."""
 
 
 class StaticValue(Protocol):

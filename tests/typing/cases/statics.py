@@ -446,7 +446,7 @@ def accepted() -> None:
     print(WithDefault)
 
 
-assert_type(Static((1, 2)).value, tuple[int, int])  # pyright: ignore[reportAssertTypeFailure]
+assert_type(Static[tuple[int, ...]]((1, 2)).value, tuple[int, ...])
 
 
 class Converted(Module):

@@ -44,27 +44,27 @@ def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
 
 
 net, tx, x = Net(jnp.ones(3)), optax.adamw(1e-3), jnp.ones(3)
-assert_type(TrainState.create(params=net, tx=tx), TrainState[Net])  # pyright: ignore[reportUnknownMemberType]
-assert_type(TrainState.create(params=net, tx=tx, apply_fn=loss).params, Net)  # pyright: ignore[reportUnknownMemberType]
+assert_type(TrainState.create(params=net, tx=tx), TrainState[Net])
+assert_type(TrainState.create(params=net, tx=tx, apply_fn=loss).params, Net)
 assert_type(TrainState[Net].create(params=net, tx=tx).step, jax.Array)
-assert_type(TrainState.create(params={"w": x}, tx=optax.chain(tx)).params, dict[str, jax.Array])  # pyright: ignore[reportUnknownMemberType]
+assert_type(TrainState.create(params={"w": x}, tx=optax.chain(tx)).params, dict[str, jax.Array])
 assert_type(WithStats.create(params=net, tx=tx, stats=x), WithStats)
 assert_type(WithStats.create(params=net, tx=tx, stats=x).forget().params, Net)
 assert_type(Counting.create(params=net, tx=tx).steps(), int)
 assert_type(Averaged[Net].create(params=net, tx=tx, average=net).average, Net)
-assert_type(step(TrainState.create(params=net, tx=tx), x).params.w, jax.Array)  # pyright: ignore[reportUnknownMemberType]
+assert_type(step(TrainState.create(params=net, tx=tx), x).params.w, jax.Array)
 assert_type(WithStats.create(params=net, tx=tx, stats=x).apply_gradients(grads=net, stats=x), WithStats)
-assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net])  # pyright: ignore[reportUnknownMemberType]
+assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net])
 
 
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportUnknownVariableType]
-        TrainState.create(params=net, tx=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownMemberType]
-        TrainState.create(params=net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue, reportUnknownMemberType]
+        TrainState.create(params=net, tx=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        TrainState.create(params=net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         TrainState[Net].create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Counting.create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        TrainState.create(params=net, tx=tx).apply_gradients(grads=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
+        TrainState.create(params=net, tx=tx).apply_gradients(grads=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         step(net, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        step(TrainState.create(params=x, tx=tx), x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
+        step(TrainState.create(params=x, tx=tx), x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ]
