@@ -1,6 +1,7 @@
 """The libraries, and how each spells a class, a static field, a converter, a changed copy and a transform.
 
-Where a library knows two spellings, the one that checkers understand better stands here.
+Where a library knows two spellings, the one that checkers understand better stands here: `frozen=True` is said wherever
+it may be, though most libraries freeze without it.
 """
 
 import dataclasses
@@ -42,14 +43,20 @@ def _decorators(plain: str) -> dict[str, str]:
 
 
 _NO_CONVERTERS = dict.fromkeys(("C01", "C02", "C03"), "has no converters")
-_NO_OWN_INIT = {"C": "has no converters, and an own __init__ can't assign to the fields"}
+_NO_OWN_INIT = {"C": "has no converters, and no own __init__ that assigns to fields"}
 _NO_REPLACE = dict.fromkeys(("R07", "R08", "R09", "R10", "R11"), "has no method replace")
 _NO_LATE_FIELDS = dict.fromkeys(("F08", "F09"), "has no fields with init=False")
 _NO_KEYWORD_CLASS = dict.fromkeys(("D15", "D16", "D17"), "has no kw_only for a class")
 _NO_KEYWORD_FIELD = dict.fromkeys(("F06", "F07"), "has no kw_only for a field")
 _NO_FACTORY = dict.fromkeys(("D07", "D08", "D09", "F03", "F04", "S08", "S09", "S25"), "has no default_factory")
-_NO_POSITIONS = dict.fromkeys(("N03", "N08", "I02"), "takes keywords only")
+_NO_STATICS = dict.fromkeys(("S", "A04"), "has no static fields")
+_MUTABLE = dict.fromkeys(("A", "I07", "I08", "C09", "C11"), "is mutable on purpose")
 _NO_STATIC_ARGUMENTS = {"J07": "its jit has no static_argnames"}
+_CHEX = dict.fromkeys(("N03", "N08", "I02"), "takes keywords only") | {
+    "F09": "takes fields with init=False",
+    "I10": "fails before Python 3.12",
+    "I11": "fails before Python 3.12",
+}
 
 LIBRARIES = (
     Library(
@@ -89,7 +96,7 @@ LIBRARIES = (
         "flax",
         f"from dataclasses import replace\nfrom flax import struct\nfrom flax.struct import field\n{JAX}",
         "{type} = field(pytree_node=False{more})",
-        _decorators("@struct.dataclass"),
+        _decorators("@struct.dataclass(frozen=True)"),
         lacks=_NO_OWN_INIT | _NO_LATE_FIELDS,
     ),
     Library(
@@ -98,7 +105,7 @@ LIBRARIES = (
         f"from dataclasses import replace\nfrom flax import struct\nfrom flax.struct import field\n{JAX}",
         "{type} = field(pytree_node=False{more})",
         base="struct.PyTreeNode",
-        keywords={"keyword-only": "kw_only=True"},
+        keywords={"": "frozen=True", "keyword-only": "frozen=True, kw_only=True"},
         lacks=_NO_OWN_INIT | _NO_LATE_FIELDS,
     ),
     Library(
@@ -109,18 +116,23 @@ LIBRARIES = (
         "{type} = static({args})",
         _decorators("@nnx.dataclass") | {"own-init": ""},
         base="nnx.Pytree",
-        lacks=dict.fromkeys(("A", "I07", "I08", "C09", "C11"), "is mutable on purpose") | _NO_CONVERTERS | _NO_REPLACE,
+        lacks=_MUTABLE | _NO_CONVERTERS | _NO_REPLACE,
     ),
     Library(
         "chex.dataclass",
         "chex",
         f"{STANDARD}\nimport chex\n{JAX}",
         "",
+        _decorators("@chex.dataclass"),
+        lacks=_NO_STATICS | _NO_OWN_INIT | _MUTABLE | _CHEX,
+    ),
+    Library(
+        "chex.dataclass(frozen=True)",
+        "chex",
+        f"{STANDARD}\nimport chex\n{JAX}",
+        "",
         _decorators("@chex.dataclass(frozen=True)"),
-        lacks=dict.fromkeys(("S", "A04"), "has no static fields")
-        | {"F09": "takes fields with init=False", "I10": "fails before Python 3.12", "I11": "fails before Python 3.12"}
-        | _NO_OWN_INIT
-        | _NO_POSITIONS,
+        lacks=_NO_STATICS | _NO_OWN_INIT | _CHEX,
     ),
     Library(
         "jax_dataclasses",
@@ -128,7 +140,7 @@ LIBRARIES = (
         "import jax_dataclasses as jdc\nfrom jax import grad, value_and_grad, vmap\n"
         "from jax.tree import map as tree_map\nfrom jax_dataclasses import field, jit, replace",
         "jdc.Static[{type}]{value}",
-        _decorators("@jdc.pytree_dataclass"),
+        _decorators("@jdc.pytree_dataclass(frozen=True)"),
         lacks=_NO_OWN_INIT | _NO_REPLACE | _NO_STATIC_ARGUMENTS,
     ),
     Library(
@@ -159,7 +171,7 @@ LIBRARIES = (
         "simple_pytree",
         f"from dataclasses import dataclass\n{STANDARD}\n{JAX}\nfrom simple_pytree import Pytree, static_field",
         "{type} = static_field({args})",
-        _decorators("@dataclass") | {"own-init": ""},
+        _decorators("@dataclass(frozen=True)") | {"own-init": ""},
         base="Pytree",
         lacks={"A03": "deletes fields"} | _NO_CONVERTERS,
     ),

@@ -39,7 +39,7 @@ def _cells(row: Row) -> Iterator[str]:
     asked = row.program.asked
     yield row.name
     yield f"{row.right()}/{len(asked)}"
-    yield f"{row.share:.0%}"
+    yield f"{row.share:.1%}"
     yield _share(row, [one.name for one in asked if not one.design])
     for group in GROUPS:
         names = [one.name for one in asked if one in group.expressions]
@@ -48,7 +48,7 @@ def _cells(row: Row) -> Iterator[str]:
 
 
 def _share(row: Row, names: Sequence[str]) -> str:
-    return f"{row.right(*names) / len(names):.0%}"
+    return f"{row.right(*names) / len(names):.1%}"
 
 
 def _aligned(rows: Iterable[Iterable[str]]) -> str:
@@ -62,7 +62,7 @@ def _aligned(rows: Iterable[Iterable[str]]) -> str:
 
 def legend() -> str:
     """What the columns stand for."""
-    return ", ".join(f"{group.letter} {group.title}" for group in GROUPS)
+    return "; ".join(f"{group.letter} {group.title}" for group in GROUPS)
 
 
 def details(row: Row) -> Iterator[str]:

@@ -21,7 +21,7 @@ from _verdicts import verdicts
 
 CHECKERS = ("mypy", "pyright")
 TARGETS = {"mypy": 0.97, "pyright": 0.95}
-FOLLOW = "--follow-untyped-imports"
+FOLLOW = ("--follow-untyped-imports", "--implicit-reexport")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -55,7 +55,7 @@ def typed(library: Library) -> bool:
 
 
 def checked(checker: str, programs: Sequence[Program], folder: Path, target: str) -> Iterator[Row]:
-    """A row for each program; in mypy a second one where the library has no py.typed and mypy looks inside if told."""
+    """A row for each program; for mypy a second one where the library has no py.typed, with its imports followed."""
 
     def rows(chosen: Sequence[Program], said: Complaints, suffix: str = "") -> Iterator[Row]:
         for one in chosen:
@@ -67,8 +67,8 @@ def checked(checker: str, programs: Sequence[Program], folder: Path, target: str
     yield from rows(programs, mypy(folder, [one.file for one in programs], target))
     untyped = [one for one in programs if not typed(one.library)]
     if untyped:
-        followed = mypy(folder, [one.file for one in untyped], target, FOLLOW)
-        yield from rows(untyped, followed, f" {FOLLOW}")
+        followed = mypy(folder, [one.file for one in untyped], target, *FOLLOW)
+        yield from rows(untyped, followed, ", followed")
 
 
 def compared(options: argparse.Namespace, programs: Sequence[Program], folder: Path) -> bool:
@@ -103,7 +103,7 @@ def main() -> int:
     chosen = [one for one in LIBRARIES if not options.only or any(part in one.name for part in options.only)]
     problems = {one.name: problem(one) for one in chosen}
     programs = [program(one) for one in chosen if problems[one.name] is None]
-    print(f"{len(list(expressions()))} expressions: {legend()}")
+    print(f"{len(list(expressions()))} expressions. {legend()}.")
     print(", ".join(dict.fromkeys(f"{one.library.distribution} {_version(one.library)}" for one in programs)))
     for name, reason in problems.items():
         if reason is not None:
