@@ -1,5 +1,6 @@
 """`@pytree_dataclass`: a class with annotated fields becomes a node class, and stays the same object."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from types import MappingProxyType
@@ -157,7 +158,10 @@ def _make_undecorated(cls: type[Any]) -> None:
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
     """
-    before = dict(vars(cls))
+    # Copies of fields: dataclasses writes into them whether they are keyword-only.
+    before = {
+        name: copy.copy(value) if isinstance(value, dataclasses.Field) else value for name, value in vars(cls).items()
+    }
     try:
         _make_node(cls, spec_of(next(node_bases(cls))).options, undecorated=True)
     except (TypeError, ValueError) as error:
