@@ -47,7 +47,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.refusals",
         "_nodes.spec",
     ),
-    "_nodes.dataclass": ("_nodes.definition", "_nodes.fields", "_nodes.protocols", "_nodes.spec", "errors"),
+    "_nodes.dataclass": (
+        "_nodes.classes",
+        "_nodes.definition",
+        "_nodes.fields",
+        "_nodes.protocols",
+        "_nodes.spec",
+        "errors",
+    ),
     "_nodes.replacing": ("_nodes.node", "_nodes.static_types"),
     "_nodes.module": (
         "_nodes.dataclass",

@@ -11,6 +11,7 @@ import jax
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
+Whole = ParamSpec("Whole")
 A = TypeVar("A")
 B = TypeVar("B")
 R = TypeVar("R")
@@ -48,18 +49,38 @@ class Jitted(Compiles[P, R_co], Protocol[P, R_co]):
     @overload
     def __get__(self, obj: None, owner: Any = ..., /) -> Self: ...
     @overload
-    def __get__(self: "Jitted[Concatenate[A, Rest], R]", obj: A, owner: Any = ..., /) -> Compiles[Rest, R]: ...
+    def __get__(
+        self: "Jitted[Concatenate[A, Rest], R]", obj: A, owner: Any = ..., /
+    ) -> "BoundJitted[Rest, Concatenate[A, Rest], R]": ...
     def __get__(self, obj: Any, owner: Any = None, /) -> Any: ...
 
 
+class BoundJitted(Protocol[P, Whole, R_co]):
+    """The type of a jitted method of one object: called without it, but `lower` and the like take it as an argument."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def trace(self, *args: Whole.args, **kwargs: Whole.kwargs) -> jax.stages.Traced:
+        """The traced program, before it is lowered."""
+        ...
+
+    def lower(self, *args: Whole.args, **kwargs: Whole.kwargs) -> jax.stages.Lowered:
+        """The lowered program, to be compiled by `.compile()`."""
+        ...
+
+    def eval_shape(self, *args: Whole.args, **kwargs: Whole.kwargs) -> R_co:
+        """The result with a `jax.ShapeDtypeStruct` for each leaf."""
+        ...
+
+
 class JittedMethod(Protocol[P, R_co]):
-    """The type of what `jit_method` gives: bound, it is a jitted function; subclasses may override it with another."""
+    """The type of what `jit_method` gives: as `Jitted`, and a subclass may override it with another."""
 
     def __call__(self, obj: Any, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __get__(self, obj: None, owner: Any = ..., /) -> Self: ...
     @overload
-    def __get__(self, obj: object, owner: Any = ..., /) -> Compiles[P, R_co]: ...
+    def __get__(self, obj: object, owner: Any = ..., /) -> "BoundJitted[P, Concatenate[Any, P], R_co]": ...
     def __get__(self, obj: Any, owner: Any = None, /) -> Any: ...
 
 

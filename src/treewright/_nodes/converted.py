@@ -29,7 +29,7 @@ class Converted(Generic[Given_contra, Kept_co]):
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: AsArray = Converted(0.0)
-        ...     sizes: AsTuple = static(default=Converted([3, 3]))
+        ...     sizes: AsTuple = static(default=Converted((3, 3)))
         >>> Layer([1.0, 2.0])
         Layer(kernel=f32[2], sizes=(3, 3))
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes import protocols
+from treewright._nodes.classes import class_of
 from treewright._nodes.definition import define, document, install, install_comparison, node_bases, register_once, undo
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.spec import Options, spec_of
@@ -158,16 +159,18 @@ def _make_undecorated(cls: type[Any]) -> None:
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
     """
-    # Copies of fields: dataclasses writes into them whether they are keyword-only.
-    before = {
-        name: copy.copy(value) if isinstance(value, dataclasses.Field) else value for name, value in vars(cls).items()
-    }
+    before = {name: _as_written(value) for name, value in vars(cls).items()}
     try:
         _make_node(cls, spec_of(next(node_bases(cls))).options, undecorated=True)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         _refuse_instances(cls, error)
     cls.__before_node__ = before
+
+
+def _as_written(value: Any) -> Any:
+    """A copy of a field, since dataclasses writes into it whether it is keyword-only; else the value."""
+    return copy.copy(value) if class_of(value) is dataclasses.Field else value
 
 
 def _refuse_instances(cls: type[Any], error: Exception) -> None:

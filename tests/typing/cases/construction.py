@@ -34,7 +34,7 @@ class Named(Layer):
 class Net(Module):
     layer: Layer
     width: int = static()
-    extra: list[jax.Array] = field(default_factory=list)
+    extra: list[jax.Array] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
 
 
 class Deep(Net, kw_only=True):
@@ -72,20 +72,20 @@ assert_type(Plain(w).kernel, jax.Array)
 assert_type(Box(3), Box[int])
 assert_type(Box[int](3).value, int)
 assert_type(Pair(w, w).left, jax.Array)
-assert_type(hash(Net(Layer(w), 3)), int)
+assert_type(hash(Box(3)), int)
 assert_type(Layer(w) == Layer(w), bool)
-either: Net | Box[int] = Net(Layer(w), 3)
-match either:
-    case Net(layer, width):
-        assert_type(layer, Layer)
-        assert_type(width, int)
-    case Box():
-        pass
+for either in list[Net | Box[int]]([Net(Layer(w), 3)]):
+    match either:
+        case Net(layer, width):
+            assert_type(layer, Layer)
+            assert_type(width, int)
+        case _:
+            assert_type(either, Box[int])
 
 
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
-    return [
+    return [  # pyright: ignore[reportUnknownVariableType]
         Layer(),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Layer("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Layer(w, None, 3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -99,8 +99,8 @@ def refused() -> list[Any]:
         Net(w, 3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Deep(Layer(w), 3, [], 2),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Box[int]("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        Layer(w).kernal,  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-        Box(3).value.upper(),  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        Layer(w).kernal,  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        Box(3).value.upper(),  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     ]
 
 
@@ -109,11 +109,11 @@ def refused_classes() -> None:
 
     class Wrong(Module, kw_only=True):
         a: int = field(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-        b: list[int] = field(default_factory=dict)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
-        c: int = field(nonsense=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-        d: int = field(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+        b: list[int] = field(default_factory=dict)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType, reportUnknownVariableType]
+        c: int = field(nonsense=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+        d: int = field(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
         e: int = static(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-        f: int = static(compare="size")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        f: int = static(compare="size")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
         g: int = buffer(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     @pytree_dataclass(nonsense=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
