@@ -68,9 +68,12 @@ def pyright(folder: Path, files: Iterable[str], target: str) -> Complaints:
     )
 
 
-def version(checker: str) -> str:
-    """The checker's version."""
-    return importlib.metadata.version(checker)
+def version(distribution: str) -> str:
+    """The version of a checker or a library, or "not installed as a package"."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _run(

@@ -26,13 +26,13 @@ class Library:
     distribution: str
     imports: str
     static: str
-    decorators: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    decorators: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     base: str = ""
-    keywords: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keywords: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     converted: str = ""
     replaced: str = "replace({node}, {name}={value})"
     jit_method: str = "jit"
-    lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lacks: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     ours: bool = False
 
 
@@ -42,17 +42,22 @@ def _decorators(plain: str) -> dict[str, str]:
     return {"": plain, "keyword-only": f"{opened}kw_only=True)"}
 
 
-_NO_CONVERTERS = dict.fromkeys(("C01", "C02", "C03"), "has no converters")
+def _because(reason: str, *starts: str) -> dict[str, str]:
+    """Expressions that are not asked, all for one reason."""
+    return dict.fromkeys(starts, reason)
+
+
+_NO_CONVERTERS = _because("has no converters", "C01", "C02", "C03")
 _NO_OWN_INIT = {"C": "has no converters, and no own __init__ that assigns to fields"}
-_NO_REPLACE = dict.fromkeys(("R07", "R08", "R09", "R10", "R11"), "has no method replace")
-_NO_LATE_FIELDS = dict.fromkeys(("F08", "F09"), "has no fields with init=False")
-_NO_KEYWORD_CLASS = dict.fromkeys(("D15", "D16", "D17"), "has no kw_only for a class")
-_NO_KEYWORD_FIELD = dict.fromkeys(("F06", "F07"), "has no kw_only for a field")
-_NO_FACTORY = dict.fromkeys(("D07", "D08", "D09", "F03", "F04", "S08", "S09", "S25"), "has no default_factory")
-_NO_STATICS = dict.fromkeys(("S", "A04"), "has no static fields")
-_MUTABLE = dict.fromkeys(("A", "I07", "I08", "C09", "C11"), "is mutable on purpose")
+_NO_REPLACE = _because("has no method replace", "R07", "R08", "R09", "R10", "R11")
+_NO_LATE_FIELDS = _because("has no fields with init=False", "F08", "F09")
+_NO_KEYWORD_CLASS = _because("has no kw_only for a class", "D15", "D16", "D17")
+_NO_KEYWORD_FIELD = _because("has no kw_only for a field", "F06", "F07")
+_NO_FACTORY = _because("has no default_factory", "D07", "D08", "D09", "F03", "F04", "S08", "S09", "S25")
+_NO_STATICS = _because("has no static fields", "S", "A04")
+_MUTABLE = _because("is mutable on purpose", "A", "I07", "I08", "C09", "C11")
 _NO_STATIC_ARGUMENTS = {"J07": "its jit has no static_argnames"}
-_CHEX = dict.fromkeys(("N03", "N08", "I02"), "takes keywords only") | {
+_CHEX = _because("takes keywords only", "N03", "N08", "I02") | {
     "F09": "takes fields with init=False",
     "I10": "fails before Python 3.12",
     "I11": "fails before Python 3.12",
@@ -184,7 +189,7 @@ LIBRARIES = (
         base="sp.TreeClass",
         converted="{type} = field(on_setattr=[{args}])",
         replaced='{node}.at["{name}"].set({value})',
-        lacks=dict.fromkeys(("N16", "D11", "D13", "D14", "D18", "D19", "F13"), "is no dataclass")
+        lacks=_because("is no dataclass", "N16", "D11", "D13", "D14", "D18", "D19", "F13")
         | _NO_REPLACE
         | _NO_KEYWORD_CLASS
         | _NO_KEYWORD_FIELD

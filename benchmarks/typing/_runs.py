@@ -1,15 +1,12 @@
 """What Python does with the expressions: the verdicts asked of checkers have to agree with it."""
 
 import importlib.util
-import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from _expression import Expression
 from _programs import Program
