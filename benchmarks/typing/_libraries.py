@@ -59,8 +59,8 @@ _MUTABLE = _because("is mutable on purpose", "A", "I07", "I08", "C09", "C11")
 _NO_STATIC_ARGUMENTS = {"J07": "its jit has no static_argnames"}
 _CHEX = _because("takes keywords only", "N03", "N08", "I02") | {
     "F09": "takes fields with init=False",
-    "I10": "fails before Python 3.12",
-    "I11": "fails before Python 3.12",
+    "I10": "fails on Python 3.11",
+    "I11": "fails on Python 3.11",
 }
 
 LIBRARIES = (
