@@ -114,7 +114,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "retrace.remedies": ("_trees.diff", "_trees.levels", "_trees.reasons", "retrace.signature"),
     "retrace.report": ("_trees.diff", "retrace.history", "retrace.remedies", "retrace.signature"),
     "retrace.frames": ("retrace.history", "retrace.signature"),
-    "retrace.process": ("retrace.history", "retrace.report"),
+    "retrace.process": ("_nodes.classes", "retrace.history", "retrace.report"),
     "retrace.decorator": (
         "_nodes.classes",
         "_nodes.exact",
@@ -134,7 +134,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.report",
         "retrace.signature",
     ),
-    "retrace.blocks": ("errors", "retrace.history", "retrace.report", "retrace.watch"),
+    "retrace.blocks": ("errors", "retrace.decorator", "retrace.history", "retrace.report", "retrace.watch"),
     "retrace.explanation": ("retrace.frames", "retrace.history", "retrace.report", "retrace.signature"),
     "retrace.hazards": ("_nodes.classes", "_nodes.exact", "_trees.levels", "_trees.paths", "_trees.reasons"),
     "train": ("_nodes.converted", "_nodes.fields", "_nodes.module", "_nodes.static_types"),

@@ -6,9 +6,12 @@ __all__ = [
     "AsArray",
     "Converted",
     "Converter",
+    "Difference",
     "FrozenArray",
     "FrozenMapping",
+    "Hazard",
     "Module",
+    "RetraceReport",
     "Static",
     "StaticValue",
     "TrainState",
@@ -52,11 +55,12 @@ if TYPE_CHECKING:
     from treewright._nodes.replacing import replace
     from treewright._nodes.static_types import StaticValue
     from treewright._nodes.wrapper import Static
-    from treewright._trees.diff import diff
+    from treewright._trees.diff import Difference, diff
     from treewright.retrace.blocks import explain_retraces, max_traces
     from treewright.retrace.decorator import traced
     from treewright.retrace.explanation import explain
-    from treewright.retrace.hazards import check_statics
+    from treewright.retrace.hazards import Hazard, check_statics
+    from treewright.retrace.report import RetraceReport
     from treewright.train import TrainState
     from treewright.transforms import (
         cond,
@@ -85,9 +89,12 @@ else:
             "AsArray": "_nodes.converted",
             "Converted": "_nodes.converted",
             "Converter": "_nodes.converted",
+            "Difference": "_trees.diff",
             "FrozenArray": "_nodes.freeze",
             "FrozenMapping": "_nodes.freeze",
+            "Hazard": "retrace.hazards",
             "Module": "_nodes.module",
+            "RetraceReport": "retrace.report",
             "Static": "_nodes.wrapper",
             "StaticValue": "_nodes.static_types",
             "TrainState": "train",

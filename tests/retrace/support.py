@@ -14,12 +14,12 @@ import treewright
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treewright.retrace.report import Report
+    from treewright.retrace.report import RetraceReport
 
     Call = Callable[[Any], object]
 
 
-def details(report: Report) -> list[str]:
+def details(report: RetraceReport) -> list[str]:
     """The lines below the headline, without addresses."""
     return [re.sub(r"0x[0-9a-f]+", "0x...", line[4:]) for line in str(report).splitlines()[1:]]
 
@@ -35,12 +35,12 @@ def fresh(function: Any) -> Any:
     return made
 
 
-def reported(function: Callable[..., Any], *calls: Call, form: str, **options: Any) -> list[Report]:
+def reported(function: Callable[..., Any], *calls: Call, form: str, **options: Any) -> list[RetraceReport]:
     """The reports of one of the two ways of watching, for calls of the jitted function."""
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
     function = fresh(function)
     if form == "traced":
-        jitted = jax.jit(treewright.traced(function, report=reports.append), **options)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+        jitted = jax.jit(treewright.traced(function, report=reports.append), **options)
         for call in calls:
             call(jitted)
         return reports

@@ -263,9 +263,9 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         [
             "state: class_made_anew.<locals>.Anew(x) -> class_made_anew.<locals>.Anew(x)",
             (
-                "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a notebook "
-                "cell that runs again, a reloaded module or a function; define the class once, in a module of its own, "
-                "and make the objects anew"
+                "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a "
+                "notebook cell that runs again, a reloaded module or a function; define the class once, in a module of "
+                "its own, and make the objects anew"
             ),
         ],
     ),

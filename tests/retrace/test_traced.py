@@ -18,7 +18,7 @@ from treewright import Module, static
 from treewright.errors import TooManyTracesError
 
 if TYPE_CHECKING:
-    from treewright.retrace.report import Report
+    from treewright.retrace.report import RetraceReport
 
 
 class Scale(Module):
@@ -27,19 +27,19 @@ class Scale(Module):
 
     @jax.jit
     @treewright.traced(max_traces=2)
-    def apply(self, x: jax.Array) -> jax.Array:
+    def apply(self, x: jax.Array) -> Any:
         return x * self.factor
 
-    def plain(self, x: jax.Array) -> jax.Array:
+    def plain(self, x: jax.Array) -> Any:
         return x * self.factor
 
 
-def numbers(reports: list[Report]) -> list[int]:
+def numbers(reports: list[RetraceReport]) -> list[int]:
     return [report.number for report in reports]
 
 
 def test_the_first_trace_is_not_reported_and_each_further_one_is() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @jax.jit
     @treewright.traced(report=reports.append)
@@ -56,7 +56,7 @@ def test_the_first_trace_is_not_reported_and_each_further_one_is() -> None:
 
 
 def test_the_closest_earlier_signature_is_compared_with() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @jax.jit
     @treewright.traced(report=reports.append)
@@ -73,7 +73,7 @@ def test_the_closest_earlier_signature_is_compared_with() -> None:
 
 
 def test_calls_that_are_no_traces_are_not_counted() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @treewright.traced(max_traces=1, report=reports.append)
     def double(x: jax.Array) -> jax.Array:
@@ -127,8 +127,8 @@ def test_methods_are_counted_for_all_objects_together() -> None:
 
 
 def test_a_method_of_a_module_is_traced_where_it_is_jitted() -> None:
-    reports: list[Report] = []
-    method = treewright.traced(Scale(2.0).plain, report=reports.append)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    reports: list[RetraceReport] = []
+    method = treewright.traced(Scale(2.0).plain, report=reports.append)
     jitted: Any = jax.jit(method)
 
     jitted(jnp.ones(2))
@@ -138,8 +138,12 @@ def test_a_method_of_a_module_is_traced_where_it_is_jitted() -> None:
 
 
 def test_lowering_and_compiling_is_one_trace() -> None:
-    reports: list[Report] = []
-    jitted = jax.jit(treewright.traced(report=reports.append)(lambda x: 2 * x))
+    reports: list[RetraceReport] = []
+
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    jitted: Any = jax.jit(treewright.traced(double, report=reports.append))
 
     compiled = jitted.lower(jnp.ones(2)).compile()
     compiled(jnp.ones(2))
@@ -150,7 +154,7 @@ def test_lowering_and_compiling_is_one_trace() -> None:
 
 
 def test_nested_jitted_functions_are_both_reported() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
     watch = treewright.traced(report=reports.append)
 
     @jax.jit
@@ -160,7 +164,7 @@ def test_nested_jitted_functions_are_both_reported() -> None:
 
     @jax.jit
     @watch
-    def outer(x: jax.Array) -> jax.Array:
+    def outer(x: jax.Array) -> Any:
         return inner(x) + inner(x)
 
     outer(jnp.ones(2))
@@ -170,8 +174,12 @@ def test_nested_jitted_functions_are_both_reported() -> None:
 
 
 def test_a_function_without_arguments_is_counted() -> None:
-    reports: list[Report] = []
-    jitted = jax.jit(treewright.traced(report=reports.append)(lambda: jnp.ones(2)))
+    reports: list[RetraceReport] = []
+
+    def make() -> jax.Array:
+        return jnp.ones(2)
+
+    jitted: Any = jax.jit(treewright.traced(make, report=reports.append))
 
     jitted()
     jitted.clear_cache()
@@ -181,7 +189,7 @@ def test_a_function_without_arguments_is_counted() -> None:
 
 
 def test_traces_are_counted_exactly_under_threads() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
     ran: list[int] = []
     start = threading.Barrier(16)
 
@@ -204,7 +212,7 @@ def test_traces_are_counted_exactly_under_threads() -> None:
 
 
 def test_a_function_that_fails_is_not_compared_with() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @jax.jit
     @treewright.traced(report=reports.append)
@@ -225,7 +233,7 @@ def test_a_function_that_fails_is_not_compared_with() -> None:
 
 
 def test_what_is_jitted_by_equinox_and_flax_is_traced_too() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @eqx.filter_jit
     @treewright.traced(report=reports.append)
@@ -249,7 +257,7 @@ def test_what_is_jitted_by_equinox_and_flax_is_traced_too() -> None:
 
 
 def test_arguments_go_by_their_own_names() -> None:
-    reports: list[Report] = []
+    reports: list[RetraceReport] = []
 
     @jax.jit
     @treewright.traced(report=reports.append)
@@ -277,12 +285,15 @@ def test_where_a_signature_cannot_be_read_traces_are_still_counted() -> None:
         def __hash__(self) -> int:
             return 1
 
-        @property
-        def __class__(self) -> Never:
-            raise RuntimeError("no class")
+        def __getattribute__(self, name: str) -> Never:
+            raise RuntimeError("no attributes")
 
-    reports: list[Report] = []
-    jitted = jax.jit(treewright.traced(report=reports.append)(lambda x, setting: x), static_argnums=1)
+    reports: list[RetraceReport] = []
+
+    def first(x: Any, setting: Any) -> Any:
+        return x
+
+    jitted: Any = jax.jit(treewright.traced(first, report=reports.append), static_argnums=1)
 
     jitted(1.0, Hostile())
     jitted(1.0, Hostile())
@@ -294,7 +305,7 @@ def test_where_a_signature_cannot_be_read_traces_are_still_counted() -> None:
 
 
 def test_the_wrong_order_of_decorators_is_refused() -> None:
-    with pytest.raises(TypeError, match="jitted already.*Put @traced below @jax.jit"):
+    with pytest.raises(TypeError, match=r"<lambda> is jitted already, .* Put @traced or @max_traces below @jax.jit\."):
         treewright.traced(jax.jit(lambda x: x))
 
 

@@ -1,16 +1,21 @@
 """`explain_retraces` and `max_traces`: for the time of a block, reports of all retraces, or none allowed."""
 
 import collections
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from treewright.errors import TooManyTracesError
+from treewright.retrace.decorator import traced
 from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.report import Report, to_log_and_stderr, too_many
+from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many
 from treewright.retrace.watch import Watch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class explain_retraces(Watch):  # noqa: N801  it is used like a function
+
+class explain_retraces:  # noqa: N801  it is used like a function
     """In a `with` block, a report of every retrace and recompile of every jitted function in the process.
 
     No function needs a decorator, and `equinox.filter_jit` and `flax.nnx.jit` are seen too. Only outermost jitted
@@ -21,8 +26,8 @@ class explain_retraces(Watch):  # noqa: N801  it is used like a function
     are counted by the name of the function, and the report says so.
 
     Args:
-        report: Takes each `Report`. By default it goes to the logger `treewright.retrace` and to standard error, once:
-            not to standard error if the logging writes there.
+        report: Takes each `RetraceReport`. By default they go to the logger `treewright.retrace` and to standard
+            error, but only once where the logging writes to standard error too.
 
     Example:
         >>> reports = []
@@ -34,48 +39,70 @@ class explain_retraces(Watch):  # noqa: N801  it is used like a function
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
-    def __init__(self, *, report: Callable[[Report], object] = to_log_and_stderr) -> None:
-        super().__init__()
-        self._report = report
+    def __init__(self, *, report: Callable[[RetraceReport], object] | None = None) -> None:
+        self._report = report or to_log_and_stderr
+        self._watch = Watch(ended=self._trace_ended, recompiled=self._report)
 
-    def trace_ended(self, report: Report) -> None:
-        """Pass the report on, unless it is of a first trace."""
-        if report.number > 1:
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.__exit__()
+
+    def _trace_ended(self, report: RetraceReport) -> None:
+        if report.is_retrace:
             self._report(report)
 
-    def recompiled(self, report: Report) -> None:
-        """Pass the report on."""
-        self._report(report)
 
+class max_traces:  # noqa: N801  it is used like a function
+    """No function may be traced more often than this: one trace more raises before it is compiled.
 
-class max_traces(Watch):  # noqa: N801  it is used like a function
-    """In a `with` block, no function may be traced more often than this: one trace more raises before it is compiled.
+    In a `with` block, this counts the traces of each jitted function within the block. Counted are all functions that
+    one `def` or `lambda` makes together, so a function that is made anew in a loop is found too. What was compiled
+    before the block needs no trace in it.
 
-    Counted are all functions that one `def` or `lambda` makes together, so a function that is made anew in a loop is
-    found too. What was compiled before the block needs no trace in it.
+    As a decorator, directly under `jit`, it is `traced` with that limit: for one function, as long as it lives.
 
     Args:
-        limit: How many traces of each function are allowed within the block.
+        limit: How many traces of each function are allowed.
         only: The one function that counts, or its name; all of them by default.
 
     Raises:
         TooManyTracesError: From the call that needed one trace more; the message is the report.
+        TypeError: If the function to decorate is jitted already.
 
     Example:
         >>> step = jax.jit(lambda x: 2 * x)
         >>> with max_traces(1):
         ...     for batch in jnp.ones((5, 3)):
         ...         _ = step(batch)
+
+        >>> @jax.jit
+        ... @max_traces(1)
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(jnp.ones(2))
+        Array([2., 2.], dtype=float32)
     """
 
-    def __init__(self, limit: int, *, only: "Callable[..., Any] | str | None" = None) -> None:
-        super().__init__()
+    def __init__(self, limit: int, *, only: Callable[..., Any] | str | None = None) -> None:
         self._limit = limit
         self._only = only
         self._counts: collections.Counter[Any] = collections.Counter()
+        self._lock = threading.Lock()
+        self._watch = Watch(begins=self._trace_begins)
 
-    def trace_begins(self, definition: Any, report: Report) -> None:
-        """Count the trace, and refuse it if it is one too many."""
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, which may not be traced more often."""
+        return traced(max_traces=self._limit)(function)
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.__exit__()
+
+    def _trace_begins(self, definition: Any, report: RetraceReport) -> None:
         if not self._concerns(definition, report):
             return
         with self._lock:
@@ -84,7 +111,7 @@ class max_traces(Watch):  # noqa: N801  it is used like a function
         if count > self._limit:
             raise TooManyTracesError(too_many(self._limit, report))
 
-    def _concerns(self, definition: Any, report: Report) -> bool:
+    def _concerns(self, definition: Any, report: RetraceReport) -> bool:
         if self._only is None or isinstance(self._only, str):
             return self._only is None or report.function == self._only
         return definition in {definition_of(self._only), name_of(self._only)}

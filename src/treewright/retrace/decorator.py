@@ -14,7 +14,7 @@ from treewright.errors import TooManyTracesError
 from treewright.retrace.frames import called_by_a_library, caller
 from treewright.retrace.history import History, definition_of, name_of
 from treewright.retrace.process import PROCESS
-from treewright.retrace.report import Report, to_log_and_stderr, too_many, trace_report
+from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many, trace_report
 from treewright.retrace.signature import Call, signature_of
 
 P = ParamSpec("P")
@@ -24,9 +24,10 @@ MARK = "__treewright_traced__"
 
 # fmt: off
 @overload
-def traced(function: Callable[P, R], /) -> Callable[P, R]: ...
+def traced(function: Callable[P, R], /, *, max_traces: int | None = ...,
+           report: Callable[[RetraceReport], object] | None = ...) -> Callable[P, R]: ...
 @overload
-def traced(*, max_traces: int | None = ..., report: Callable[[Report], object] | None = ...
+def traced(*, max_traces: int | None = ..., report: Callable[[RetraceReport], object] | None = ...
            ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 # fmt: on
 def traced(
@@ -34,7 +35,7 @@ def traced(
     /,
     *,
     max_traces: int | None = None,
-    report: Callable[[Report], object] | None = None,
+    report: Callable[[RetraceReport], object] | None = None,
 ) -> Any:
     """The function, which now says why `jit` traces it again. It stands directly under `jit`.
 
@@ -44,8 +45,8 @@ def traced(
     Args:
         function: What `jit` is to trace: a function or a method.
         max_traces: How many traces are allowed; one more raises before anything is compiled.
-        report: Takes each `Report`. Without it, reports go to whoever listens with `explain_retraces`, and if nobody
-            does, to the logger `treewright.retrace` and to standard error.
+        report: Takes each `RetraceReport`. Without it, reports go to whoever listens with `explain_retraces`, and if
+            nobody does, to the logger `treewright.retrace` and to standard error.
 
     Raises:
         TooManyTracesError: From the call that needed one trace more than `max_traces`.
@@ -67,11 +68,11 @@ def traced(
     return _traced(function, max_traces, report)
 
 
-def _traced(function: Any, limit: int | None, sink: Callable[[Report], object] | None) -> Any:
+def _traced(function: Any, limit: int | None, sink: Callable[[RetraceReport], object] | None) -> Any:
     if hasattr(function, "lower") and hasattr(function, "__wrapped__"):
         raise TypeError(
-            f"traced() was given {name_of(function)}, which is jitted already, so it would see every call and no "
-            f"trace. Put @traced below @jax.jit."
+            f"{name_of(function)} is jitted already, so a decorator around it would see every call and no trace. Put "
+            f"@traced or @max_traces below @jax.jit."
         )
     history = PROCESS.histories.new(function)
 
@@ -89,20 +90,20 @@ def _traced(function: Any, limit: int | None, sink: Callable[[Report], object] |
 def _is_trace(args: Any, kwargs: Any) -> bool:
     """Whether JAX makes a program of this call; `grad` and `vmap` alone call with tracers of other classes."""
     tracer = tracer_in((args, kwargs))
-    return (tracer is None or class_of(tracer).__name__ == "DynamicJaxprTracer") and called_by_a_library()
+    return called_by_a_library() and (tracer is None or class_of(tracer) is PROCESS.tracer_class)
 
 
 def _has_no_tracer(_name: str, _place: int, value: Any) -> bool:
     return bool(jax.tree.leaves(value)) and tracer_in(value) is None
 
 
-def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Report], object] | None) -> Any:
+def _trace(history: History, call: Call, limit: int | None, sink: Callable[[RetraceReport], object] | None) -> Any:
     number, own = history.begin()
     try:
         signature = signature_of(call, history.newest)
         found = trace_report(history, number, history.compare(signature), caller())
     except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's: the program must go on
-        signature, found = None, Report(history.definition.name, "count", number, caller=caller())
+        signature, found = None, RetraceReport(history.definition.name, "count", number, caller=caller())
     if limit is not None and own > limit:
         raise TooManyTracesError(too_many(limit, found))
     for listener in PROCESS.listeners:
@@ -112,12 +113,12 @@ def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Repo
     found = dataclasses.replace(found, seconds=time.perf_counter() - began)
     if signature is not None:
         history.record(signature, number)
-    if number > 1:
+    if found.is_retrace:
         _deliver(found, sink)
     return result
 
 
-def _deliver(report: Report, sink: Callable[[Report], object] | None) -> None:
+def _deliver(report: RetraceReport, sink: Callable[[RetraceReport], object] | None) -> None:
     listeners = PROCESS.listeners
     for listener in listeners:
         listener.trace_ended(report)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from treewright.retrace.frames import options_in
-from treewright.retrace.history import innermost, name_of
-from treewright.retrace.report import Event, Report
+from treewright.retrace.history import name_of
+from treewright.retrace.report import Event, RetraceReport
 from treewright.retrace.signature import Call, call_differences, is_placement, signature_of
 
 
@@ -16,7 +16,7 @@ def explain(
     *,
     old_kwargs: Mapping[str, Any] | None = None,
     new_kwargs: Mapping[str, Any] | None = None,
-) -> Report:
+) -> RetraceReport:
     """Why `function`, called with the old arguments, would trace again for the new ones. Nothing is run.
 
     Args:
@@ -38,12 +38,11 @@ def explain(
                 a default that is passed is an argument more: pass it each time or never
     """
     options, is_static = options_in(getattr(function, "_jit_info", None))
-    inner = innermost(function)
     old, new = (
-        signature_of(Call(inner, tuple(args), kwargs or {}, options, is_static))
+        signature_of(Call(function, tuple(args), kwargs or {}, options, is_static))
         for args, kwargs in ((old_args, old_kwargs), (new_args, new_kwargs))
     )
     differences = tuple(call_differences(old, new))
     of_trace = tuple(one for one in differences if not is_placement(one))
     event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
-    return Report(name_of(function), event, 0, of_trace or differences)
+    return RetraceReport(name_of(function), event, 0, of_trace or differences)

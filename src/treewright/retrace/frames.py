@@ -128,6 +128,6 @@ def is_of_users() -> bool:
     return not inside and all(frame.f_code.co_name != "apply_primitive" for frame in frames)
 
 
-def is_of_jax(function: Any) -> bool:
-    """Whether a function is JAX's own, such as those that make arrays: their programs are not the user's."""
-    return str(getattr(innermost(function), "__module__", "")).partition(".")[0] in {"jax", "jaxlib"}
+def is_internal(function: Any) -> bool:
+    """Whether a function is JAX's own, such as those that make arrays, or ours: their programs are not the user's."""
+    return str(getattr(innermost(function), "__module__", "")).partition(".")[0] in {"jax", "jaxlib", "treewright"}

@@ -71,6 +71,11 @@ class History:
         self.traces = 0
         self._function = weakref.ref(function)
 
+    def is_of(self, function: Any) -> bool:
+        """Whether this is the history of the very function; a method may have been looked up again."""
+        known = self._function()
+        return known is function or (isinstance(function, types.MethodType) and known == function)
+
     @property
     def newest(self) -> Level | None:
         """The last signature, to share with the next one what has not changed."""

@@ -1,20 +1,27 @@
 """What all threads of the process share: the histories of decorated functions, and who listens at the moment."""
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
+
+from treewright._nodes.classes import class_of
 from treewright.retrace.history import Histories
-from treewright.retrace.report import Report
+from treewright.retrace.report import RetraceReport
 
 
 class Listener(Protocol):
     """Someone who wants to know of every trace of a decorated function."""
 
-    def trace_begins(self, definition: Any, report: Report) -> None:
+    @property
+    def trace_begins(self) -> Callable[[Any, RetraceReport], object]:
         """Called before the function runs; what this raises reaches the caller of the function."""
         ...
 
-    def trace_ended(self, report: Report) -> None:
+    @property
+    def trace_ended(self) -> Callable[[RetraceReport], object]:
         """Called when the function has run."""
         ...
 
@@ -26,6 +33,17 @@ class Process:
         self.histories = Histories()
         self.listeners: tuple[Listener, ...] = ()
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def tracer_class(self) -> type[Any]:
+        """The class of the tracers of which JAX makes programs; `grad` and `vmap` have others."""
+        found: list[type[Any]] = []
+
+        def look(x: Any) -> None:
+            found.append(class_of(x))
+
+        jax.eval_shape(look, 0.0)
+        return found[0]
 
     def add(self, listener: Listener) -> None:
         """Let `listener` hear of traces."""

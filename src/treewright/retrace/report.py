@@ -15,13 +15,13 @@ from treewright.retrace.signature import label_of
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
 _ITEMS: Any = (_jax_trees.SequenceKey, _jax_trees.DictKey)
-_LINES = 50  # of differences that are printed; all are in `Report.differences`
+_LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class RetraceReport:
     """One retrace or recompile. `str` gives the text.
 
     Args:
@@ -35,6 +35,13 @@ class Report:
         compared_with: The number of the trace that the differences are to; None if there is none to compare with.
         seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
         caller: Where the function was called, as `train.py:69 in main`.
+
+    Example:
+        >>> step = jax.jit(lambda batch: batch["x"].sum())
+        >>> with explain_retraces(report=lambda report: print(report.function, report.number, *report.differences)):
+        ...     step({"x": jnp.ones((32, 2))}), step({"x": jnp.ones((31, 2))})
+        <lambda> 2 batch['x'] (shape): float32[32,2] -> float32[31,2]; axis 0: 32 -> 31
+        (Array(64., dtype=float32), Array(62., dtype=float32))
     """
 
     function: str
@@ -44,6 +51,11 @@ class Report:
     compared_with: int | None = None
     seconds: float | None = None
     caller: str = ""
+
+    @property
+    def is_retrace(self) -> bool:
+        """Whether something had been traced before."""
+        return self.compared_with is not None or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
         return "\n".join([self._headline(), *(f"    {line}" for line in self._details())])
@@ -81,14 +93,14 @@ class Report:
             yield "the arguments could not be read, so traces are only counted, by the function's name"
 
 
-def trace_report(history: History, number: int, finding: Finding, place: str) -> Report:
+def trace_report(history: History, number: int, finding: Finding, place: str) -> RetraceReport:
     """The report of a trace that begins."""
     earlier = number - 1 if finding.entry is None else finding.entry.number
     compared_with = earlier if finding.differences or finding.entry is not None else None
-    return Report(history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place)
+    return RetraceReport(history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place)
 
 
-def too_many(limit: int, report: Report) -> str:
+def too_many(limit: int, report: RetraceReport) -> str:
     """The message for one trace too many."""
     if limit == 0:
         return f"{report.function} may not be traced here, and is:\n{report}"
@@ -162,7 +174,7 @@ def _label_in_text(difference: Difference) -> str:
 # Where reports go
 
 
-def to_log_and_stderr(report: Report) -> None:
+def to_log_and_stderr(report: RetraceReport) -> None:
     """Write a report to the logger `treewright.retrace`, and to standard error unless the logging does that."""
     logger = logging.getLogger("treewright.retrace")
     if not logger.isEnabledFor(logging.WARNING):

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -10,10 +11,10 @@ import jax.monitoring
 
 from treewright._trees.levels import Level
 from treewright.retrace.decorator import MARK
-from treewright.retrace.frames import call_on_stack, caller, is_of_jax, is_of_users
+from treewright.retrace.frames import call_on_stack, caller, is_internal, is_of_users
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
 from treewright.retrace.process import PROCESS
-from treewright.retrace.report import Report, trace_report
+from treewright.retrace.report import RetraceReport, trace_report
 from treewright.retrace.signature import Call, signature_of
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
@@ -24,9 +25,9 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 class _Begun:
     """A trace whose compilation is still to come. `report` is None if it may have been shared with an earlier one."""
 
-    call: Call
+    history: History
     entry: Entry
-    report: Report | None
+    report: RetraceReport | None
     seconds: float
 
 
@@ -40,28 +41,37 @@ class _Seen:
     finding: Finding
 
 
+def _nothing(*_: Any) -> None:
+    """What a watch does about what nobody asked it for."""
+
+
 class Watch:
     """Hears of every trace and compilation in the process between `__enter__` and `__exit__`.
 
     JAX tells of each trace when it has ended and before anything is compiled, in the thread and on the stack of the
     call. It tells the same where one function is jitted twice and the trace is shared, so traces are told from that by
     their signatures. Traces inside of others are not told; those of decorated functions tell of themselves.
+
+    Args:
+        begins: Called when a function has been traced, or is about to be; what this raises reaches its caller.
+        ended: Called when a trace is over, and what was compiled for it too.
+        recompiled: Called when a program was compiled without a trace.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        begins: Callable[[Any, RetraceReport], object] = _nothing,
+        ended: Callable[[RetraceReport], object] = _nothing,
+        recompiled: Callable[[RetraceReport], object] = _nothing,
+    ) -> None:
+        self.trace_begins = begins
+        self.trace_ended = ended
+        self._recompiled = recompiled
         self._histories = Histories()
         self._lock = threading.Lock()
         self._begun: dict[int, _Begun] = {}  # by thread
         self._by_name: collections.Counter[str] = collections.Counter()
-
-    def trace_begins(self, definition: Any, report: Report) -> None:
-        """A function has been traced, or is about to be; what this raises reaches its caller."""
-
-    def trace_ended(self, report: Report) -> None:
-        """A trace is over, and what was compiled for it too."""
-
-    def recompiled(self, report: Report) -> None:
-        """A program was compiled without a trace."""
 
     def __enter__(self) -> Self:
         PROCESS.add(self)
@@ -86,23 +96,23 @@ class Watch:
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())
         call = call_on_stack()
-        if call is not None and is_of_jax(call.function):
+        if call is not None and is_internal(call.function):
             return
         seen = self._look(call)
         if seen is None:
             self._count(seconds, name)
         elif seen.finding.shares_trace and seen.finding.entry is not None:
-            self._put(_Begun(seen.call, seen.finding.entry, None, seconds))
+            self._put(_Begun(seen.history, seen.finding.entry, None, seconds))
         else:
             self._put(self._new_trace(seen, seconds))
 
     def _compiled(self, seconds: float, name: str) -> None:
         call = call_on_stack()
-        if call is None or is_of_jax(call.function) or name != f"jit({call.jit_name})":
+        if call is None or is_internal(call.function) or name != f"jit({call.jit_name})":
             return
         begun = self._take()
-        if begun is not None and begun.report is not None and begun.call.function is call.function:
-            self._histories.of(call.function).definition.compiles += 1
+        if begun is not None and begun.report is not None and begun.history.is_of(call.function):
+            begun.history.definition.compiles += 1
             begun.entry.compiled = True
             self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
             return
@@ -127,10 +137,10 @@ class Watch:
         report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
         if hasattr(seen.call.function, MARK):  # it tells of itself
-            return _Begun(seen.call, entry, None, seconds)
+            return _Begun(seen.history, entry, None, seconds)
         report = dataclasses.replace(report, seconds=seconds)
         self.trace_begins(definition_of(seen.call.function), report)
-        return _Begun(seen.call, entry, report, seconds)
+        return _Begun(seen.history, entry, report, seconds)
 
     def _compiled_alone(self, seen: _Seen, seconds: float, *, traced: bool) -> None:
         """A compilation without a trace of its own, or with one of which it is not sure that it took place."""
@@ -145,8 +155,10 @@ class Watch:
             definition = seen.history.definition
             seen.history.record(seen.signature, entry.number).compiled = True
             number = definition.compiles
-            self.recompiled(
-                Report(definition.name, "recompile", number, finding.differences, entry.number, seconds, caller())
+            self._recompiled(
+                RetraceReport(
+                    definition.name, "recompile", number, finding.differences, entry.number, seconds, caller()
+                )
             )
         elif traced and not first:  # of what has been compiled before: the caches were cleared
             begun = self._new_trace(seen, seconds)
@@ -160,7 +172,7 @@ class Watch:
         with self._lock:
             self._by_name[name] += 1
             number = self._by_name[name]
-        report = Report(name, "count", number, seconds=seconds, caller=caller())
+        report = RetraceReport(name, "count", number, seconds=seconds, caller=caller())
         self.trace_begins(name, report)
         self.trace_ended(report)
 

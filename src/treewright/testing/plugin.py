@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from treewright.retrace.report import Report
+    from treewright.retrace.report import RetraceReport
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,10 +42,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @pytest.fixture
-def retraces() -> "Iterator[list[Report]]":
+def retraces() -> "Iterator[list[RetraceReport]]":
     """The reports of all retraces and recompiles during the test, as `explain_retraces` gives them."""
     from treewright.retrace.blocks import explain_retraces
 
-    found: list[Report] = []
+    found: list[RetraceReport] = []
     with explain_retraces(report=found.append):
         yield found
