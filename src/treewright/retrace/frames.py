@@ -107,9 +107,9 @@ def options_in(info: Any) -> tuple[Any, Any]:
 def _of_wrapper(above: list[Frame]) -> Call | None:
     """The call as the user wrote it, where equinox or flax stands between."""
     for frame in above:
-        names, module = frame.f_locals, str(frame.f_globals.get("__name__", ""))
-        if package_of(frame) not in _LIBRARIES:
+        if package_of(frame) not in _LIBRARIES:  # before Python 3.13, reading f_locals would keep what is in it alive
             return None
+        names, module = frame.f_locals, str(frame.f_globals.get("__name__", ""))
         if module == "equinox._jit" and _has(frame, "jit_wrapper", "args", "kwargs"):
             function = names["jit_wrapper"].__wrapped__
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)

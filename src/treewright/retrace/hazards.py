@@ -1,6 +1,9 @@
 """`check_statics`: what in the statics of a tree will make `jit` trace again, or answer wrongly, before it does."""
 
 import dataclasses
+import enum
+import functools
+import sys
 import time
 import types
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ import numpy as np
 
 from treewright._nodes.classes import class_of, import_path
 from treewright._nodes.exact import NoExactKeyError, exact_key
-from treewright._trees.levels import Level, opened
+from treewright._trees.levels import Leaf, Level, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.reasons import captured_by, parts_of, place_of_code, same_to_jit, short_text
 
@@ -20,8 +23,13 @@ HazardKind = Literal[
 ]
 
 _SLOW = 1e-3  # seconds of one hash()
-_CONTAINERS = (tuple, frozenset, list, dict, set)
+_DEPTH = 6  # levels of a value that are looked into
+_NAMED = 3  # captured variables that are named
 _OBJECT: Any = object
+_SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
+_FINE = (*_SINGLE, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType)
+_CONTAINERS = (tuple, frozenset, list, dict, set)
+_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +41,14 @@ class Hazard:
         value: The value.
         kind: What is wrong with it.
         text: What follows from it, and what to do.
+
+    Example:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     scale: object = static()
+        >>> [hazard] = check_statics({"head": Layer(object())})
+        >>> hazard.path, hazard.kind
+        ((DictKey(key='head'), GetAttrKey(name='scale')), 'identity')
     """
 
     path: Path
@@ -51,6 +67,7 @@ def check_statics(tree: Any) -> list[Hazard]:
     change, functions that capture arrays, an `__eq__` that raises, values whose hash takes over a millisecond. In
     classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
     hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
+    Leaves that can be no arrays are looked at like statics, since `equinox.filter_jit` compares them too.
 
     Args:
         tree: Any tree.
@@ -60,12 +77,26 @@ def check_statics(tree: Any) -> list[Hazard]:
         ... class Layer:
         ...     kernel: float
         ...     scale: object = static()
-        >>> factor = 2.0
-        >>> [hazard] = check_statics([Layer(1.0, max), Layer(1.0, object())])
-        >>> hazard.kind, str(hazard).partition(": ")[0]
-        ('identity', '[1].scale')
+        >>> print(*check_statics([Layer(1.0, max), Layer(1.0, object())]))
+        [1].scale: <object object>: object has no __eq__, so one made anew traces again; give it one, or make it once
     """
     return list(_Walk().tree(tree, ()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Comparison:
+    """How the field that holds a value compares it: by `==` in foreign classes, else exactly; functions by content?"""
+
+    foreign: bool
+    content: bool = False
+
+    def by_identity(self, value: Any) -> bool:
+        """Whether one of our fields takes another value like this one for another static."""
+        try:
+            key: Any = exact_key(value, content=self.content)
+        except NoExactKeyError:
+            return True
+        return "identity" in {key[0], *(part[0] for part in key if isinstance(part, tuple) and part)}
 
 
 class _Walk:
@@ -79,31 +110,34 @@ class _Walk:
         while waiting:
             place, one = waiting.pop()
             level = opened(one)
-            if isinstance(level, Level):
-                for key, value in level.statics:
-                    yield from self.static(level, (*place, key), value)
-                waiting.extend(((*place, key), child) for key, child in reversed(level.children))
+            if isinstance(level, Leaf):
+                yield from self.leaf(place, level)
+                continue
+            content = level.content or (False,) * len(level.statics)
+            for (key, value), by_content in zip(level.statics, content, strict=True):
+                yield from self.static(level, (*place, key), value, content=by_content)
+            waiting.extend(((*place, key), child) for key, child in reversed(level.children))
 
-    def static(self, level: Level, path: Path, value: Any) -> Iterator[Hazard]:
+    def leaf(self, path: Path, leaf: Leaf) -> Iterator[Hazard]:
+        if leaf.aval is None:
+            yield from _hazards(path, leaf.value, _Comparison(foreign=True))
+
+    def static(self, level: Level, path: Path, value: Any, *, content: bool) -> Iterator[Hazard]:
         foreign = level.content is None
         if foreign:
             yield from self.collisions(level.kind, path, value)
-        yield from _slow(path, value)
-        for place, part in _parts(path, value):
-            yield from _foreign_hazards(place, part) if foreign else ()
-            yield from _hazards(place, part, foreign=foreign)
+        yield from _slow(path, value, foreign=foreign)
+        yield from _hazards(path, value, _Comparison(foreign, content))
 
     def collisions(self, kind: type[Any], path: Path, value: Any) -> Iterator[Hazard]:
         earlier = self.seen.setdefault((kind, str(path[-1])), [])
         for other in earlier:
             if same_to_jit(other, value) and not _exactly(other, value):
-                yield Hazard(
-                    path,
-                    value,
-                    "collision",
+                text = (
                     f"jit takes it for the same as {short_text(other)} in this field of another node, and gives one "
-                    f"the program of the other; use one type",
+                    f"the program of the other; use one type"
                 )
+                yield Hazard(path, value, "collision", text)
                 return
         earlier.append(value)
 
@@ -115,21 +149,14 @@ def _exactly(left: Any, right: Any) -> bool:
         return True
 
 
-def _parts(path: Path, value: Any, depth: int = 6) -> Iterator[tuple[Path, Any]]:
-    """A value and what it consists of."""
-    yield path, value
-    inner: dict[Any, Any] = parts_of(value) if depth else {}
-    for key, part in inner.items():
-        yield from _parts((*path, key), part, depth - 1)
-
-
-def _slow(path: Path, value: Any) -> Iterator[Hazard]:
+def _slow(path: Path, value: Any, *, foreign: bool) -> Iterator[Hazard]:
     try:
         seconds = min(_seconds_of_hash(value) for _ in range(3))
     except Exception:  # noqa: BLE001  a __hash__ of anybody's; that it raises is another hazard
         return
     if seconds > _SLOW:
-        text = f"its hash takes {seconds * 1e3:.2g} ms each time it is looked up; make it smaller, or a child"
+        why = "and jit compares it in each call" if foreign else "each time a node is made with it"
+        text = f"its hash takes {seconds * 1e3:.2g} ms, {why}; make it smaller, or a child"
         yield Hazard(path, value, "slow", text)
 
 
@@ -139,16 +166,41 @@ def _seconds_of_hash(value: Any) -> float:
     return time.perf_counter() - began
 
 
-def _foreign_hazards(path: Path, value: Any) -> Iterator[Hazard]:
-    """What our own classes refuse, or see the difference of."""
+def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH) -> Iterator[Hazard]:
+    """Those of a value, and of what it consists of."""
+    refused = _what_our_own_refuse(path, value) if compared.foreign else None
+    if refused is not None:
+        yield refused
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _of_function(path, value, compared)
+    elif isinstance(value, _FINE) or import_path(value) is not None:
+        return
+    elif isinstance(value, types.MethodType) or hasattr(value, "__wrapped__"):
+        yield from _of_wrapper(path, value, compared)
+    elif not isinstance(value, _CONTAINERS):
+        yield from _of_object(path, value, compared)
+    for key, part in _inside(value).items() if depth else ():
+        yield from _hazards((*path, key), part, compared, depth - 1)
+
+
+def _inside(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, functools.partial):
+        return parts_of(value)
+    arguments = {_keys.SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {_keys.GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
+
+
+def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:
     if isinstance(value, jax.Array | np.ndarray):
         text = "jit compares statics with ==, which gives an array and no answer; make it a child"
-        yield Hazard(path, value, "array", text)
-    elif isinstance(value, (float, np.floating)) and value != value:  # noqa: PLR0124
-        yield Hazard(path, value, "nan", "NaN equals no other NaN, so one made anew traces again; use None")
-    elif not _is_hashable(value):
+        return Hazard(path, value, "array", text)
+    if isinstance(value, (float, np.floating)) and value != value:  # noqa: PLR0124  NaN
+        return Hazard(path, value, "nan", "NaN equals no other NaN, so one made anew traces again; use None")
+    if not _is_hashable(value):
         text = "jit keeps it and does not copy it, so a change in place gives stale results; use a tuple, or freeze it"
-        yield Hazard(path, value, "unhashable", text)
+        return Hazard(path, value, "unhashable", text)
+    return None
 
 
 def _is_hashable(value: Any) -> bool:
@@ -159,22 +211,54 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
-def _hazards(path: Path, value: Any, *, foreign: bool) -> Iterator[Hazard]:
-    kind = class_of(value)
-    if isinstance(value, types.FunctionType):
-        yield from _function_hazards(path, value, foreign=foreign)
-    elif isinstance(value, (type, *_CONTAINERS)) or import_path(value) is not None:
+def _of_function(path: Path, function: types.FunctionType, compared: _Comparison) -> Iterator[Hazard]:
+    captured = captured_by(function)
+    array = next((name for name, part in captured.items() if _holds_array(part)), None)
+    if array is not None:
+        text = (
+            f"it captures the array {array}, which becomes a constant of the program and gets no gradient; pass it as "
+            f"an argument, or make it a child"
+        )
+        yield Hazard(path, function, "captured array", text)
+    if _is_of_module(function) or not (compared.foreign or compared.by_identity(function)):
         return
-    elif not _can_be_compared(value):
-        text = f"{kind.__qualname__}.__eq__ raises for another type, and jit then fails for any function that sees both"
+    names = [*list(captured)[:_NAMED], *(["..."] if len(captured) > _NAMED else [])]
+    what = f"it captures {', '.join(names)}" if captured else "it is made in place"
+    remedy = "" if compared.foreign or compared.content else ', or declare the field static(compare="content")'
+    where = place_of_code(function.__code__)
+    yield Hazard(path, function, "function", f"{what} ({where}), so one made anew traces again; define it once{remedy}")
+
+
+def _is_of_module(function: types.FunctionType) -> bool:
+    """Whether it is made once, with its module, which knows it by some name; a cell of a notebook can run again."""
+    if import_path(function) is not None:
+        return True
+    module = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
+    return any(function is one for one in getattr(module, "__dict__", {}).values())
+
+
+def _of_wrapper(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    if not compared.foreign and not compared.by_identity(value):
+        return
+    if isinstance(value, types.MethodType):
+        owner = class_of(value.__self__).__qualname__
+        text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
+        yield Hazard(path, value, "identity", text)
+        return
+    yield Hazard(path, value, "function", "it is wrapped in place, so one made anew traces again; wrap it once")
+
+
+def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    kind = class_of(value)
+    name = kind.__qualname__
+    if not _can_be_compared(value):
+        text = f"{name}.__eq__ raises for another type, and jit then fails for any function that sees both"
         yield Hazard(path, value, "comparison", text)
-    elif kind.__eq__ is _OBJECT.__eq__ and not isinstance(value, types.MethodType):
-        text = f"{kind.__qualname__} has no __eq__, so one made anew traces again; give it one, or make it once"
+    elif kind.__eq__ is _OBJECT.__eq__ and (compared.foreign or not isinstance(value, functools.partial)):
+        text = f"{name} has no __eq__, so one made anew traces again; give it one, or make it once"
         yield Hazard(path, value, "identity", text)
     elif _can_change(value):
-        text = (
-            f"a {kind.__qualname__} can change after jit has compiled for it, and the result is stale then; freeze it"
-        )
+        text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
         yield Hazard(path, value, "mutable", text)
 
 
@@ -182,33 +266,19 @@ def _can_be_compared(value: Any) -> bool:
     try:
         bool(value == _OBJECT())
     except Exception:  # noqa: BLE001  an __eq__ of anybody's
-        return isinstance(value, jax.Array | np.ndarray)  # which has its own line
+        return False
     return True
 
 
 def _can_change(value: Any) -> bool:
-    """Whether a value that compares by its content lets its attributes be assigned."""
+    """Whether a value that compares by its content lets its public attributes be assigned."""
     kind = class_of(value)
+    if kind.__eq__ is _OBJECT.__eq__:
+        return False
     if dataclasses.is_dataclass(kind):
         return not getattr(kind, "__dataclass_params__").frozen and not hasattr(kind, "__node_spec__")  # noqa: B009
-    return kind.__setattr__ is _OBJECT.__setattr__ and bool(getattr(value, "__dict__", None))
-
-
-def _function_hazards(path: Path, function: Any, *, foreign: bool) -> Iterator[Hazard]:
-    captured = captured_by(function)
-    arrays = [name for name, part in captured.items() if _holds_array(part)]
-    if arrays:
-        text = (
-            f"it captures the array {arrays[0]}, which becomes a constant of the program and gets no gradient; pass it "
-            f"as an argument, or make it a child"
-        )
-        yield Hazard(path, function, "captured array", text)
-    if import_path(function) is not None or not (captured or foreign):
-        return
-    where = place_of_code(function.__code__)
-    remedy = "define it once" if foreign else 'define it once, or declare the field static(compare="content")'
-    what = f"it captures {', '.join(captured)}" if captured else "it is made in place"
-    yield Hazard(path, function, "function", f"{what} ({where}), so one made anew traces again; {remedy}")
+    attributes = getattr(value, "__dict__", {})
+    return kind.__setattr__ is _OBJECT.__setattr__ and any(not name.startswith("_") for name in attributes)
 
 
 def _holds_array(value: Any, depth: int = 4) -> bool:
@@ -216,5 +286,5 @@ def _holds_array(value: Any, depth: int = 4) -> bool:
         return True
     if not depth:
         return False
-    inside = captured_by(value) if isinstance(value, types.FunctionType) else parts_of(value)
+    inside = captured_by(value) if isinstance(value, types.FunctionType) else _inside(value)
     return any(_holds_array(part, depth - 1) for part in inside.values())

@@ -42,7 +42,7 @@ class Process:
         def look(x: Any) -> None:
             found.append(class_of(x))
 
-        jax.eval_shape(look, 0.0)
+        jax.eval_shape(look, 0.0)  # pyright: ignore[reportUnknownMemberType]  JAX takes a bare Callable
         return found[0]
 
     def add(self, listener: Listener) -> None:

@@ -1,0 +1,392 @@
+"""`check_statics`: what in a tree will make jit trace again or answer wrongly, said before it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import re
+import time
+from typing import TYPE_CHECKING, Any, Never
+
+import equinox as eqx
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState as FlaxTrainState
+
+from treewright import Module, TrainState, check_statics, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = re.escape("test_hazards.py:")
+
+
+class Layer(Module):
+    """Ours."""
+
+    setting: Any = static()
+    kernel: Any = 1.0
+
+
+class ByContent(Module):
+    setting: Any = static(compare="content")
+
+
+class EqxLayer(eqx.Module):
+    kernel: Any = 1.0
+    setting: Any = eqx.field(static=True, default=None)
+
+
+FlaxField: Any = flax.struct.field
+
+
+@flax.struct.dataclass
+class FlaxLayer:
+    kernel: Any = 1.0
+    setting: Any = FlaxField(pytree_node=False, default=None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Registered:
+    kernel: Any = 1.0
+    setting: Any = dataclasses.field(default=None, metadata={"static": True})
+
+
+FOREIGN = [EqxLayer, FlaxLayer, Registered]
+ALL = [Layer, *FOREIGN]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Changeable:
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Any = None
+
+
+class ByValue:
+    """Compares by its content, and lets anybody change it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue) and self.size == other.size
+
+    def __hash__(self) -> int:
+        return self.size
+
+    def grow(self, x: Any) -> Any:
+        return x
+
+
+class Encapsulated:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Encapsulated) and self._size == other._size
+
+    def __hash__(self) -> int:
+        return self._size
+
+
+class Plain:
+    def grow(self, x: Any) -> Any:
+        return x
+
+
+class Raises:
+    def __eq__(self, other: object) -> Never:
+        raise TypeError("not comparable")
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Slow:
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Slow
+
+    def __hash__(self) -> int:
+        time.sleep(2e-3)
+        return 0
+
+
+class Letter(enum.StrEnum):
+    A = "a"
+
+
+def named(x: Any) -> Any:
+    return x
+
+
+module_level = lambda x: x
+made_by_the_module = functools.partial(lambda x: x)
+
+
+def closure(factor: Any) -> Callable[[Any], Any]:
+    return lambda x: x * factor
+
+
+def local() -> Callable[[Any], Any]:
+    return lambda x: x
+
+
+def found(tree: Any) -> list[tuple[str, str]]:
+    """The kind and the text of each hazard, the path and the value at the beginning of the text."""
+    return [(hazard.kind, str(hazard)) for hazard in check_statics(tree)]
+
+
+def of(cls: Any, value: Any) -> list[tuple[str, str]]:
+    return found({"params": [cls(setting=value)]})
+
+
+# In any class
+
+ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "a closure": (
+        lambda: closure(2),
+        "function",
+        rf"it captures factor \({HERE}\d+\), so one made anew traces again; define it once",
+    ),
+    "a function that captures an array": (
+        lambda: closure(jnp.ones(2)),
+        "captured array",
+        (
+            "it captures the array factor, which becomes a constant of the program and gets no gradient; pass it as an "
+            "argument, or make it a child"
+        ),
+    ),
+    "a function that captures a list with an array": (
+        lambda: closure([{"w": jnp.ones(2)}]),
+        "captured array",
+        "it captures the array factor, which",
+    ),
+    "an object that compares by identity": (
+        object,
+        "identity",
+        "object has no __eq__, so one made anew traces again; give it one, or make it once",
+    ),
+    "a method of an object": (
+        lambda: Plain().grow,
+        "identity",
+        "it equals only the method of the very same Plain; define a function, and pass it the Plain",
+    ),
+    "a function jitted in place": (
+        lambda: jax.jit(local()),
+        "function",
+        "it is wrapped in place, so one made anew traces again; wrap it once",
+    ),
+    "a dataclass that is not frozen": (
+        Changeable,
+        "mutable",
+        "a Changeable can change after jit has compiled for it, and the result is stale then; freeze it",
+    ),
+    "an object with attributes to assign": (lambda: ByValue(1), "mutable", "a ByValue can change after jit"),
+    "an __eq__ that raises": (
+        Raises,
+        "comparison",
+        "Raises.__eq__ raises for another type, and jit then fails for any function that sees both",
+    ),
+    "a slow hash": (Slow, "slow", r"its hash takes \S+ ms, .*; make it smaller, or a child"),
+    "deep inside a config": (lambda: Frozen((1, Frozen(object()))), "identity", "object has no __eq__"),
+}
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_hazards_of_any_class_are_listed(name: str, cls: Any) -> None:
+    make, kind, text = ANYWHERE[name]
+
+    hazards = dict(of(cls, make()))
+
+    assert kind in hazards
+    assert re.match(rf"\['params'\]\[0\]\.setting[^:]*: .*: {text}", hazards[kind]), hazards[kind]
+
+
+def test_the_place_inside_a_static_is_named() -> None:
+    [hazard] = check_statics(Layer(Frozen((1, Frozen(object())))))
+
+    assert str(hazard).startswith(".setting.inner[1].inner: <object object>: ")
+    assert isinstance(hazard.value, object)
+    [inner] = check_statics(Layer(functools.partial(max, key=closure(2))))
+    assert str(inner).startswith(".setting['key']: <lambda")
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, ..., 1, 1.0, "relu", b"x", (1, "a"), frozenset({1}), Letter.A, np.float32(1), np.dtype("int8")),
+        *(named, module_level, max, jax.nn.relu, Changeable, jnp.float32, range(3), Frozen(("a", 1))),
+        *(Encapsulated(1), math.sqrt, pytest, Frozen()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_harmless_statics_are_not_listed(value: Any, cls: Any) -> None:
+    assert of(cls, value) == []
+
+
+def test_what_our_own_fields_take_for_the_same_is_not_listed() -> None:
+    for value in (local(), functools.partial(max, 1), math.nan, ByValue(1).grow, slice(1)):
+        assert [kind for kind, _ in found(Layer(value))] in ([], ["mutable"]), value
+    assert found(ByContent(closure(2))) == []
+    assert found(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))) == []
+    [(kind, text)] = found(ByContent(closure([2])))  # which has no exact key
+    assert (kind, text.endswith("define it once")) == ("function", True)
+
+
+def test_what_a_class_vouches_for_is_looked_at_all_the_same() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Vouching:
+        inner: Any
+
+        def __hash__(self) -> int:
+            return 0
+
+    class Wrapper:
+        __wrapped__ = named
+        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+    [(kind, text)] = found(Layer(Vouching(Wrapper())))
+
+    assert (kind, text.partition(":")[0]) == ("function", ".setting.inner")
+
+
+def test_only_the_first_captured_names_are_listed() -> None:
+    a = b = c = d = 1
+
+    [(_, text)] = found(Layer(lambda: (a, b, c, d)))
+
+    assert "it captures a, b, c, ... (test_hazards.py" in text
+    assert text.endswith('define it once, or declare the field static(compare="content")')
+
+
+# In classes of others, what our own refuse or tell apart
+
+FOREIGN_ONLY: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "a list": (
+        lambda: [64, 64],
+        "unhashable",
+        "jit keeps it and does not copy it, so a change in place gives stale results; use a tuple, or freeze it",
+    ),
+    "a dict": (lambda: {"a": 1}, "unhashable", "jit keeps it"),
+    "a set": (lambda: {1}, "unhashable", "jit keeps it"),
+    "a bytearray": (lambda: bytearray(b"x"), "unhashable", "jit keeps it"),
+    "a list in a tuple": (lambda: (1, [2]), "unhashable", "jit keeps it"),
+    "a list in a partial": (lambda: functools.partial(max, [1]), "unhashable", "jit keeps it"),
+    "an array": (
+        lambda: jnp.ones(2),
+        "array",
+        "jit compares statics with ==, which gives an array and no answer; make it a child",
+    ),
+    "a numpy array": (lambda: np.ones(2), "array", "jit compares statics with =="),
+    "NaN": (lambda: math.nan, "nan", "NaN equals no other NaN, so one made anew traces again; use None"),
+    "NaN of numpy": (lambda: np.float32("nan"), "nan", "NaN equals no other NaN"),
+    "a local function": (
+        local,
+        "function",
+        rf"it is made in place \({HERE}\d+\), so one made anew traces again; define it once",
+    ),
+    "a partial": (
+        lambda: functools.partial(named, 1),
+        "identity",
+        "partial has no __eq__, so one made anew traces again; give it one, or make it once",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("cls", FOREIGN)
+@pytest.mark.parametrize("name", FOREIGN_ONLY)
+def test_hazards_of_foreign_classes_are_listed(name: str, cls: Any) -> None:
+    make, kind, text = FOREIGN_ONLY[name]
+
+    hazards = dict(of(cls, make()))
+
+    assert kind in hazards
+    assert re.match(rf"\['params'\]\[0\]\.setting[^:]*: .*: {text}", hazards[kind]), hazards[kind]
+
+
+@pytest.mark.parametrize("cls", FOREIGN)
+@pytest.mark.parametrize(
+    ("first", "second", "texts"),
+    [
+        (1, True, ("True", "1")),
+        (1, 1.0, ("1.0", "1")),
+        (0.0, -0.0, ("-0.0", "0.0")),
+        ((1,), (True,), ("(True,)", "(1,)")),
+        ("a", Letter.A, ("<Letter.A: 'a'>", "'a'")),
+    ],
+)
+def test_values_that_jit_mistakes_for_each_other_are_listed(cls: Any, first: Any, second: Any, texts: Any) -> None:
+    assert found([cls(setting=first), cls(setting=second), cls(setting=first)]) == [
+        (
+            "collision",
+            (
+                f"[1].setting: {texts[0]}: jit takes it for the same as {texts[1]} in this field of another node, and "
+                f"gives one the program of the other; use one type"
+            ),
+        )
+    ]
+
+
+def test_values_that_our_own_nodes_tell_apart_are_not_listed() -> None:
+    assert found([Layer(1), Layer(True), Layer(1.0), Layer(0.0), Layer(-0.0), Layer("a"), Layer(Letter.A)]) == []
+
+
+def test_values_without_an_exact_key_are_no_collision() -> None:
+    shared = [1]
+
+    assert [kind for kind, _ in found([Registered(1.0, shared), Registered(1.0, shared)])] == ["unhashable"] * 2
+
+
+def test_leaves_that_are_no_arrays_are_looked_at_too() -> None:
+    mlp = eqx.nn.MLP(2, 2, 2, 2, activation=local(), key=jax.random.key(0))
+
+    assert found(eqx.nn.MLP(2, 2, 2, 2, key=jax.random.key(0))) == []
+    [(kind, text)] = found(mlp)
+    assert (kind, text.startswith(".activation: <lambda")) == ("function", True)
+    assert [kind for kind, _ in found(object())] == ["identity"]
+    assert str(check_statics(object())[0]).startswith("the whole tree: <object object>: ")
+
+
+def test_models_of_flax_have_no_hazards_of_their_own() -> None:
+    assert found(nnx.Linear(2, 2, rngs=nnx.Rngs(0))) == []
+
+
+def test_an_optimizer_in_a_foreign_state_is_listed() -> None:
+    create: Any = FlaxTrainState.create
+    state = create(apply_fn=named, params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
+
+    assert [text.partition(":")[0] for _, text in found(state)] == [".tx.init", ".tx.update"]
+
+
+def test_a_value_that_contains_much_is_looked_at_to_a_depth() -> None:
+    nested: Any = object()
+    for _ in range(20):
+        nested = (nested,)
+
+    assert found(Layer(nested)) == []
+    assert found(Layer(closure(nested))) != []
+
+
+def test_the_order_is_that_of_the_tree() -> None:
+    tree = [Layer(object(), Layer(object())), Layer(object())]
+
+    assert [text.partition(":")[0] for _, text in found(tree)] == [
+        "[0].setting",
+        "[0].kernel.setting",
+        "[1].setting",
+    ]

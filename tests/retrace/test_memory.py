@@ -1,0 +1,191 @@
+"""What reports remember: no array, a bounded history that dies with the function, and nothing that changes later."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treewright
+from tests.retrace.support import details, fresh
+from treewright import Module, static
+from treewright.retrace.history import Histories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treewright import RetraceReport
+
+
+class Layer(Module):
+    kernel: Any
+    setting: Any = static(default=None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Foreign:
+    kernel: Any
+    setting: Any = dataclasses.field(default=None, metadata={"static": True})
+
+
+def double(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 2, tree)
+
+
+class Big:
+    """Compares by identity, and can be referred to weakly."""
+
+
+def gone(*references: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return all(reference() is None for reference in references)
+
+
+@pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x), jax.eval_shape])
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+def test_no_array_is_kept_alive(form: str, run: Callable[[Any, Any], object]) -> None:
+    reports: list[RetraceReport] = []
+    function = fresh(double)
+    jitted = jax.jit(treewright.traced(function) if form == "traced" else function)
+    references: list[weakref.ref[Any]] = []
+
+    with treewright.explain_retraces(report=reports.append):
+        for length in (2, 3, 4):
+            array = jnp.ones(length)
+            references.append(weakref.ref(array))
+            run(jitted, Layer(array))
+            run(jitted, {"a": array, "b": None})
+            del array
+        assert gone(*references)
+
+    assert len(reports) == 5
+    assert gone(*references)
+
+
+def test_no_static_that_goes_by_identity_is_kept_alive() -> None:
+    old, new = Big(), Big()
+    references = weakref.ref(old), weakref.ref(new)
+
+    report = treewright.explain(double, (Foreign(1.0, old),), (Foreign(1.0, [new, new]),))
+    del old, new
+
+    assert details(report)[0] == "tree.setting (static): <Big object> -> [<Big object>, <Big object>]"
+    assert gone(*references)
+
+
+def test_an_array_in_a_static_of_anybody_is_not_kept_alive() -> None:
+    made: Any = np.ones(3)
+    reference = weakref.ref(made)
+
+    report = treewright.explain(double, (Foreign(1.0, (1, made)),), (Foreign(1.0, (2, made)),))
+    del made
+
+    assert details(report)[0] == "tree.setting[0] (static): 1 -> 2"
+    assert gone(reference)
+
+
+def test_a_history_holds_the_last_32_signatures() -> None:
+    functions = Histories()
+    history = functions.new(double)
+    for number in range(100):
+        history.record(treewright_signature(number), number)
+
+    assert len(history.entries) == 32
+    assert history.newest is history.entries[-1].signature
+
+
+def treewright_signature(number: int) -> Any:
+    from treewright.retrace.signature import Call, signature_of
+
+    return signature_of(Call(double, (np.ones(number),), {}))
+
+
+def test_a_history_dies_with_its_function() -> None:
+    histories = Histories()
+    function = fresh(double)
+    history = histories.of(function)
+    definition = weakref.ref(function.__code__)
+    assert histories.of(function) is history
+
+    del function, history
+
+    assert gone(definition)
+    assert not histories._functions
+    assert not histories._definitions
+
+
+def test_a_decorated_function_can_die() -> None:
+    function = treewright.traced(fresh(double))
+    jitted: Any = jax.jit(function)
+    jitted(jnp.ones(2))
+    reference = weakref.ref(function)
+
+    del function, jitted
+
+    assert gone(reference)
+
+
+def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
+    reports: list[RetraceReport] = []
+    jitted: Any = jax.jit(treewright.traced(fresh(double), report=reports.append))
+    sizes, options, names = [1, 2], {"a": [1]}, {"x"}
+    partial = functools.partial(max, sizes)
+
+    jitted(Foreign(1.0, [sizes, options, names, partial]))
+    sizes.append(3)
+    options["a"].append(2)
+    names.add("y")
+    jitted(Foreign(jnp.ones(2), [sizes, options, names, functools.partial(max, sizes)]))
+
+    assert [line for line in details(reports[0]) if "(static)" in line] == [
+        "tree.setting[0] (static): [1, 2] -> [1, 2, 3]",
+        "tree.setting[1]['a'] (static): [1] -> [1, 2]",
+        "tree.setting[2] (static): {'x'} -> {'x', 'y'}",
+        "tree.setting[3] (static): partial(max, [1, 2]) -> partial(max, [1, 2, 3])",
+    ]
+
+
+def test_what_has_not_changed_is_shared_between_signatures() -> None:
+    from treewright.retrace.signature import Call, signature_of
+
+    layers = [Layer(np.ones(2), "relu") for _ in range(10)]
+    first = signature_of(Call(double, (layers,), {}))
+    second = signature_of(Call(double, ([*layers[:9], Layer(np.ones(3))],), {}), first)
+
+    def tree(signature: Any) -> Any:
+        return signature.children[0][1].children[0][1]
+
+    pairs = list(zip(tree(first).children, tree(second).children, strict=True))
+    assert [a is b for (_, a), (_, b) in pairs] == [True] * 9 + [False]
+
+
+def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
+    def nested(tree: Any) -> Any:
+        for _ in range(300):
+            tree = Layer(tree)
+        return tree
+
+    report = treewright.explain(double, (nested(1.0),), (nested([1.0]),))
+
+    assert report.event == "would trace"
+    assert not treewright.explain(double, (nested(1.0),), (nested(2.0),)).differences
+
+
+def test_a_recursive_function_is_remembered() -> None:
+    def make() -> Any:
+        def again(n: int) -> int:
+            return again(n - 1) if n else 0
+
+        return again
+
+    report = treewright.explain(double, (Foreign(1.0, make()),), (Foreign(1.0, make()),))
+
+    assert "made anew by the same code" in str(report)

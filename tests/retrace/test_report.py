@@ -1,0 +1,103 @@
+"""The text of a report, and where reports go."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import treewright
+from tests.retrace.support import fresh
+from treewright.retrace.report import ordinal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def retrace(form: str) -> None:
+    """One trace and one retrace, reported by default."""
+    if form == "traced":
+        jitted: Any = jax.jit(treewright.traced(fresh(double)))
+        jitted(jnp.ones(2))
+        jitted(jnp.ones(3))
+        return
+    jitted = jax.jit(fresh(double))
+    with treewright.explain_retraces():
+        jitted(jnp.ones(2))
+        jitted(jnp.ones(3))
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The logger, away from pytest's own handlers, and put back afterwards."""
+    logger = logging.getLogger("treewright.retrace")
+    before = logger.propagate, logger.level, list(logger.handlers)
+    logger.propagate = False
+    yield logger
+    logger.propagate, logger.level, logger.handlers = before
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+def test_by_default_a_report_goes_to_standard_error(
+    form: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retrace(form)
+
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("double retraced (2nd trace, ")
+    assert written.err.count("x: float32[2] -> float32[3]") == 1
+
+
+def test_it_goes_to_the_logger_and_to_standard_error(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = io.StringIO()
+    logger.addHandler(logging.StreamHandler(file))
+
+    retrace("traced")
+
+    assert file.getvalue() == capsys.readouterr().err
+    assert file.getvalue().startswith("double retraced (2nd trace, ")
+
+
+def test_where_the_logging_writes_to_standard_error_it_is_written_once(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+
+    retrace("traced")
+
+    assert capsys.readouterr().err.count("retraced") == 1
+
+
+def test_handlers_above_the_logger_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    retrace("explain_retraces")
+
+    [record] = [one for one in caplog.records if one.name == "treewright.retrace"]
+    assert (record.levelno, record.getMessage().startswith("double retraced")) == (logging.WARNING, True)
+
+
+def test_a_logger_that_is_off_is_quiet(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logger.setLevel(logging.ERROR)
+
+    retrace("traced")
+
+    assert capsys.readouterr().err == ""
+
+
+def test_ordinals_are_english() -> None:
+    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)
+
+    assert [ordinal_of(number) for number in numbers] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]
+    )

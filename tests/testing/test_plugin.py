@@ -1,0 +1,209 @@
+"""The pytest plugin: the marker, the fixture, and that loading it costs other people's runs nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+from tests.test_house import ROOT
+from tests.test_import_cost import modules_added_by, packages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+pytest_plugins = ["pytester"]
+
+PLUGIN = ("-p", "no:treewright", "-p", "treewright.testing.plugin", "-p", "no:cacheprovider", "--strict-markers")
+HEAD = """
+    import jax, jax.numpy as jnp, pytest, treewright
+
+    @jax.jit
+    def step(state, batch):
+        return state + batch.sum()
+
+    @jax.jit
+    def other(x):
+        return x
+"""
+
+
+def run(pytester: pytest.Pytester, body: str, *, head: str = HEAD) -> pytest.RunResult:
+    pytester.makepyfile(f"{head}\n{body}")
+    return pytester.runpytest_inprocess(*PLUGIN)
+
+
+def test_a_test_that_traces_too_often_fails_with_the_report(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.max_traces(1, only="step")
+    def test_epoch():
+        for size in (32, 32, 31):
+            step(0.0, jnp.ones((size, 4)))
+        """,
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"step may be traced once here, and is traced once more:",
+            r"step retraced \(2nd trace, \S+ s\), called from test_a_test_that.*\.py:\d+ in test_epoch",
+            r"    batch: float32\[32,4\] -> float32\[31,4\]",
+            r"        axis 0: 32 -> 31; if this is a last, smaller batch, drop or pad it",
+            r"    compared with trace 1",
+        ],
+        consecutive=True,
+    )
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*_hear*")
+
+
+def test_tests_within_their_limits_pass(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.max_traces(1)
+    def test_once():
+        for _ in range(3):
+            step(0.0, jnp.ones(3))
+
+    @pytest.mark.max_traces(1, only="step")
+    def test_others_do_not_count():
+        step(0.0, jnp.ones(5))
+        for length in (1, 2, 3):
+            other(jnp.ones(length))
+
+    @pytest.mark.max_traces(1, only=step)
+    def test_a_function_in_place_of_its_name():
+        step(0.0, jnp.ones(6))
+        other(jnp.ones(4))
+
+    @pytest.mark.max_traces(2)
+    @pytest.mark.max_traces(0, only="other")
+    def test_two_limits():
+        for length in (7, 8):
+            step(0.0, jnp.ones(length))
+
+    def test_without_a_limit():
+        for length in (9, 10):
+            step(0.0, jnp.ones(length))
+        """,
+    )
+
+    result.assert_outcomes(passed=5)
+
+
+def test_each_of_several_limits_can_fail(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    pytestmark = pytest.mark.max_traces(2)
+
+    def test_of_the_module():
+        for length in (1, 2, 3):
+            step(0.0, jnp.ones(length))
+
+    @pytest.mark.max_traces(0, only="other")
+    def test_of_the_test():
+        other(1.0)
+        """,
+    )
+
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["step may be traced 2 times here, *", "other may not be traced here, and is:"])
+
+
+def test_other_failures_stay_what_they_are(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.max_traces(1)
+    def test_wrong():
+        assert 1 == 2
+
+    @pytest.mark.max_traces(0, only="other")
+    def test_expected():
+        with pytest.raises(treewright.errors.TooManyTracesError):
+            other(jnp.ones(12))
+        """,
+    )
+
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*assert 1 == 2*"])
+
+
+def test_a_marker_without_a_limit_says_what_is_missing(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "    @pytest.mark.max_traces\n    def test_it(): ...\n")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*max_traces*missing 1 required positional argument: 'limit'*"])
+
+
+def test_the_fixture_gives_all_reports(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    def test_reports(retraces):
+        for length in (2, 2, 3):
+            step(0.0, jnp.ones(length))
+        [report] = retraces
+        assert (report.function, report.event, report.number) == ("step", "trace", 2)
+        assert str(report.differences[0]).startswith("batch (shape): float32[2] -> float32[3]")
+        """,
+    )
+
+    result.assert_outcomes(passed=1)
+
+
+def test_the_marker_and_the_fixture_are_documented(pytester: pytest.Pytester) -> None:
+    markers = pytester.runpytest_inprocess(*PLUGIN, "--markers")
+    fixtures = pytester.runpytest_inprocess(*PLUGIN, "--fixtures")
+
+    markers.stdout.fnmatch_lines(["@pytest.mark.max_traces(limit, only=None): fail if jit traces a function more *"])
+    fixtures.stdout.fnmatch_lines(["retraces*", "*The reports of all retraces and recompiles during the test*"])
+
+
+# Loading it
+
+
+def loads_jax(folder: Path, *plugins: str) -> bool:
+    """Whether a whole run of pytest, in a process of its own, has imported jax with these plugins."""
+    (folder / "test_it.py").write_text(
+        "import sys\n\ndef test_it():\n    assert 'treewright.testing.plugin' in sys.modules\n"
+        "    assert 'jax' not in sys.modules\n"
+    )
+    names = [option for name in plugins for option in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:treewright", *names]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode in {0, 1}, ended.stdout
+    assert "1 passed" in ended.stdout or "assert 'jax' not in" in ended.stdout, ended.stdout
+    return ended.returncode == 1
+
+
+def test_a_run_of_pytest_with_the_plugin_imports_no_jax(tmp_path: Path) -> None:
+    assert not loads_jax(tmp_path, "treewright.testing.plugin")
+
+
+def test_a_plugin_that_imports_jax_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("import jax\n")
+
+    assert loads_jax(tmp_path, "treewright.testing.plugin", "heavy")
+
+
+def test_the_plugin_adds_a_handful_of_modules_to_pytest() -> None:
+    added = modules_added_by("import treewright.testing.plugin", after="import pytest")
+
+    assert packages(added) == {"treewright"}
+    assert "jax" in packages(modules_added_by("import treewright.retrace.blocks", after="import pytest"))
+
+
+def test_pytest_finds_the_plugin_by_itself() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert settings["project"]["entry-points"]["pytest11"] == {"treewright": "treewright.testing.plugin"}
