@@ -1,0 +1,276 @@
+"""The contract with jit's cache, a sentence a test: what traces again, and what never does.
+
+A node is asked for with a setting. It is built anew for each call, so that nothing is the same because it is one
+object; its statics are all that differs between calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from tests.conftest import CountedTraces, count_traces
+from treewright import Module, TrainState, field, pytree_dataclass, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def total(node: Any) -> Any:
+    """The sum of all that is floating."""
+    return sum(jnp.sum(leaf * 1.0) for leaf in jax.tree.leaves(node))
+
+
+# The nodes: each function gives one for a setting.
+
+
+@pytree_dataclass
+class Decorated:
+    x: Any
+    setting: Any = static(default=None)
+
+    def total(self) -> Any:
+        return total(self)
+
+
+class Plain(Module):
+    x: Any
+    setting: Any = static(default=None)
+
+    def total(self) -> Any:
+        return total(self)
+
+
+class Nested(Module):
+    layers: Any
+
+    def total(self) -> Any:
+        return total(self)
+
+
+class Boxed(Module, Generic[T]):
+    value: Any = field()
+    setting: T | None = static(default=None)
+
+    def total(self) -> Any:
+        return total(self)
+
+
+class Inherited(Plain):
+    y: Any = 2.0
+
+
+class State(TrainState[Any]):
+    def total(self) -> Any:
+        return total(self)
+
+
+def state(setting: Any) -> State:
+    return State.create(params=Plain(jnp.ones(2), setting), tx=optax.adam(1e-3))
+
+
+NODES: dict[str, Callable[[Any], Any]] = {
+    "pytree_dataclass": lambda setting: Decorated(jnp.ones(2), setting),
+    "Module": lambda setting: Plain(jnp.ones(2), setting),
+    "TrainState": state,
+    "TrainState with another optimizer": lambda setting: State.create(params={"w": jnp.ones(2)}, tx=optax.sgd(setting)),
+    "nested": lambda setting: Nested([Plain(jnp.ones(2)), {"head": Decorated(jnp.ones(2), setting)}]),
+    "generic": lambda setting: Boxed(jnp.ones(2), setting),
+    "inherited": lambda setting: Inherited(jnp.ones(2), setting, jnp.ones(3)),
+}
+
+# The ways of calling: each gives a function of a node that runs `counted`, under jit, on what it is given.
+
+
+def scanned(counted: Any) -> Any:
+    return jax.jit(lambda node: jax.lax.scan(lambda carry, _: (carry, counted(carry)), node, None, length=2)[1])
+
+
+def differentiated(counted: Any) -> Any:
+    return jax.jit(jax.grad(counted, allow_int=True))
+
+
+def mapped(counted: Any) -> Any:
+    jitted = jax.jit(jax.vmap(counted))
+    return lambda node: jitted(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), node))
+
+
+def lowered(counted: Any) -> Any:
+    jitted = jax.jit(counted)
+    return lambda node: jitted.lower(node).compile()(node)
+
+
+def jitted_again(counted: Any) -> Any:
+    inner = jax.jit(counted)
+    return jax.jit(lambda node: inner(node) + inner(node))
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "jit": jax.jit,
+    "jit of grad": differentiated,
+    "grad of jit": lambda counted: jax.grad(jax.jit(counted), allow_int=True),
+    "jit of vmap": mapped,
+    "jit of scan": scanned,
+    "jit in jit": jitted_again,
+    "lower and compile": lowered,
+}
+
+each_node = pytest.mark.parametrize("make", NODES.values(), ids=NODES)
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def traces_of(call: Any, counted: CountedTraces[Any, Any], *nodes: Any) -> list[bool]:
+    """Whether each call traced."""
+    found: list[bool] = []
+    for node in nodes:
+        before = counted.count
+        call(node)
+        found.append(counted.count > before)
+    return found
+
+
+# The contract
+
+
+@each_way
+@each_node
+def test_a_changed_static_traces_again_and_an_equal_one_never_does(make: Any, way: Any) -> None:
+    call = way(counted := count_traces(total))
+
+    settings = (0.1, 0.1, 0.2, 0.1, 0.2, 0.2)
+
+    assert traces_of(call, counted, *map(make, settings)) == [True, False, True, False, False, False]
+
+
+@each_node
+def test_the_same_holds_for_methods(make: Any) -> None:
+    counted = count_traces(type(make(0.1)).total)
+
+    assert traces_of(jax.jit(counted), counted, *map(make, (0.1, 0.1, 0.2, 0.1))) == [True, False, True, False]
+
+
+def test_the_same_holds_for_bound_methods() -> None:
+    counted = count_traces(lambda method: method())
+    call: Any = jax.jit(counted)
+
+    methods = [Plain(jnp.ones(2), setting).total for setting in (0.1, 0.1, 0.2, 0.1)]
+
+    assert traces_of(call, counted, *methods) == [True, False, True, False]
+
+
+def test_values_that_are_equal_and_not_the_same_trace_again() -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+
+    settings = (1, True, 1.0, 1, True, 0.0, -0.0, 0.0, (1,), (True,), (1,))
+
+    assert traces_of(call, counted, *(Plain(1.0, setting) for setting in settings)) == (
+        [True, True, True, False, False, True, True, False, True, True, False]
+    )
+
+
+def test_a_changed_leaf_of_the_same_type_never_traces_again() -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+
+    assert traces_of(call, counted, *(Plain(jnp.full(2, value)) for value in (1.0, 2.0))) == [True, False]
+
+
+def test_the_order_of_construction_does_not_matter() -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+
+    assert traces_of(call, counted, Plain(x=1.0, setting="a"), Plain(setting="a", x=1.0)) == [True, False]
+
+
+def test_nodes_of_two_classes_never_share_a_trace() -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+
+    assert traces_of(call, counted, Plain(1.0, "a"), Decorated(1.0, "a"), Boxed(1.0, "a")) == [True] * 3
+
+
+def test_a_result_goes_back_in_without_a_trace() -> None:
+    step: Any = jax.jit(counted := count_traces(lambda state: state.apply_gradients(grads=state.params)))
+    current = step(state("relu"))
+
+    for _ in range(3):
+        current = step(current)
+
+    assert counted.count == 1
+
+
+def no_state(params: Any) -> Any:
+    return optax.EmptyState()
+
+
+def descend(updates: Any, opt_state: Any, params: Any = None) -> Any:
+    return jax.tree.map(lambda update: -0.1 * update, updates), opt_state
+
+
+# optax's own optimizers are made of local functions, which nothing can pickle.
+PICKLABLE: dict[str, Callable[[Any], Any]] = {name: make for name, make in NODES.items() if "TrainState" not in name}
+PICKLABLE["TrainState"] = lambda setting: State.create(
+    params=Plain(jnp.ones(2), setting), tx=optax.GradientTransformation(no_state, descend)
+)
+
+
+def by_its_leaves(make: Any) -> Any:
+    """What was pickled as leaves, in a node that is built anew: so an optimizer of optax comes back."""
+    leaves = pickle.loads(pickle.dumps(jax.tree.leaves(make(0.1))))
+    return jax.tree.unflatten(jax.tree.structure(make(0.1)), leaves)
+
+
+@pytest.mark.parametrize(
+    ("make", "come_back"),
+    [
+        *((make, lambda make: pickle.loads(pickle.dumps(make(0.1)))) for make in PICKLABLE.values()),
+        *((make, lambda make: copy.deepcopy(make(0.1))) for make in NODES.values()),
+        *((make, by_its_leaves) for make in NODES.values()),
+    ],
+    ids=[
+        *(f"pickle of {name}" for name in PICKLABLE),
+        *(f"deepcopy of {name}" for name in NODES),
+        *(f"leaves of {name}" for name in NODES),
+    ],
+)
+def test_what_comes_back_from_pickle_or_deepcopy_does_not_trace_again(make: Any, come_back: Any) -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+
+    assert traces_of(call, counted, make(0.1), come_back(make), make(0.1)) == [True, False, False]
+
+
+# JAX's own messages
+
+
+def test_jax_names_our_fields_when_it_explains_a_cache_miss(caplog: pytest.LogCaptureFixture) -> None:
+    jitted = jax.jit(lambda node: node.x)
+
+    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING, "jax"):
+        jitted(Nested([Plain(1.0, "relu")]).layers[0])
+        jitted(Nested([Plain(1.0, "gelu")]).layers[0])
+
+    assert "setting='gelu'" in caplog.text
+    assert "setting='relu'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda a, b: jax.tree.map(jnp.add, a, b),
+        lambda a, b: jax.lax.scan(lambda carry, _: (b, None), a, None, length=2),
+        lambda a, b: jax.lax.cond(jnp.asarray(True), lambda: a, lambda: b),
+        lambda a, b: jax.lax.while_loop(lambda node: node.x < 0, lambda node: b, a),
+        lambda a, b: jax.jit(total).lower(a).compile()(b),
+        lambda a, b: jax.vmap(total, in_axes=(b,))(a),
+    ],
+    ids=["tree.map", "scan", "cond", "while_loop", "lower and compile", "vmap"],
+)
+def test_jax_names_our_fields_when_structures_differ(mistake: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"setting='(relu|gelu)'"):
+        mistake(Plain(jnp.ones(()), "relu"), Plain(jnp.ones(()), "gelu"))
