@@ -209,8 +209,8 @@ def no_state(params: Any) -> Any:
     return optax.EmptyState()
 
 
-def descend(updates: Any, opt_state: Any, params: Any = None) -> Any:
-    return jax.tree.map(lambda update: -0.1 * update, updates), opt_state
+def descend(updates: Any, state: Any, params: Any = None) -> Any:
+    return jax.tree.map(lambda update: -0.1 * update, updates), state
 
 
 # optax's own optimizers are made of local functions, which nothing can pickle.
