@@ -42,6 +42,7 @@ HARMLESS_CALLS = {
         "Named",
         "NewType",
         "ParamSpec",
+        "Placement",
         "TypeVar",
         "TypeVarTuple",
         "_Factory",

@@ -142,7 +142,9 @@ def _level_of(argument: Argument, place: int, call: Call, like: Any) -> Level:
     def leaf(value: Any, kept: Leaf) -> Leaf:
         if call.fixed_numbers and kept.python is not None:
             return Leaf(None, kept.python, value)
-        return dataclasses.replace(kept, placement=placement_of(value)) if call.live else kept
+        if not call.live:
+            return kept
+        return Leaf(kept.aval, kept.python, kept.value, placement_of(value))
 
     tree = remembered_tree(argument.value, known, leaf=leaf)
     return Level(Traced, argument.passed, (passing,), ((Named(""), tree),))
@@ -173,13 +175,16 @@ class Placement:
         return f"sharded {short_text(self.sharding)}" if spec is None else f"sharded {spec} over {len(devices)} devices"
 
 
+ANYWHERE = Placement(None)
+
+
 def placement_of(value: Any) -> Placement | None:
     """Where a leaf lies: nothing for tracers, and anywhere for numpy arrays and Python numbers."""
     if isinstance(value, Tracer):
         return None
     if isinstance(value, jax.Array) and value.committed:
         return Placement(value.sharding)
-    return Placement(None)
+    return ANYWHERE
 
 
 # Differences between calls
