@@ -116,7 +116,7 @@ class _Misses:
     """Calls that trace and compile, each with a static that was not there before."""
 
     def __init__(self, way: str) -> None:
-        self._call = jitted(look(), way)
+        self._call = jitted(step(), way)
         self._numbers = itertools.count()
         self._rate = jnp.asarray(0.1)
         self._watch = treewright.explain_retraces(report=str) if way == "explain_retraces" else contextlib.nullcontext()

@@ -16,6 +16,8 @@ import hypothesis
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, so that coverage sees it
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

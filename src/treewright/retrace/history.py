@@ -120,17 +120,17 @@ class Histories:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._definitions: weakref.WeakKeyDictionary[Any, Definition] = weakref.WeakKeyDictionary()
+        self._definitions: weakref.WeakKeyDictionary[Any, dict[str, Definition]] = weakref.WeakKeyDictionary()
         self._functions: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
 
     def new(self, function: Any) -> History:
         """A history for a function that nobody else asks for."""
         with self._lock:
-            key = definition_of(function)
-            definition = self._definitions.get(key)
-            if definition is None:
-                definition = self._definitions[key] = Definition(name_of(function))
-        return History(function, definition)
+            code, file = definition_of(function)
+            of_files = self._definitions.setdefault(code, {})
+            if file not in of_files:
+                of_files[file] = Definition(name_of(function))
+            return History(function, of_files[file])
 
     def of(self, function: Any) -> History:
         """The history of a function."""
@@ -154,10 +154,14 @@ def innermost(function: Any) -> Any:
             return function
 
 
-def definition_of(function: Any) -> Any:
-    """What all functions of one `def` or `lambda` share: their code, or the class of a callable object."""
+def definition_of(function: Any) -> tuple[Any, str]:
+    """What all functions of one `def` or `lambda` share: their code and its file; or the class of a callable object.
+
+    The file, because code of the same text and line is equal in all files.
+    """
     inner = innermost(function)
-    return getattr(inner, "__code__", class_of(inner))
+    code = getattr(inner, "__code__", None)
+    return (class_of(inner), "") if code is None else (code, code.co_filename)
 
 
 def name_of(function: Any) -> str:
