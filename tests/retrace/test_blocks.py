@@ -267,6 +267,39 @@ def test_a_function_may_be_traced_as_often_as_the_block_allows() -> None:
     assert "x: float32[4] -> float32[5]" in str(caught.value)
 
 
+def test_a_limit_can_decorate_one_function() -> None:
+    limited: Any = jax.jit(treewright.max_traces(2)(fresh(double)))
+
+    for length in (1, 2, 1, 2):
+        limited(jnp.ones(length))
+    with pytest.raises(TooManyTracesError, match="double may be traced 2 times here, and is traced once more:"):
+        limited(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"double is jitted already, .* Put @traced or @max_traces below @jax\.jit"):
+        treewright.max_traces(1)(jax.jit(double))
+
+
+def test_of_nested_jitted_functions_the_outermost_is_reported() -> None:
+    inner: Any = jax.jit(fresh(double))
+    outer: Any = jax.jit(lambda y: inner(y) + inner(y))
+
+    reports = explained(lambda: outer(jnp.ones(2)), lambda: outer(jnp.ones(3)))
+
+    assert [(report.function, details(report)[0]) for report in reports] == [
+        ("<lambda>", "y: float32[2] -> float32[3]")
+    ]
+
+
+def test_calls_that_are_no_traces_are_not_counted() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    jitted(jnp.ones(2))
+
+    with treewright.max_traces(0):
+        jitted(jnp.ones(2))
+        double(jnp.ones(3))
+        jax.vmap(double)(jnp.ones((2, 3)))
+        jax.grad(lambda x: double(x).sum())(jnp.ones(3))
+
+
 def test_a_function_made_anew_counts_as_one() -> None:
     def loop(times: int) -> None:
         for factor in range(times):

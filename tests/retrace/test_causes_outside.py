@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -226,3 +226,24 @@ def _with_decorator(run: Callable[[Callable[[Any], Any]], object]) -> list[Any]:
     reports: list[Any] = []
     run(treewright.traced(report=reports.append))
     return reports
+
+
+class Hostile:
+    """Tells nothing of itself."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __getattribute__(self, name: str) -> Never:
+        raise RuntimeError("no attributes")
+
+
+@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
+def test_where_arguments_can_not_be_read_traces_are_still_counted(form: str) -> None:
+    [report] = reported(step, *(lambda f: f(1.0, Hostile()) for _ in range(2)), form=form, static_argnums=1)
+
+    assert (report.event, report.number) == ("count", 2)
+    assert details(report) == ["the arguments could not be read, so traces are only counted, by the function's name"]

@@ -50,6 +50,7 @@ def logger() -> Iterator[logging.Logger]:
 def test_by_default_a_report_goes_to_standard_error(
     form: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    logger.handlers.clear()
     retrace(form)
 
     written = capsys.readouterr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -274,33 +274,6 @@ def test_arguments_go_by_their_own_names() -> None:
         "key: float32[1] -> float32[2]",
         "kwargs['other']: float32[1] -> float32[2]",
         "compared with trace 1",
-    ]
-
-
-def test_where_a_signature_cannot_be_read_traces_are_still_counted() -> None:
-    class Hostile:
-        def __eq__(self, other: object) -> bool:
-            return self is other
-
-        def __hash__(self) -> int:
-            return 1
-
-        def __getattribute__(self, name: str) -> Never:
-            raise RuntimeError("no attributes")
-
-    reports: list[RetraceReport] = []
-
-    def first(x: Any, setting: Any) -> Any:
-        return x
-
-    jitted: Any = jax.jit(treewright.traced(first, report=reports.append), static_argnums=1)
-
-    jitted(1.0, Hostile())
-    jitted(1.0, Hostile())
-
-    assert [report.event for report in reports] == ["count"]
-    assert details(reports[0]) == [
-        "the arguments could not be read, so traces are only counted, by the function's name"
     ]
 
 

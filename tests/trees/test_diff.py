@@ -258,6 +258,20 @@ def test_statics_of_foreign_classes_go_by_their_fields() -> None:
     assert lines(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
 
 
+def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None:
+    class Hiding:
+        def __init__(self, x: Any, name: str, hidden: int) -> None:
+            self.x, self.name, self._hide = x, name, lambda: hidden
+
+        def flat(self) -> Any:
+            return (self.x,), (self.name, self._hide())
+
+    jax.tree_util.register_pytree_node(Hiding, Hiding.flat, lambda aux, children: Hiding(*children, *aux))
+
+    assert lines(Hiding(1, "a", 2), Hiding(1, "a", 3)) == [".<aux_data>[1] (static): 2 -> 3"]
+    assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]
+
+
 def test_containers_of_others_are_matched_by_key() -> None:
     assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
     assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [

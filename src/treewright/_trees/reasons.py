@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Never, TypeAlias, cast
 
 import jax
 
@@ -96,17 +96,15 @@ class Remembered:
     """
 
     __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text", "wrapped")
-    wrapped: "Remembered | None"
 
-    def __init__(self, value: Any, *, captured: dict[str, Any] | None = None) -> None:
+    def __init__(self, value: Any, *, captured: dict[str, Any] | None = None, wrapped: Any = None) -> None:
         owner = value.__self__ if isinstance(value, types.MethodType) else value
         self.kind = class_of(value)
         self.text = short_text(value)
         self.code = getattr(value, "__code__", None) if captured is not None else None
         self.captured = captured
         self.function = getattr(value, "__func__", None)
-        wrapped = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
-        self.wrapped = None if wrapped is None else Remembered(wrapped)
+        self.wrapped = wrapped
         self.attributes = {name: short_text(item) for name, item in list(vars_of(value).items())[:_ATTRIBUTES]}
         self.address = id(owner)
         try:
@@ -122,6 +120,10 @@ class Remembered:
 
     def __hash__(self) -> int:
         return self.address
+
+    def __call__(self) -> Never:
+        """Not to be called; it is there because `functools.partial` takes callables only."""
+        raise TypeError(f"{self.text} is only remembered")
 
     def __repr__(self) -> str:
         return self.text
@@ -141,6 +143,13 @@ def kind_of(value: Any) -> type[Any]:
 def code_of(value: Any) -> Any:
     """The code of a Python function, also of one that is only remembered; None for anything else."""
     return value.__code__ if isinstance(value, types.FunctionType) else getattr(value, "code", None)
+
+
+def wrapped_by(value: Any) -> Any:
+    """What `jit` or another wrapper made this function of; None for anything else."""
+    if isinstance(value, Remembered):
+        return value.wrapped
+    return None if isinstance(value, type) else getattr(value, "__wrapped__", None)
 
 
 def captured_by(function: Any) -> dict[str, Any]:
@@ -341,14 +350,13 @@ def _of_partials(left: Any, right: Any) -> Cause | None:
 
 def _of_wrappers(left: Any, right: Any) -> Cause | None:
     """Functions that `jit` or another wrapper made."""
-    a, b = (one if isinstance(one, Remembered) else Remembered(one) for one in (left, right))
-    if a.wrapped is None or b.wrapped is None:
+    a, b = wrapped_by(left), wrapped_by(right)
+    if a is None or b is None:
         return None
-    if a.wrapped == b.wrapped:
-        return Cause(
-            "wrapped anew", f"the same function, wrapped anew by {_WRAPPERS.get(a.kind.__name__, a.kind.__name__)}"
-        )
-    return cause_of(a.wrapped, b.wrapped)
+    if a == b:
+        wrapper = kind_of(left).__name__
+        return Cause("wrapped anew", f"the same function, wrapped anew by {_WRAPPERS.get(wrapper, wrapper)}")
+    return cause_of(a, b)
 
 
 def _of_nan(left: Any, right: Any) -> Cause | None:
@@ -372,6 +380,8 @@ def _of_identity(left: Any, right: Any) -> Cause | None:
     kind = kind_of(left)
     if kind is not kind_of(right) or isinstance(left, type) or kind.__eq__ is not _OBJECT.__eq__:
         return None
+    if issubclass(kind, _CALLABLES) or wrapped_by(left) is not None:  # whose names tell them apart
+        return None
     same = vars_of(left) and same_to_jit(vars_of(left), vars_of(right))
     alike = "; these two have the same attributes" if same else ""
     return Cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{alike}")
@@ -384,6 +394,7 @@ def _of_text(left: Any, right: Any) -> Cause | None:
 
 
 _OBJECT: Any = object
+_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _WRAPPERS = types.MappingProxyType({"PjitFunction": "jit"})
 _CAUSES = (
     _of_two_classes,

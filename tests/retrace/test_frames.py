@@ -1,0 +1,89 @@
+"""What is read from the call stack, and what happens where nothing can be."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+import treewright
+from tests.retrace.support import details, fresh
+from treewright.retrace import frames
+from treewright.retrace.history import described, innermost
+from treewright.retrace.process import PROCESS
+
+if TYPE_CHECKING:
+    import pytest
+
+    from treewright import RetraceReport
+
+
+class Double:
+    __name__ = "Double"
+
+    def __call__(self, x: Any) -> Any:
+        return 2 * x
+
+
+def scale(factor: float, x: Any) -> Any:
+    return factor * x
+
+
+def test_without_a_frame_of_the_user_no_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "frames_above", lambda: iter(()))
+
+    assert frames.caller() == ""
+    assert frames.call_on_stack() is None
+
+
+def test_outside_of_jax_there_is_no_call() -> None:
+    assert frames.call_on_stack() is None
+    assert not frames.called_by_a_library()
+
+
+def test_partials_are_reported_by_the_name_of_their_function() -> None:
+    reports: list[RetraceReport] = []
+    jitted: Any = jax.jit(functools.partial(functools.partial(fresh(scale)), 2.0))
+
+    with treewright.explain_retraces(report=reports.append):
+        jitted(jnp.ones(2))
+        jitted(jnp.ones(3))
+
+    assert [(report.function, details(report)[0]) for report in reports] == [("scale", "x: float32[2] -> float32[3]")]
+
+
+def test_a_function_is_described_by_what_it_calls_in_the_end() -> None:
+    class Callable:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+        def method(self, x: Any) -> Any:
+            return x
+
+    made = Callable()
+
+    assert innermost(functools.partial(jax.jit(made.method))) is Callable.method
+    assert described(made) == described(made) != described(Callable())
+    assert described(made.method) == described(made.method) != described(Callable().method)
+    assert described(functools.partial(scale, 1.0)) == described(scale)
+
+
+def test_callable_objects_are_watched_like_functions() -> None:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(report=reports.append):
+        for length in (2, 3):
+            double: Any = jax.jit(Double())
+            double(jnp.ones(length))
+
+    [report] = reports
+    assert details(report)[0].startswith("the function itself: Double has no __eq__")
+
+
+def test_the_class_of_tracers_is_that_of_jit() -> None:
+    seen: list[type[Any]] = []
+
+    jax.jit(lambda x: seen.append(type(x)))(1.0)
+
+    assert PROCESS.tracer_class is seen[0]
