@@ -266,7 +266,8 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
         def flat(self) -> Any:
             return (self.x,), (self.name, self._hide())
 
-    jax.tree_util.register_pytree_node(Hiding, Hiding.flat, lambda aux, children: Hiding(*children, *aux))
+    register: Any = jax.tree_util.register_pytree_node
+    register(Hiding, Hiding.flat, lambda aux, children: Hiding(*children, *aux))
 
     assert lines(Hiding(1, "a", 2), Hiding(1, "a", 3)) == [".<aux_data>[1] (static): 2 -> 3"]
     assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]

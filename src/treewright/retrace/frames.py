@@ -113,10 +113,8 @@ def _of_wrapper(above: list[Frame]) -> Call | None:
         if module == "equinox._jit" and _has(frame, "jit_wrapper", "args", "kwargs"):
             function = names["jit_wrapper"].__wrapped__
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
-        if module.startswith("flax.nnx") and _has(frame, "self", "args", "kwargs"):
-            function = getattr(names["self"], "fun", None)
-            if function is not None:
-                return Call(function, tuple(names["args"]), names["kwargs"])
+        if module.startswith("flax.nnx") and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
+            return Call(names["self"].fun, tuple(names["args"]), names["kwargs"])
     return None
 
 
