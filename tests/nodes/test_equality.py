@@ -297,6 +297,41 @@ def test_a_node_that_holds_what_cannot_be_hashed_says_which_field(value: Any) ->
     assert "Layer.kernel" in str(nested.value.__cause__)
 
 
+def test_a_class_that_says_it_has_no_hash_has_none_nor_has_a_subclass_of_a_module() -> None:
+    @pytree_dataclass
+    class Decorated:
+        x: Any
+        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+    class Model(Module):
+        x: Any
+        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+    class Deeper(Model):
+        y: Any = 2
+
+    for node in (Decorated(1), Model(1), Deeper(1)):
+        with pytest.raises(TypeError, match=f"^unhashable type: '{type(node).__name__}'$"):
+            hash(node)
+
+
+def test_a_class_with_an_eq_of_its_own_and_no_word_on_its_hash_is_hashed_by_value() -> None:
+    @pytree_dataclass
+    class Decorated:  # noqa: PLW1641  that is the point
+        x: Any
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    class Model(Module):  # noqa: PLW1641  that is the point
+        x: Any
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert hash(Decorated(1)) == hash(Model(1)) == hash((1,))
+
+
 def test_the_hash_of_a_traced_node_is_refused() -> None:
     with pytest.raises(TypeError, match=r"unhashable type: Box\.value"):
         jax.jit(lambda box: hash(box))(Box(1.0))
