@@ -69,7 +69,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "_nodes.wrapper": ("_nodes.dataclass", "_nodes.fields", "_nodes.static_types"),
     "_trees": (),
     "_trees.paths": ("_nodes.node", "_nodes.spec"),
-    "_trees.reasons": ("_nodes.classes", "_nodes.exact", "_nodes.representation", "_trees.paths"),
+    "_trees.texts": ("_nodes.classes", "_nodes.representation"),
+    "_trees.reasons": ("_nodes.classes", "_nodes.exact", "_trees.paths", "_trees.texts"),
     "_trees.levels": (
         "_nodes.classes",
         "_nodes.fields",
@@ -77,7 +78,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.spec",
         "_nodes.statics",
         "_trees.paths",
-        "_trees.reasons",
+        "_trees.texts",
     ),
     "_trees.diff": (
         "_nodes.classes",
@@ -87,6 +88,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_trees.levels",
         "_trees.paths",
         "_trees.reasons",
+        "_trees.texts",
     ),
     "_trees.remembered": (
         "_nodes.classes",
@@ -102,6 +104,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_trees.levels",
         "_trees.reasons",
         "_trees.remembered",
+        "_trees.texts",
     ),
     "retrace.history": (
         "_nodes.classes",
@@ -136,7 +139,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "retrace.blocks": ("errors", "retrace.decorator", "retrace.history", "retrace.report", "retrace.watch"),
     "retrace.explanation": ("retrace.frames", "retrace.history", "retrace.report", "retrace.signature"),
-    "retrace.hazards": ("_nodes.classes", "_nodes.exact", "_trees.levels", "_trees.paths", "_trees.reasons"),
+    "retrace.hazards": (
+        "_nodes.classes",
+        "_nodes.exact",
+        "_trees.levels",
+        "_trees.paths",
+        "_trees.reasons",
+        "_trees.texts",
+    ),
     "train": ("_nodes.converted", "_nodes.fields", "_nodes.module", "_nodes.static_types"),
     "transforms": (),
     "testing": (),

@@ -263,11 +263,10 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
         def __init__(self, x: Any, name: str, hidden: int) -> None:
             self.x, self.name, self._hide = x, name, lambda: hidden
 
-        def flat(self) -> Any:
-            return (self.x,), (self.name, self._hide())
+    def flat(node: Any) -> Any:
+        return (node.x,), (node.name, node._hide())
 
-    register: Any = jax.tree_util.register_pytree_node
-    register(Hiding, Hiding.flat, lambda aux, children: Hiding(*children, *aux))
+    jax.tree_util.register_pytree_node(Hiding, flat, lambda aux, children: Hiding(*children, *aux))
 
     assert lines(Hiding(1, "a", 2), Hiding(1, "a", 3)) == [".<aux_data>[1] (static): 2 -> 3"]
     assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]

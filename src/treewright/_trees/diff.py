@@ -15,7 +15,8 @@ from treewright._nodes.protocols import leaves_equal
 from treewright._nodes.spec import spec_of
 from treewright._trees.levels import AuxKey, Leaf, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
-from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, short_text, short_texts, why
+from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, why
+from treewright._trees.texts import short_text, short_texts
 
 Kind: TypeAlias = Literal[
     "class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "placement", "value"
@@ -49,7 +50,7 @@ class Difference:
         reason: Why they differ, where the values alone do not show it; else empty.
         parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: jax.Array
@@ -112,7 +113,7 @@ def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
     Raises:
         TracedComparisonError: If values were to be compared and one is traced.
 
-    Example:
+    Examples:
         >>> [difference] = diff({"x": 1, "y": 2}, {"x": 1, "y": 3})
         >>> difference.path, difference.left, difference.right, difference.kind
         ((DictKey(key='y'),), 2, 3, 'value')

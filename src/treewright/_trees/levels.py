@@ -17,7 +17,7 @@ from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._trees.paths import Key, field_key
-from treewright._trees.reasons import short_text
+from treewright._trees.texts import short_text
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave treedefs and keys open
 _NUMBERS = (bool, int, float, complex)

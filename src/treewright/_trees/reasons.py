@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import reprlib
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,9 @@ import jax
 
 from treewright._nodes.classes import class_of
 from treewright._nodes.exact import NoExactKeyError, exact_key
-from treewright._nodes.representation import array_text, function_text
 from treewright._trees.paths import Key, Path, field_key, path_text
+from treewright._trees.texts import LENGTH, names_in, short_text, short_texts
 
-_LENGTH = 80  # characters of a value that are shown
 _DEPTH = 8  # levels that are searched for what has changed
 _SHOWN = 3  # captured variables that are named
 _ATTRIBUTES = 20  # attributes of an object that are remembered
@@ -25,65 +23,6 @@ _SEPARATE = 4  # places in one container that are told apart; where more have ch
 
 _keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 _missing = object()
-
-
-# Text
-
-
-class _ShortText(reprlib.Repr):
-    """`repr` that never writes more than a few parts of a value, however large it is."""
-
-    def __init__(self, *, with_module: bool) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = _LENGTH
-        self.with_module = with_module
-
-    def repr1(self, x: Any, level: int) -> str:
-        """One value, in one line."""
-        found = array_text(x) or function_text(x, with_module=self.with_module)
-        if found is not None:
-            return found
-        kind = class_of(x)
-        if isinstance(x, functools.partial):
-            keywords = (f"{name}={self.repr1(item, level - 1)}" for name, item in x.keywords.items())
-            arguments = [x.func, *x.args]
-            return f"{kind.__name__}({', '.join([*(self.repr1(item, level - 1) for item in arguments), *keywords])})"
-        if kind is types.MethodType:
-            return f"{x.__func__.__qualname__} of {self.repr1(x.__self__, level - 1)}"
-        if kind.__repr__ is _OBJECT.__repr__:  # its address would say nothing
-            return f"<{kind.__qualname__} object>"
-        names = _names_in(kind)
-        if names and level > 0:
-            fields = (f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
-            return f"{kind.__name__}({', '.join(fields)})"
-        return " ".join(super().repr1(x, level).split())
-
-
-def short_text(value: Any, *, with_module: bool = False) -> str:
-    """One line of at most 80 characters for any value; functions and classes with their module if asked."""
-    shown = _ShortText(with_module=with_module).repr(value)
-    return shown if len(shown) <= _LENGTH else f"{shown[: _LENGTH - 3]}..."
-
-
-def short_texts(left: Any, right: Any) -> tuple[str, str]:
-    """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
-    texts = short_text(left), short_text(right)
-    if texts[0] != texts[1]:
-        return texts
-    if isinstance(left, str) and isinstance(right, str):
-        start = max(0, _first_difference(left, right) - _LENGTH // 4)
-        return _window(left, start), _window(right, start)
-    return short_text(left, with_module=True), short_text(right, with_module=True)
-
-
-def _first_difference(left: str, right: str) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _window(value: str, start: int) -> str:
-    shown = repr(value[start : start + _LENGTH // 2])
-    return f"{'...' if start else ''}{shown}{'...' if start + _LENGTH // 2 < len(value) else ''} at character {start}"
 
 
 # What has changed inside a value
@@ -209,19 +148,13 @@ def parts_of(value: Any) -> dict[Key, Any]:
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
     else:
-        names = _names_in(kind)
+        names = names_in(kind)
     if not names and isinstance(value, list | tuple):
         return {_keys.SequenceKey(index): item for index, item in enumerate(cast("Any", value))}
     if isinstance(value, Mapping):
         return {_keys.DictKey(name): item for name, item in cast("Any", value).items()}
     found = ((name, getattr(value, name, _missing)) for name in names)
     return {field_key(name): item for name, item in found if item is not _missing}
-
-
-def _names_in(kind: type[Any]) -> tuple[str, ...]:
-    """The names of a named tuple; none for other classes."""
-    names: tuple[str, ...] = getattr(kind, "_fields", ())
-    return names if tuple in kind.__mro__ else ()
 
 
 def same_content(left: Any, right: Any, depth: int = _DEPTH) -> bool:
@@ -371,7 +304,7 @@ def _of_comparison(left: Any, right: Any) -> Cause | None:
     try:
         bool(left == right)
     except Exception as error:  # noqa: BLE001  an __eq__ of anybody's
-        text = " ".join(str(error).split())[:_LENGTH]
+        text = " ".join(str(error).split())[:LENGTH]
         return Cause("no answer", f"== between them gives no answer: {type(error).__name__}: {text}")
     return None
 

@@ -29,7 +29,7 @@ class explain_retraces:  # noqa: N801  it is used like a function
         report: Takes each `RetraceReport`. By default they go to the logger `treewright.retrace` and to standard
             error, but only once where the logging writes to standard error too.
 
-    Example:
+    Examples:
         >>> reports = []
         >>> step = jax.jit(lambda x, scale=1.0: x * scale)
         >>> with explain_retraces(report=reports.append):
@@ -71,7 +71,7 @@ class max_traces:  # noqa: N801  it is used like a function
         TooManyTracesError: From the call that needed one trace more; the message is the report.
         TypeError: If the function to decorate is jitted already.
 
-    Example:
+    Examples:
         >>> step = jax.jit(lambda x: 2 * x)
         >>> with max_traces(1):
         ...     for batch in jnp.ones((5, 3)):

@@ -52,7 +52,7 @@ def traced(
         TooManyTracesError: From the call that needed one trace more than `max_traces`.
         TypeError: If the function is jitted already: `@jax.jit` comes first, `@traced` below it.
 
-    Example:
+    Examples:
         >>> reports = []
         >>> @jax.jit
         ... @traced(report=reports.append)

@@ -29,7 +29,7 @@ def explain(
     Returns:
         A report; `report.event` is `"none"` if the call would need no new program.
 
-    Example:
+    Examples:
         >>> def step(x, scale=1.0):
         ...     return x * scale
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))

@@ -16,7 +16,8 @@ from treewright._nodes.classes import class_of, import_path
 from treewright._nodes.exact import NoExactKeyError, exact_key
 from treewright._trees.levels import Leaf, Level, opened
 from treewright._trees.paths import Path, path_text
-from treewright._trees.reasons import captured_by, parts_of, place_of_code, same_to_jit, short_text
+from treewright._trees.reasons import captured_by, parts_of, place_of_code, same_to_jit
+from treewright._trees.texts import short_text
 
 HazardKind = Literal[
     "array", "captured array", "collision", "comparison", "function", "identity", "mutable", "nan", "slow", "unhashable"
@@ -42,7 +43,7 @@ class Hazard:
         kind: What is wrong with it.
         text: What follows from it, and what to do.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     scale: object = static()
@@ -72,7 +73,7 @@ def check_statics(tree: Any) -> list[Hazard]:
     Args:
         tree: Any tree.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: float

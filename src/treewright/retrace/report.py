@@ -36,7 +36,7 @@ class RetraceReport:
         seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
         caller: Where the function was called, as `train.py:69 in main`.
 
-    Example:
+    Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
         >>> with explain_retraces(report=lambda report: print(report.function, report.number, *report.differences)):
         ...     step({"x": jnp.ones((32, 2))}), step({"x": jnp.ones((31, 2))})

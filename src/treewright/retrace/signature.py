@@ -15,8 +15,9 @@ from jax.core import Tracer
 from treewright._nodes.classes import class_of
 from treewright._trees.diff import Difference, differences
 from treewright._trees.levels import Leaf, Level
-from treewright._trees.reasons import Remembered, short_text
+from treewright._trees.reasons import Remembered
 from treewright._trees.remembered import remembered, remembered_tree
+from treewright._trees.texts import short_text
 
 Label = Literal["argument", "static", "passing", "setting", "option", "function"]
 
