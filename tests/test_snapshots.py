@@ -163,6 +163,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "compared while traced": lambda: jax.jit(lambda x: Layer(x) == Layer(x + 1))(1.0),
     "hash of an array": lambda: hash(Layer(jnp.ones(2))),
     "frozen mapping": lambda: assign(freeze({}), "x"),
+    "traced above jit": lambda: treewright.traced(jax.jit(untyped)),
     "treedefs that differ": lambda: jax.tree.map(lambda a, b: a, Layer(1.0), Layer(1.0, "gelu")),
 }
 

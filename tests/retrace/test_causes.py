@@ -213,6 +213,12 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (ones(4, 9),),
         ["state: float32[4,7] -> float32[4,9]", "    axis 1: 7 -> 9; pad to one size, or to a few"],
     ),
+    "a transposed array": (
+        (ones(4, 7),),
+        (ones(7, 4),),
+        ["state: float32[4,7] -> float32[7,4]", "    axis 0: 4 -> 7, axis 1: 7 -> 4; the same axes in another order"],
+    ),
+    "another number of axes": ((ones(4),), (ones(4, 1),), ["state: float32[4] -> float32[4,1]"]),
     "dtype": (
         (ones(2),),
         (jnp.ones(2, jnp.bfloat16),),

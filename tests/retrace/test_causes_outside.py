@@ -135,9 +135,29 @@ def test_a_mesh_in_use_is_named(form: str) -> None:
         with jax.set_mesh(mesh):
             f(np.ones(2, np.float32))
 
-    reports = reported(step, lambda f: f(np.ones(2, np.float32)), later, form=form)
+    [report] = reported(step, lambda f: f(np.ones(2, np.float32)), later, form=form)
 
-    assert details(reports[-1])[0].startswith("the mesh in use (setting): AbstractMesh((), axis_types=()) -> Abstract")
+    assert details(report)[-3:] == [
+        "the mesh in use (setting): no mesh -> a mesh of data=2 (Auto)",
+        "    set it once, before the first call",
+        "compared with trace 1",
+    ]
+
+
+def test_an_array_made_under_another_mesh_is_named() -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
+    with jax.set_mesh(mesh):
+        array = jnp.ones(2)
+
+    report = treewright.explain(step, (jnp.ones(2),), (array,))
+
+    assert details(report) == [
+        "state: float32[2] -> float32[2]",
+        (
+            "    made under no mesh, and now under a mesh of data=2, model=2 (Auto); make it under the mesh that it is "
+            "used with"
+        ),
+    ]
 
 
 @pytest.mark.parametrize("form", ["traced", "explain_retraces"])

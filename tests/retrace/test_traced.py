@@ -277,6 +277,25 @@ def test_arguments_go_by_their_own_names() -> None:
     ]
 
 
+def test_one_more_of_any_number_of_arguments_is_named() -> None:
+    reports: list[RetraceReport] = []
+
+    @jax.jit
+    @treewright.traced(report=reports.append)
+    def f(*parts: jax.Array, **named: jax.Array) -> Any:
+        return parts
+
+    one = jnp.ones(1)
+    f(one)
+    f(one, one)
+    f(one, key=one)
+
+    assert [details(report)[:2] for report in reports] == [
+        ["parts[1] (added): float32[1]", "    keep the structure the same from call to call"],
+        ["named['key'] (added): float32[1]", "    keep the structure the same from call to call"],
+    ]
+
+
 def test_the_wrong_order_of_decorators_is_refused() -> None:
     with pytest.raises(TypeError, match=r"<lambda> is jitted already, .* Put @traced or @max_traces below @jax.jit\."):
         treewright.traced(jax.jit(lambda x: x))

@@ -16,7 +16,7 @@ from treewright._nodes.spec import spec_of
 from treewright._trees.levels import AuxKey, Leaf, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, why
-from treewright._trees.texts import short_text, short_texts
+from treewright._trees.texts import mesh_text, short_text, short_texts
 
 Kind: TypeAlias = Literal[
     "class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "placement", "value"
@@ -236,11 +236,15 @@ def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
         return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
     if _read(a, "dtype") != _read(b, "dtype"):
         return "dtype", weak
-    return (
-        ("weak_type", weak)
-        if _read(a, "weak_type") != _read(b, "weak_type")
-        else ("sharding", "the sharding is part of the type on a mesh of explicit axes")
-    )
+    if _read(a, "weak_type") != _read(b, "weak_type"):
+        return "weak_type", weak
+    if str(a) == str(b):
+        return "sharding", f"made under {_mesh(a)}, and now under {_mesh(b)}"
+    return "sharding", "the sharding is part of the type on a mesh of explicit axes"
+
+
+def _mesh(aval: Any) -> str:
+    return mesh_text(_read(_read(aval, "sharding"), "mesh"))
 
 
 def _read(aval: Any, name: str) -> Any:

@@ -73,3 +73,12 @@ def names_in(kind: type[Any]) -> tuple[str, ...]:
     """The names of a named tuple; none for other classes."""
     names: tuple[str, ...] = getattr(kind, "_fields", ())
     return names if tuple in kind.__mro__ else ()
+
+
+def mesh_text(mesh: Any) -> str:
+    """`no mesh`, or a mesh by its axes: `a mesh of data=2, model=4 (Auto)`."""
+    sizes: dict[str, int] = dict(getattr(mesh, "shape", None) or {})
+    if not sizes:
+        return "no mesh"
+    kinds = dict.fromkeys(getattr(kind, "name", str(kind)) for kind in mesh.axis_types or ())
+    return f"a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())} ({', '.join(kinds)})"

@@ -60,10 +60,12 @@ def _of_argument(difference: Difference) -> str:
             return _of_dtype(difference)
         case "class":
             return _of_class(difference.left, difference.right)
-        case "added" | "removed" if len(difference.path) == 1:
+        case "added" | "removed" if len(difference.path) == 1 and str(difference.path[0]).isidentifier():
             return "a default that is passed is an argument more: pass it each time or never"
         case "added" | "removed":
             return "keep the structure the same from call to call"
+        case "sharding" if str(difference.left) == str(difference.right):
+            return "make it under the mesh that it is used with"
         case "sharding":
             return "give it one sharding before the loop: jax.device_put"
         case "placement":
@@ -96,6 +98,8 @@ def _of_shape(old: Leaf, new: Leaf) -> str:
         return _FIXED
     if len(a) != len(b):
         return ""
+    if sorted(a) == sorted(b):
+        return "the same axes in another order"
     smaller = b[0] < a[0] and a[1:] == b[1:]
     return "if this is a last, smaller batch, drop or pad it" if smaller else "pad to one size, or to a few"
 

@@ -17,7 +17,7 @@ from treewright._trees.diff import Difference, differences
 from treewright._trees.levels import Leaf, Level
 from treewright._trees.reasons import Remembered
 from treewright._trees.remembered import remembered, remembered_tree
-from treewright._trees.texts import short_text
+from treewright._trees.texts import mesh_text, short_text
 
 Label = Literal["argument", "static", "passing", "setting", "option", "function"]
 
@@ -79,6 +79,22 @@ class Call:
     jit_name: str = ""
 
 
+class MeshInUse:
+    """A mesh that prints shortly."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = mesh
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeshInUse) and bool(self._mesh == other._mesh)
+
+    def __hash__(self) -> int:
+        return hash(self._mesh)
+
+    def __repr__(self) -> str:
+        return mesh_text(self._mesh)
+
+
 class Compared:
     """The class of the level of an argument that `jit` compares instead of tracing."""
 
@@ -121,7 +137,7 @@ def signature_of(call: Call, like: Level | None = None) -> Level:
         key = Named(argument.name)
         children.append((key, _level_of(argument, place, call, known.get(key))))
     settings = {f"jax.config.{name}": getattr(jax.config, name, None) for name in SETTINGS}
-    settings["the mesh in use"] = jax.sharding.get_abstract_mesh()
+    settings["the mesh in use"] = MeshInUse(jax.sharding.get_abstract_mesh())
     children.append((Named("", "setting"), _named_level(Settings, "setting", settings)))
     children.append((Named("", "option"), _named_level(Options, "option", call.options)))
     return Level(Call, None, (), tuple(children))
