@@ -294,20 +294,23 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     """A copy with some fields replaced: converters and checks run, the constructor does not."""
     spec = spec_of(node)
     children, statics = finished_pair(node)
-    names = [field.name for field in spec.fields]
-    wrong = [name for name in changes if name not in names]
+    wrong = [name for name in changes if name not in spec.by_name]
     if wrong:
+        names = list(spec.by_name)
         raise TypeError(
             f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
             f"Its fields: {', '.join(names) or 'none'}."
         )
-    new = {field.name: field.convert(changes[field.name]) for field in spec.fields if field.name in changes}
-    children = tuple(new.get(field.name, old) for field, old in zip(spec.children, children, strict=True))
-    if any(field.name in new for field in spec.statics):
-        values = (new.get(field.name, old) for field, old in zip(spec.statics, statics.values, strict=True))
+    new_children = list(children)
+    new_statics: dict[int, Any] = {}
+    for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
+        field = spec.by_name[name]
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(changes[name])
+    if new_statics:
+        values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
         statics = spec.table.find(tuple(values))
-    copy = from_pair(class_of(node), (children, statics))
-    if new:
+    copy = from_pair(class_of(node), (tuple(new_children), statics))
+    if changes and spec.checks:
         checked(copy)
     return copy
 
