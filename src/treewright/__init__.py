@@ -9,6 +9,7 @@ __all__ = [
     "Static",
     "TrainState",
     "buffer",
+    "diff",
     "errors",
     "field",
     "freeze",
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._nodes.module import Module
     from treewright._nodes.wrapper import Static
+    from treewright._trees.diff import diff
     from treewright._trees.update import replace
     from treewright.train import TrainState
 else:
@@ -41,6 +43,7 @@ else:
             "Static": "_nodes.wrapper",
             "TrainState": "train",
             "buffer": "_nodes.fields",
+            "diff": "_trees.diff",
             "field": "_nodes.fields",
             "freeze": "_nodes.freeze",
             "pytree_dataclass": "_nodes.dataclass",

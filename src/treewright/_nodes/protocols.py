@@ -97,13 +97,18 @@ def equal(self: Any, other: object) -> Any:
     if any(a[1] != b[1] for a, b in zip(ours, theirs, strict=True)):
         return False
     return all(
-        _leaves_equal(left, right, f"{spec.cls.__qualname__}.{spec.children[index].name}")
+        leaves_equal(left, right, f"{spec.cls.__qualname__}.{spec.children[index].name}")
         for index, a, b in zip(compared, ours, theirs, strict=True)
         for left, right in zip(a[0], b[0], strict=True)
     )
 
 
-def _leaves_equal(left: Any, right: Any, place: str) -> bool:
+def leaves_equal(left: Any, right: Any, place: str) -> bool:
+    """Whether two leaves are equal: arrays by shape, dtype and value, all else as exactly as statics.
+
+    Raises:
+        TracedComparisonError: If it depends on a traced value; the message names `place`.
+    """
     if left is right:
         return True
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
@@ -120,7 +125,7 @@ def _leaves_equal(left: Any, right: Any, place: str) -> bool:
         left, right = jax.random.key_data(left), jax.random.key_data(right)
     a, b = np.asarray(left), np.asarray(right)
     if a.dtype == object:
-        return all(_leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
+        return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
     same: Any = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN
     return bool(np.all(same))
 

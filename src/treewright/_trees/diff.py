@@ -1,0 +1,273 @@
+"""Differences between two trees, as data."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from treewright._nodes.classes import class_of
+from treewright._nodes.node import finished_pair
+from treewright._nodes.protocols import leaves_equal
+from treewright._nodes.spec import spec_of
+from treewright._nodes.statics import Statics
+from treewright._trees.levels import AuxKey, Leaf, Level, Structure, opened
+from treewright._trees.paths import Path, path_text
+from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, short_text, short_texts, why
+
+Kind: TypeAlias = Literal[
+    "class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "placement", "value"
+]
+_Found: TypeAlias = "tuple[Kind, str] | None"
+
+_jax_trees: Any = jax.tree_util  # whose annotations leave the type of treedefs open
+
+
+class Absent(enum.Enum):
+    """What stands where one of two trees has nothing."""
+
+    ABSENT = "nothing"
+
+
+ABSENT = Absent.ABSENT
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Difference:
+    """One place where two trees differ. `str` gives it in one line.
+
+    Putting `right` at `path` of the left tree, for each difference, gives the right tree.
+
+    Args:
+        path: The place, as JAX's keys; statics have the key of their field.
+        left: What the left tree has there: a leaf, a static, or a whole subtree. `ABSENT` if nothing.
+        right: What the right tree has there.
+        kind: `"class"` (of nodes or containers, or a leaf against one), `"static"`, `"added"`, `"removed"`; of leaves
+            `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`; and `"placement"`, in reports on retraces.
+        reason: Why they differ, where the values alone do not show it; else empty.
+        parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
+
+    Example:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: jax.Array
+        ...     activation: str = static(default="relu")
+        >>> for difference in diff([Layer(jnp.ones(2))], [Layer(jnp.ones(3), "gelu")]):
+        ...     print(difference)
+        [0].activation (static): 'relu' -> 'gelu'
+        [0].kernel (shape): float32[2] -> float32[3]; axis 0: 2 -> 3
+    """
+
+    path: Path
+    left: Any
+    right: Any
+    kind: Kind
+    reason: str = ""
+    parts: "tuple[Difference, ...]" = ()
+
+    def __str__(self) -> str:
+        if self.parts:
+            return "; ".join(map(str, self.parts))
+        reason = f"; {self.reason}" if self.reason else ""
+        return f"{path_text(self.path) or 'the whole tree'} ({self.kind}): {self.change}{reason}"
+
+    @property
+    def change(self) -> str:
+        """`'relu' -> 'gelu'`: both values, cut to a readable length."""
+        if self.kind == "added":
+            return shown(self.right)
+        if self.kind == "removed":
+            return shown(self.left)
+        if self.kind == "static" or (self.kind == "value" and not hasattr(self.left, "shape")):
+            return " -> ".join(short_texts(self.left, self.right))
+        return f"{shown(self.left)} -> {shown(self.right)}"
+
+
+def shown(tree: Any) -> str:
+    """An array as its type, a node or container as its class with its parts, anything else as it is."""
+    level = opened(Structure(tree) if isinstance(tree, _jax_trees.PyTreeDef) else tree)
+    as_it_is = isinstance(level, Leaf) and (level.python or level.aval is None) and not level.anything
+    return short_text(tree if as_it_is else level)
+
+
+def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
+    """Every difference between two trees, or between two treedefs, in the order of the fields.
+
+    Subtrees that are one object are not looked at. Nothing is unflattened, so no constructor runs.
+
+    Args:
+        left: Any tree, or a treedef.
+        right: What to compare it with.
+        values: Whether leaves compare by value as well, and statics exactly. With `False` two trees are the same where
+            `jit` takes them for the same: leaves of one shape, dtype, weak type and sharding, statics of foreign
+            classes by `==`.
+
+    Returns:
+        One `Difference` for each place; none if the trees are equal.
+
+    Raises:
+        TracedComparisonError: If values were to be compared and one is traced.
+
+    Example:
+        >>> [difference] = diff({"x": 1, "y": 2}, {"x": 1, "y": 3})
+        >>> difference.path, difference.left, difference.right, difference.kind
+        ((DictKey(key='y'),), 2, 3, 'value')
+    """
+    if isinstance(left, _jax_trees.PyTreeDef) or isinstance(right, _jax_trees.PyTreeDef):
+        left, right = _as_structure(left), _as_structure(right)
+    return list(differences(left, right, values=values))
+
+
+def _as_structure(tree: Any) -> Structure:
+    return Structure(tree if isinstance(tree, _jax_trees.PyTreeDef) else jax.tree.structure(tree))
+
+
+def differences(left: Any, right: Any, *, values: bool) -> Iterator[Difference]:
+    """`diff`, one at a time."""
+    waiting: list[tuple[Path, Any, Any]] = [((), left, right)]
+    while waiting:
+        path, a, b = waiting.pop()
+        if a is b:
+            continue
+        if class_of(a) is class_of(b) and hasattr(class_of(a), "__node_spec__"):
+            (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
+            if statics is other_statics:  # the common case, without opening: 5 times faster
+                keys = spec_of(a).keys
+                pairs = zip(reversed(keys), reversed(children), reversed(others), strict=True)
+                waiting.extend(((*path, key), x, y) for key, x, y in pairs if x is not y)
+                continue
+        old, new = opened(a), opened(b)
+        if isinstance(old, Leaf) and isinstance(new, Leaf):
+            found = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
+            if found is not None:
+                yield Difference(path, a, b, *found)
+        elif isinstance(old, Leaf) or isinstance(new, Leaf):
+            yield Difference(path, _bare(a), _bare(b), "class")
+        elif old.kind is not new.kind:
+            yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
+        else:
+            yield from _differences_of_statics(path, old, new, values=values)
+            below = list(_children_of_both(path, old, new))
+            yield from (one for one in below if isinstance(one, Difference))
+            waiting.extend(one for one in reversed(below) if not isinstance(one, Difference))
+
+
+def _bare(tree: Any) -> Any:
+    return tree.treedef if isinstance(tree, Structure) else tree
+
+
+def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Path, Any, Any] | Difference]":
+    """Pairs of children that are still to be compared, and those that only one has."""
+    if [key for key, _ in old.children] == [key for key, _ in new.children]:
+        pairs = zip(old.children, new.children, strict=True)
+        yield from (((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b)
+        return
+    theirs = dict(new.children)
+    for key, child in old.children:
+        if key in theirs:
+            yield (*path, key), child, theirs.pop(key)
+        else:
+            yield Difference((*path, key), _bare(child), ABSENT, "removed")
+    yield from (Difference((*path, key), ABSENT, _bare(child), "added") for key, child in theirs.items())
+
+
+def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool) -> Iterator[Difference]:
+    if old.aux is new.aux:
+        return
+    own = isinstance(old.aux, Statics)
+    whole: Same = same_exactly if values and not own else same_to_jit
+    if whole(old.aux, new.aux):
+        return
+    by_content = old.aux.table.content if isinstance(old.aux, Statics) else ()
+    theirs = dict(new.statics)
+    found = False
+    for index, (key, value) in enumerate(old.statics):
+        other = theirs.get(key, ABSENT)
+        same: Same = functools.partial(same_exactly, content=by_content[index]) if own else whole
+        if not same(value, other):
+            found = True
+            yield _static_difference((*path, key), value, other, same)
+    keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
+    if not found and set(keys) == set(other_keys):
+        if keys != other_keys:
+            reason = "the same entries in another order"
+            yield Difference((*path, AuxKey()), old.aux, new.aux, "static", reason)
+        else:
+            yield _static_difference((*path, AuxKey()), old.aux, new.aux, whole)
+
+
+def _static_difference(path: Path, old: Any, new: Any, same: Same) -> Difference:
+    parts = [((*path, *within), a, b) for within, a, b in changed_parts(old, new, same)]
+    if len(parts) == 1 and parts[0][0] == path:
+        return Difference(path, old, new, "static", why(old, new))
+    inner = tuple(Difference(place, a, b, "static", why(a, b)) for place, a, b in parts)
+    return Difference(path, old, new, "static", parts=inner)
+
+
+# Leaves
+
+
+def _leaf_difference(old: Leaf, new: Leaf) -> _Found:
+    """What `jit` sees of a difference between leaves."""
+    if old.anything or new.anything:
+        return None
+    if old.aval is None or new.aval is None:
+        if old.aval is new.aval and same_exactly(old.value, new.value):
+            return None
+        return ("value", why(old.value, new.value)) if old.aval is new.aval else ("class", "")
+    if old.aval != new.aval:
+        return _difference_of_types(old, new)
+    if old.placement is not None and new.placement is not None and old.placement != new.placement:
+        return "placement", ""
+    return None
+
+
+def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
+    a, b = old.aval, new.aval
+    weak = ""
+    if _read(a, "weak_type") != _read(b, "weak_type"):
+        numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
+        which = numbers[0] if len(numbers) == 1 else "one of them"
+        weak = "" if len(numbers) == 2 else f"{which} is weakly typed: its dtype gives way to that of others"
+    if _read(a, "shape") != _read(b, "shape"):
+        return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
+    if _read(a, "dtype") != _read(b, "dtype"):
+        return "dtype", weak
+    return (
+        ("weak_type", weak)
+        if _read(a, "weak_type") != _read(b, "weak_type")
+        else ("sharding", "the sharding is part of the type on a mesh of explicit axes")
+    )
+
+
+def _read(aval: Any, name: str) -> Any:
+    return getattr(aval, name, None)  # abstract tokens and references have not all of these
+
+
+def _axes(old: Any, new: Any) -> str:
+    if old is None or new is None or len(old) != len(new):
+        return ""
+    return ", ".join(f"axis {axis}: {a} -> {b}" for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+
+
+def _value_difference(left: Any, right: Any, path: Path) -> _Found:
+    abstract = (Leaf, Level, Structure, jax.ShapeDtypeStruct)
+    if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
+        return None
+    return "value", _distance(left, right)
+
+
+def _distance(left: Any, right: Any) -> str:
+    """How many elements of two arrays differ, and by how much."""
+    if not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
+        return ""
+    if not jax.numpy.issubdtype(left.dtype, np.number):
+        return ""
+    wide = np.complex128 if jax.numpy.issubdtype(left.dtype, np.complexfloating) else np.float64
+    a, b = np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+    differ = (a != b) & ~((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
+    largest = np.max(np.abs(a - b), where=differ, initial=0.0)
+    return f"{np.count_nonzero(differ)} of {a.size} elements differ, by at most {largest:.3g}"

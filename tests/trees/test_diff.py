@@ -1,0 +1,336 @@
+"""Differences between two trees: complete, in the user's words, and without running anybody's code."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple, Never
+
+import equinox as eqx
+import flax.core
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treewright import Module, diff, replace, static
+from treewright._trees.diff import ABSENT
+from treewright._trees.paths import place_of
+from treewright.errors import TracedComparisonError, UnfinishedNodeError
+
+
+class Layer(Module):
+    kernel: Any = None
+    bias: Any = None
+    activation: Any = static(default="relu")
+    size: Any = static(default=1)
+
+    def apply(self) -> None: ...
+
+
+class Net(Module):
+    layers: Any
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+# Without types of their own.
+FrozenDict: Any = flax.core.FrozenDict
+Partial: Any = jax.tree_util.Partial
+struct: Any = flax.struct
+
+
+@flax.struct.dataclass
+class FlaxLayer:
+    kernel: Any
+    activation: Any = struct.field(pytree_node=False, default="relu")
+
+
+class EqxLayer(eqx.Module):
+    kernel: Any
+    activation: Any = eqx.field(static=True, default="relu")
+
+    def apply(self) -> None: ...
+
+
+def lines(left: Any, right: Any, **options: Any) -> list[str]:
+    return list(map(str, diff(left, right, **options)))
+
+
+# The law: putting each `right` at its path gives the right tree.
+
+LEAVES = st.one_of(
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0.0, -0.0, float("nan"), "text"]),
+    st.sampled_from([jnp.arange(2), jnp.arange(3), jnp.zeros(2), np.ones(2, np.float32), jnp.asarray(1)]),
+)
+STATICS = st.sampled_from(["relu", "gelu", 1, True, 0.0, -0.0, (1, (True, 2)), (1, (1, 2)), float("nan"), max])
+KEYS = st.sampled_from("abc")
+
+
+def nodes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(Layer, children, children, STATICS, STATICS)
+
+
+TREES = st.recursive(
+    st.one_of(LEAVES, st.none()),
+    lambda inner: st.one_of(
+        nodes(inner),
+        st.builds(Net, inner),
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=2).map(tuple),
+        st.builds(Point, inner, inner),
+        st.dictionaries(KEYS, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def patched(tree: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
+    """The tree with what `changes` say at each path; `ABSENT` takes an entry away."""
+    if not changes:
+        return tree
+    if not changes[0][0]:
+        return changes[0][1]
+    below: dict[Any, list[tuple[tuple[Any, ...], Any]]] = {}
+    for (key, *rest), value in changes:
+        below.setdefault(place_of(key)[1], []).append((tuple(rest), value))
+    if isinstance(tree, Module):
+        return replace(tree, **{name: patched(getattr(tree, name), inner) for name, inner in below.items()})
+    if isinstance(tree, Point):
+        return tree._replace(**{name: patched(getattr(tree, name), inner) for name, inner in below.items()})
+    if isinstance(tree, dict):
+        entries = tree | {key: patched(tree.get(key), inner) for key, inner in below.items()}
+        return {key: value for key, value in entries.items() if value is not ABSENT}
+    items = dict(enumerate(tree)) | {index: patched(dict(enumerate(tree)).get(index), below[index]) for index in below}
+    return type(tree)(items[index] for index in sorted(items) if items[index] is not ABSENT)
+
+
+@given(TREES, TREES)
+def test_the_differences_applied_to_the_left_tree_give_the_right_one(left: Any, right: Any) -> None:
+    changes = [(difference.path, difference.right) for difference in diff(left, right)]
+
+    result = patched(left, changes)
+
+    assert diff(result, right) == []
+    assert jax.tree.structure(result) == jax.tree.structure(right)
+    assert Net(result) == Net(right)
+
+
+@given(TREES)
+def test_a_tree_does_not_differ_from_itself_or_its_copy(tree: Any) -> None:
+    assert diff(tree, tree) == []
+    assert diff(tree, jax.tree.map(lambda leaf: leaf, tree)) == []
+
+
+@given(TREES, TREES)
+def test_treedefs_differ_exactly_where_jax_says_so(left: Any, right: Any) -> None:
+    a, b = jax.tree.structure(left), jax.tree.structure(right)
+
+    assert (diff(a, b) == []) == (a == b)
+
+
+# What a difference says
+
+
+def test_statics_and_leaves_are_named_with_old_and_new() -> None:
+    old = Net([Layer(jnp.ones(2)), Layer(jnp.ones(2))])
+    new = Net([Layer(jnp.ones(2), activation="gelu"), Layer(jnp.ones((2, 3)))])
+
+    assert lines(old, new) == [
+        ".layers[0].activation (static): 'relu' -> 'gelu'",
+        ".layers[1].kernel (shape): float32[2] -> float32[2,3]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "line"),
+    [
+        ([1], (1,), "the whole tree (class): list of 1 -> tuple of 1"),
+        ([1], [1, Layer()], "[1] (added): Layer(kernel, bias, activation='relu', size=1)"),
+        ({"a": 1, "b": 2}, {"a": 1}, "['b'] (removed): 2"),
+        ({"a": None}, {"a": np.ones(2)}, "['a'] (class): None -> float32[2]"),
+        ([1], [True], "[0] (dtype): 1 -> True"),
+        ([0.0], [-0.0], "[0] (value): 0.0 -> -0.0"),
+        (["a"], ["b"], "[0] (value): 'a' -> 'b'"),
+        (["a"], [1], "[0] (class): 'a' -> 1"),
+        (
+            [1],
+            [jnp.ones((), int)],
+            "[0] (weak_type): 1 -> int32[]; a Python int is weakly typed: its dtype gives way to that of others",
+        ),
+        (
+            [jnp.asarray(1)],
+            [jnp.ones((), int)],
+            "[0] (weak_type): int32[] (weakly typed) -> int32[]; one of them is weakly typed: ...",
+        ),
+        (
+            [np.arange(4.0)],
+            [np.array([0.0, 1.5, np.nan, 3.0])],
+            "[0] (value): float32[4] -> float32[4]; 2 of 4 elements differ, by at most nan",
+        ),
+        ([jnp.ones(2) > 0], [jnp.ones(2) < 0], "[0] (value): bool[2] -> bool[2]"),
+        ([jnp.ones(2, complex)], [jnp.ones(2, complex) * 1j], "[0] (value): complex64[2] -> complex64[2]; 2 of 2 ..."),
+        ([jax.random.key(0)], [jax.random.key(1)], "[0] (value): key<fry>[] -> key<fry>[]"),
+        ([jnp.ones((32, 7))], [jnp.ones((31, 7))], "[0] (shape): float32[32,7] -> float32[31,7]; axis 0: 32 -> 31"),
+        ([jnp.ones(2)], [jnp.ones(2, jnp.bfloat16)], "[0] (dtype): float32[2] -> bfloat16[2]"),
+    ],
+)
+def test_each_kind_of_difference_has_its_line(left: Any, right: Any, line: str) -> None:
+    (found,) = lines(left, right)
+
+    assert found.startswith(line.removesuffix("..."))
+
+
+def test_with_values_false_only_what_jit_sees_counts() -> None:
+    assert lines({"x": 1, "y": jnp.ones(2)}, {"x": 2, "y": np.zeros(2, np.float32)}, values=False) == []
+    assert lines([jnp.ones(2)], [jnp.ones(3)], values=False) == [
+        "[0] (shape): float32[2] -> float32[3]; axis 0: 2 -> 3"
+    ]
+    assert lines(FlaxLayer(1, 1), FlaxLayer(1, True), values=False) == []  # which is what jit takes for equal
+    assert lines(FlaxLayer(1, 1), FlaxLayer(1, True)) == [".activation (static): 1 -> True"]
+
+
+def test_an_abstract_leaf_compares_by_its_type() -> None:
+    abstract = jax.eval_shape(lambda: Layer(jnp.ones(2)))
+
+    assert diff(Layer(jnp.zeros(2)), abstract) == []
+    assert lines(Layer(jnp.zeros(3)), abstract) == [".kernel (shape): float32[3] -> float32[2]; axis 0: 3 -> 2"]
+
+
+def test_traced_leaves_compare_by_type_only_when_asked() -> None:
+    assert jax.jit(lambda x, y: len(diff([x], [y], values=False)))(1.0, 2.0) == 0
+    with pytest.raises(TracedComparisonError, match=r"^\[0\] is traced"):
+        jax.jit(lambda x, y: len(diff([x], [y])))(1.0, 2.0)
+
+
+def test_a_node_that_is_not_finished_says_so() -> None:
+    class Early(Module):
+        x: Any
+
+        def __init__(self) -> None:
+            diff(self, Layer())
+
+    with pytest.raises(UnfinishedNodeError, match="its __init__ has not returned"):
+        Early()
+
+
+# Statics, ours and others'
+
+
+def test_inside_a_static_the_changed_places_are_named() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rates: tuple[float, ...]
+        names: Any = ()
+
+    (found,) = diff(Layer(activation=Config((0.1, 0.2))), Layer(activation=Config((0.1, 0.3))))
+
+    assert str(found) == ".activation.rates[1] (static): 0.2 -> 0.3"
+    assert [place_of(key)[1] for key in found.path] == ["activation"]
+    assert (found.left, found.right) == (Config((0.1, 0.2)), Config((0.1, 0.3)))
+    frozen = diff(Layer(activation=FrozenDict(a=1)), Layer(activation=FrozenDict(a=2)))
+    assert list(map(str, frozen)) == [".activation['a'] (static): 1 -> 2"]
+
+
+def test_where_much_of_a_static_has_changed_it_is_one_difference() -> None:
+    (found,) = diff(Layer(activation=tuple(range(100_000))), Layer(activation=tuple(range(1, 100_001))))
+
+    assert str(found) == ".activation (static): (0, 1, 2, 3, 4, 5, ...) -> (1, 2, 3, 4, 5, 6, ...)"
+
+
+def test_statics_of_foreign_classes_go_by_their_fields() -> None:
+    assert lines(FlaxLayer(1), FlaxLayer(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
+    assert lines(EqxLayer(1), EqxLayer(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
+    assert lines(EqxLayer(1).apply, EqxLayer(2).apply) == [".__self__.kernel (value): 1 -> 2"]
+    assert lines(Partial(max, 1), Partial(min, 1)) == [".func (static): max -> min"]
+    assert lines(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
+
+
+def test_containers_of_others_are_matched_by_key() -> None:
+    assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
+    assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [
+        ".<aux_data>[0] (static): list -> int"
+    ]
+    ordered = collections.OrderedDict
+    assert lines(ordered(a=1, b=2), ordered(b=2, a=1)) == [
+        ".<aux_data> (static): ('a', 'b') -> ('b', 'a'); the same entries in another order"
+    ]
+
+
+def test_treedefs_name_what_they_can() -> None:
+    def structures(left: Any, right: Any) -> list[str]:
+        return lines(jax.tree.structure(left), jax.tree.structure(right))
+
+    assert structures(Net([Layer()]), Net([Layer(activation="gelu")])) == [
+        ".layers[0].activation (static): 'relu' -> 'gelu'"
+    ]
+    assert structures(FlaxLayer([1]), FlaxLayer([1, 2], "gelu")) == [
+        ".activation (static): 'relu' -> 'gelu'",
+        ".kernel[1] (added): *",
+    ]
+    assert structures(EqxLayer(1), EqxLayer(1, "gelu")) == [".<aux_data>[1] (static): 'relu' -> 'gelu'"]
+    assert structures({"a": 1}, {"a": None}) == ["['a'] (class): * -> None"]
+    assert structures(Point(1, (2,)), Point(1, [2])) == [".y (class): tuple of 1 -> list of 1"]
+    assert structures(FrozenDict(a=1), FrozenDict(b=1)) == ["['a'] (removed): *", "['b'] (added): *"]
+    assert structures(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
+    assert structures(Partial(max, 1), Partial(min, 1)) == [".func (static): max -> min"]
+
+
+def test_a_tree_and_a_treedef_compare_by_structure() -> None:
+    assert diff([1, {"a": 2}], jax.tree.structure([1, {"a": 2}])) == []
+    assert lines(jax.tree.structure([1]), [1, 2]) == ["[1] (added): *"]
+    assert len(diff([jax.tree.structure(1)], [jax.tree.structure([1])])) == 1  # in a tree, a treedef is a leaf
+
+
+# What it costs, and whose code runs
+
+
+def test_an_object_in_both_trees_is_not_looked_at() -> None:
+    class Untouchable:
+        def __eq__(self, other: object) -> Never:
+            raise AssertionError("compared")
+
+        def __hash__(self) -> Never:
+            raise AssertionError("hashed")
+
+    shared = [Untouchable()] * 3
+
+    assert lines([shared, 1], [shared, 2]) == ["[1] (value): 1 -> 2"]
+
+
+def test_nobodys_unflatten_runs() -> None:
+    class Strict:
+        def __init__(self, x: Any, name: str) -> None:
+            self.x, self.name = x, name
+
+    def unflatten(name: str, children: Any) -> Never:
+        raise AssertionError("unflattened")
+
+    jax.tree_util.register_pytree_node(Strict, lambda s: ((s.x,), s.name), unflatten)
+
+    assert lines(Strict(1, "a"), Strict(2, "b")) == [
+        ".<aux_data> (static): 'a' -> 'b'",
+        "[<flat index 0>] (value): 1 -> 2",
+    ]
+    a, b = jax.tree.structure(Strict(1, "a")), jax.tree.structure(Strict([1], "a"))
+    assert lines(a, b) == ["[<flat index 0>] (class): * -> list of 1"]
+
+
+def test_trees_500_levels_deep_are_compared() -> None:
+    def nested(tree: Any) -> Any:
+        for _ in range(500):
+            tree = Net([tree])
+        return tree
+
+    (found,) = diff(nested(1), nested(2))
+
+    assert len(found.path) == 1000
+    assert (found.left, found.right) == (1, 2)
