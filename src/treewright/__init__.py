@@ -8,14 +8,29 @@ __all__ = [
     "Module",
     "Static",
     "TrainState",
+    "allclose",
+    "at",
     "buffer",
+    "combine",
+    "count",
     "diff",
+    "edit",
     "errors",
     "field",
+    "find_aliases",
     "freeze",
+    "nbytes",
+    "node_at",
+    "partition",
     "pytree_dataclass",
     "replace",
+    "spec_like",
+    "split_key_like",
+    "stack",
     "static",
+    "summary",
+    "trainable",
+    "unstack",
 ]
 
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
@@ -26,8 +41,14 @@ if TYPE_CHECKING:
     from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._nodes.module import Module
     from treewright._nodes.wrapper import Static
+    from treewright._trees.batches import node_at, split_key_like, stack, unstack
+    from treewright._trees.closeness import allclose
     from treewright._trees.diff import diff
-    from treewright._trees.update import replace
+    from treewright._trees.drafts import edit
+    from treewright._trees.sizes import count, find_aliases, nbytes
+    from treewright._trees.specs import combine, partition, spec_like, trainable
+    from treewright._trees.update import at, replace
+    from treewright.tables import summary
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -42,13 +63,28 @@ else:
             "Module": "_nodes.module",
             "Static": "_nodes.wrapper",
             "TrainState": "train",
+            "allclose": "_trees.closeness",
+            "at": "_trees.update",
             "buffer": "_nodes.fields",
+            "combine": "_trees.specs",
+            "count": "_trees.sizes",
             "diff": "_trees.diff",
+            "edit": "_trees.drafts",
             "field": "_nodes.fields",
+            "find_aliases": "_trees.sizes",
             "freeze": "_nodes.freeze",
+            "nbytes": "_trees.sizes",
+            "node_at": "_trees.batches",
+            "partition": "_trees.specs",
             "pytree_dataclass": "_nodes.dataclass",
             "replace": "_trees.update",
+            "spec_like": "_trees.specs",
+            "split_key_like": "_trees.batches",
+            "stack": "_trees.batches",
             "static": "_nodes.fields",
+            "summary": "tables",
+            "trainable": "_trees.specs",
+            "unstack": "_trees.batches",
         }
         if name == "errors":
             return import_module("treewright.errors")

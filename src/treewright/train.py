@@ -9,6 +9,7 @@ import numpy as np
 
 from treewright._nodes.fields import field, static
 from treewright._nodes.module import Module
+from treewright._trees.specs import combine, partition, trainable
 
 P = TypeVar("P")
 
@@ -39,12 +40,15 @@ class TrainState(Module, Generic[P]):
     as batch statistics or a random key. `tx` and `apply_fn` are compared by content: an optimiser that is built again
     with the same settings is the same static, and one with other settings traces again.
 
+    `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it keeps nothing
+    for them and neither gradients nor weight decay reach them.
+
     Args:
         step: `i32[]`, the number of updates so far.
         apply_fn: What applies the model, or None; a static.
         params: The parameters: a `Module`, a flax parameter dict, any pytree.
         tx: The optimiser, an `optax.GradientTransformation`; a static.
-        opt_state: What `tx.init(params)` gave.
+        opt_state: What `tx.init(params)` gave, for the parameters without their buffers.
 
     Example:
         >>> import optax
@@ -79,13 +83,17 @@ class TrainState(Module, Generic[P]):
                 f"got {tx!r}."
             )
         start: Any = 0  # the converter makes it an array
-        return cls(step=start, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
+        weights, _ = partition(params, trainable)
+        return cls(step=start, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
+        Buffers stay as they are; give new ones with `state.replace(params=...)` before.
+
         Args:
-            grads: Gradients: a tree like `params`.
+            grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
+                no gradients of buffers have been computed.
             **changes: New values of other fields, such as batch statistics.
 
         Raises:
@@ -97,7 +105,18 @@ class TrainState(Module, Generic[P]):
             raise ImportError(
                 "TrainState.apply_gradients needs optax. Install it with: pip install 'treewright[train]'"
             ) from error
-        updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
-        old: Any = self.params  # optax's own type of parameters leaves nodes out
-        params: Any = optax.apply_updates(old, updates)
+        weights: Any  # optax's own type of parameters leaves nodes out
+        weights, buffers = partition(self.params, trainable)
+        updates, opt_state = self.tx.update(_like(weights, grads), self.opt_state, weights)
+        updated: Any = optax.apply_updates(weights, updates)
+        params = combine(updated, buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+
+
+def _like(weights: Any, grads: Any) -> Any:
+    """The gradients without those of buffers, which are `None` among the weights."""
+
+    def is_none(leaf: object) -> bool:
+        return leaf is None
+
+    return jax.tree.map(lambda weight, grad: None if weight is None else grad, weights, grads, is_leaf=is_none)

@@ -264,7 +264,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     names = [field.name for field in spec.fields]
     missing = [name for name in names if name not in waiting]
     # What a cached_property computed of the half-built node is dropped, to be computed again.
-    undeclared = [name for name in waiting if name not in names and not _is_cached_property(spec.cls, name)]
+    undeclared = [name for name in waiting if name not in names and not is_cached_property(spec.cls, name)]
     if not missing and not undeclared:
         return
     name = spec.cls.__qualname__
@@ -277,7 +277,8 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
 
 
-def _is_cached_property(cls: type[Any], name: str) -> bool:
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether an instance may keep the value of a `cached_property` under this name."""
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 

@@ -39,9 +39,12 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
         return tuple((field_key(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
         return tuple((_DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple((field_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
-    return entries_of(value)
+    entries = entries_of(value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return entries
+    children = {str(key) for key, _ in entries or ()}
+    fields = ((field_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
+    return (*(entries or ()), *(entry for entry in fields if str(entry[0]) not in children))
 
 
 def child_of(value: Any, key: Key) -> Any:
@@ -57,7 +60,7 @@ def child_of(value: Any, key: Key) -> Any:
 
 def item_key(value: Any, item: Any) -> Key:
     """The key of `value[item]`; an index may be negative."""
-    if not isinstance(value, (list, tuple)) or not hasattr(item, "__index__"):  # noqa: UP038  a union is made anew each time
+    if not isinstance(value, (list, tuple)) or not hasattr(item, "__index__"):
         return _DictKey(item)
     index: int = item.__index__()
     if index < 0 and -index <= len(cast("Any", value)):

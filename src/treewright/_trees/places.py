@@ -109,7 +109,9 @@ def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) 
     below: dict[Key, list[tuple[Path, Any]]] = {}
     for change in changes:
         below.setdefault(change[0][depth], []).append(change)
-    return with_changes(tree, {key: with_values(child_of(tree, key), inside, depth + 1) for key, inside in below.items()})
+    return with_changes(
+        tree, {key: with_values(child_of(tree, key), inside, depth + 1) for key, inside in below.items()}
+    )
 
 
 def name_of(place: Place) -> str:

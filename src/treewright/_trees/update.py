@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar, overload
 from treewright._nodes.classes import class_of
 from treewright._nodes.node import replaced
 from treewright._nodes.representation import text
-from treewright._trees.paths import Path, path_text
 from treewright._trees.entries import is_node
+from treewright._trees.paths import Path, path_text
 from treewright._trees.places import path_to, value_at, with_value, with_values
 from treewright._trees.selection import Selection, select
 
@@ -56,8 +56,8 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
 
     The copy shares with the original all that is not on the way to a changed place, so it costs the depth of the path
     and not the size of the tree. Nodes on the way run converters and `__check_init__`, as `replace` does. A place may
-    be a child, a buffer, a static, a `None`, or an entry of a list, tuple, named tuple or dict. A changed static changes
-    the treedef, so jitted functions trace again.
+    be a child, a buffer, a static, a `None`, or an entry of a list, tuple, named tuple or dict. A changed static
+    changes the treedef, so jitted functions trace again.
 
     Args:
         tree: A node, or any other tree.
