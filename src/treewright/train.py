@@ -116,7 +116,11 @@ class TrainState(Module, Generic[P]):
 def _like(weights: Any, grads: Any) -> Any:
     """The gradients without those of buffers, which are `None` among the weights."""
 
-    def is_none(leaf: object) -> bool:
-        return leaf is None
+    def kept(weight: Any, grad: Any) -> Any:
+        return None if weight is None else grad
 
-    return jax.tree.map(lambda weight, grad: None if weight is None else grad, weights, grads, is_leaf=is_none)
+    return jax.tree.map(kept, weights, grads, is_leaf=_is_none)
+
+
+def _is_none(leaf: object) -> bool:
+    return leaf is None

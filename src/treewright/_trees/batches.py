@@ -94,7 +94,8 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         raise IndexError(
             f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
         )
-    found: T = jax.tree.map(lambda leaf: leaf[index], tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    found: T = treedef.unflatten(leaf[index] for leaf in leaves)
     return found
 
 
@@ -121,14 +122,13 @@ def split_key_like(key: jax.Array, tree: T) -> T:
 
 def _type_of(path: Path, leaf: Any) -> str:
     """`f32[2,3]`: what has to be the same in trees that are stacked."""
-    try:
-        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-    except TypeError as error:
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
         raise ValueError(
             f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is no array and has no axes. If it is the same in "
             f"all trees, make it a static."
-        ) from error
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+        )
+    dtype: Any = jnp.result_type(leaf)
+    return f"{short_dtype(dtype)}[{','.join(map(str, jnp.shape(leaf)))}]"
 
 
 def _length(tree: Any) -> int:

@@ -87,6 +87,6 @@ def _line(found: Difference, rtol: float, atol: float) -> str:
 def _numeric(leaf: Any) -> bool:
     if isinstance(leaf, bool | int | float | complex):
         return True
-    dtype = getattr(leaf, "dtype", None)
+    dtype: Any = getattr(leaf, "dtype", None)
     is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
     return is_array and (jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)

@@ -3,8 +3,8 @@
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 from treewright._nodes.classes import class_of
 from treewright._nodes.node import (
@@ -28,7 +28,7 @@ _store = object.__setattr__
 
 
 @contextlib.contextmanager
-def edit(node: T, /) -> Iterator[T]:
+def edit(node: T, /) -> Generator[T, None, None]:
     """A draft of `node` that takes assignments to its fields and theirs, and is a finished node when the block ends.
 
     `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as they do on any Python object, at any depth, through
@@ -111,16 +111,15 @@ class _Drafts:
                 draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
         else:
             changes = {key: new for key, old in _parts(value) if (new := self.draft_of(old)) is not old}
-            mutable = class_of(value) is list or isinstance(value, dict)
-            if not changes and not mutable:
+            if not changes and class_of(value) is not list and not isinstance(value, dict):
                 return value
-            draft = with_changes(value, changes) if changes else copy.copy(value)
+            draft = with_changes(value, changes) if changes else copy.copy(cast("Any", value))
         self._by_id[id(draft)] = _Copied(draft, value)
         return draft
 
     def finish(self) -> None:
         """Make every draft a node: all of them, or none where something is wrong with one."""
-        for copied in list(self._by_id.values()):
+        for copied in reversed(self._by_id.values()):  # the root first
             self._result(copied.draft)
         for draft, pair in self._pairs:
             _close(draft, pair)

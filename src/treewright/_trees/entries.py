@@ -16,7 +16,7 @@ from treewright._nodes.freeze import FrozenMapping
 from treewright._nodes.node import finished_pair, replaced
 from treewright._nodes.representation import text
 from treewright._nodes.spec import spec_of
-from treewright._trees.paths import Key, Path, entries_of, field_key
+from treewright._trees.paths import Key, Path, entries_of, field_key, place_of
 from treewright.errors import MissingPlaceError
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
@@ -49,22 +49,22 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 
 def child_of(value: Any, key: Key) -> Any:
     """What is below a value under a key, or `NOTHING`."""
-    kind = type(value)
+    kind = class_of(value)
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, _GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
     if (kind is list or kind is tuple) and isinstance(key, _SequenceKey):
-        return value[key.idx] if key.idx < len(value) else NOTHING
+        return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
     return next((child for found, child in all_entries(value) or () if found == key), NOTHING)
 
 
 def item_key(value: Any, item: Any) -> Key:
     """The key of `value[item]`; an index may be negative."""
-    if not isinstance(value, (list, tuple)) or not hasattr(item, "__index__"):
+    if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
         return _DictKey(item)
     index: int = item.__index__()
-    if index < 0 and -index <= len(cast("Any", value)):
-        index += len(cast("Any", value))
+    if -len(value) <= index < 0:
+        index += len(value)
     names: Any = getattr(value, "_fields", None)
     return field_key(names[index]) if names and 0 <= index < len(names) else _SequenceKey(index)
 
@@ -85,7 +85,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     if isinstance(value, dict | FrozenMapping):
         by_name = {key.key: new for key, new in changes.items()}
         if isinstance(value, FrozenMapping):
-            return FrozenMapping({**value, **by_name})
+            return FrozenMapping({**cast("Any", value), **by_name})
         changed: Any = copy.copy(cast("Any", value))  # of the same class, such as OrderedDict
         changed.update(by_name)
         return changed
@@ -94,8 +94,12 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
 
 def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     """For named tuples, dataclasses, and classes that others have registered."""
+
+    def is_below(part: object) -> bool:
+        return part is not value
+
     entries: list[tuple[Path, Any]]
-    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
@@ -105,25 +109,19 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
 def missing_place(name: str, value: Any, key: Key) -> MissingPlaceError:
     """The error for a key that leads nowhere: where, and what is there instead."""
     entries = all_entries(value)
-    place = f"{name} is {_described(value, is_leaf=entries is None)}"
     if entries is None:
         hint = ""
         if hasattr(value, "at") and not isinstance(key, _GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
-        return MissingPlaceError(f"{place}, a leaf, and has no {key}.{hint}")
-    names = [str(found) for found, _ in entries]
-    if names and all(isinstance(found, _SequenceKey) for found, _ in entries):
-        return MissingPlaceError(f"{place} and has no {key}. It has {names[0]} to {names[-1]}.")
-    close = difflib.get_close_matches(str(key), names, 1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
-    return MissingPlaceError(f"{place} and has no {key}{meant}. It has {listed(names)}.")
-
-
-def _described(value: Any, *, is_leaf: bool) -> str:
-    if is_leaf or value is None:
-        return text(value)
-    name = class_of(value).__qualname__
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+        return MissingPlaceError(f"{name} is {text(value)}, a leaf, and has no {key}.{hint}")
+    found = class_of(value).__qualname__ if value is not None else "None"
+    names = [str(entry) for entry, _ in entries]
+    if names and all(isinstance(entry, _SequenceKey) for entry, _ in entries):
+        return MissingPlaceError(f"{name} ({found}) has no {key}. It has {names[0]} to {names[-1]}.")
+    by_place = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
+    close = difflib.get_close_matches(str(place_of(key)[1]), by_place, 1)
+    meant = f" (did you mean {by_place[close[0]]}?)" if close else ""
+    return MissingPlaceError(f"{name} ({found}) has no {key}{meant}. It has {listed(names)}.")
 
 
 def listed(names: "list[str]", most: int = 12) -> str:

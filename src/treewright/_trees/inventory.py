@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class Item:
 
 
 def items_of(tree: Any) -> Iterator[Item]:
-    """Leaves in JAX's order, each node's statics after its children."""
+    """In the order of the fields, and of JAX below containers."""
     return _items(Item((), tree, class_of(tree).__qualname__, "child"))
 
 
@@ -37,7 +37,7 @@ def _items(item: Item) -> Iterator[Item]:
     value = item.value
     if is_node(value):
         pair, spec = finished_pair(value), spec_of(value)
-        for field in (*spec.children, *spec.statics):
+        for field in spec.fields:
             kind = field.kind if item.kind == "child" else item.kind  # all that is in a buffer is one
             inner = Item((*item.path, field_key(field.name)), field.value_in(pair), spec.cls.__qualname__, kind)
             if field.is_static:
@@ -72,12 +72,10 @@ def bytes_in(leaf: Any) -> int:
 
 def memory_of(leaf: Any) -> object:
     """What is equal for two leaves when they are one array; None for what is no array."""
-    if isinstance(leaf, Tracer | np.ndarray):
-        return id(leaf)
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, jax.Array | np.ndarray):
         return None
-    if leaf.is_deleted():
-        return id(leaf)
+    if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
+        return id(cast("Any", leaf))
     # Also two objects with one buffer, as jax.device_put(x) and x[:] make.
     shards: Any = leaf.addressable_shards
     return tuple(shard.data.unsafe_buffer_pointer() for shard in shards)

@@ -10,7 +10,8 @@ import jax
 from treewright._nodes.representation import text
 from treewright._trees.entries import NOTHING, child_of, item_key, listed
 from treewright._trees.paths import Key, Path, Pattern, Step, field_key, parse, path_text
-from treewright._trees.places import Place, below, name_of, path_to, places_in, value_at
+from treewright._trees.places import Place
+from treewright._trees.recorder import Recorder, place_of_recorder
 from treewright.errors import MissingPlaceError
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
@@ -45,7 +46,7 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
     if isinstance(where, str):
         return _by_text(root, where)
     if arguments_of(where) == 2:
-        return _searched(_matching(root, where), lambda: f"{name_of(root)} has no place where the predicate is true.")
+        return _searched(_matching(root, where), lambda: f"{root.name} has no place where the predicate is true.")
     return _by_function(root, where)
 
 
@@ -64,15 +65,20 @@ def arguments_of(function: Callable[..., Any]) -> int:
 
 
 def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
-    found = where(root)
-    places, structure = ([found], None) if type(found) is Place else jax.tree.flatten(found)
-    wrong = [place for place in places if type(place) is not Place]
-    if wrong or found is None:
+    found = where(Recorder(root))
+    if type(found) is Recorder:
+        return Selection([place_of_recorder(found)])
+    recorders, structure = jax.tree.flatten(found, is_leaf=_is_no_container)
+    if any(type(recorder) is not Recorder for recorder in recorders):
         raise TypeError(
             f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
             f"{text(found)}."
         )
-    return Selection(places, structure)
+    return Selection(list(map(place_of_recorder, recorders)), structure)
+
+
+def _is_no_container(value: object) -> bool:
+    return not isinstance(value, tuple | list | dict)
 
 
 # By text and by predicate: the topmost places that match
@@ -83,9 +89,9 @@ def _by_text(root: Place, where: str) -> Selection:
     if all(map(_is_literal, steps)):
         place = root
         for step in steps:
-            place = below(place, _key(place, step))
+            place = place.below(_key(place, step))
         return Selection([place])
-    return _searched(_leading(root, steps), lambda: f"{name_of(root)} has no place {where}. {_names_in(root)}")
+    return _searched(_leading(root, steps), lambda: f"{root.name} has no place {where}. {_names_in(root)}")
 
 
 def pattern_of(where: str) -> Pattern:
@@ -100,16 +106,16 @@ def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
     step, rest = steps[0], steps[1:]
     if step.kind == "deep":
         yield from _leading(place, rest)
-        for _, child in places_in(place):
+        for child in place.entries():
             yield from _leading(child, steps)
     elif _is_literal(step):
         key = _key(place, step)
-        child = child_of(value_at(place), key)
+        child = child_of(place.value, key)
         if child is not NOTHING:
             yield from _leading(Place(child, key, place), rest)
     else:
-        for key, child in places_in(place):
-            if step.takes(key):
+        for child in place.entries():
+            if step.takes(child.key):
                 yield from _leading(child, rest)
 
 
@@ -118,7 +124,7 @@ def _is_literal(step: Step) -> bool:
 
 
 def _key(place: Place, step: Step) -> Key:
-    return field_key(str(step.name)) if step.kind == "field" else item_key(value_at(place), step.name)
+    return field_key(str(step.name)) if step.kind == "field" else item_key(place.value, step.name)
 
 
 def _names_in(place: Place) -> str:
@@ -127,21 +133,21 @@ def _names_in(place: Place) -> str:
 
 
 def _keys_in(place: Place) -> Iterator[Key]:
-    for key, child in places_in(place):
-        yield key
+    for child in place.entries():
+        yield child.key
         yield from _keys_in(child)
 
 
 def _matching(place: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
-    if predicate(path_text(path_to(place)), value_at(place)):
+    if predicate(path_text(place.path), place.value):
         yield place
         return
-    for _, child in places_in(place):
+    for child in place.entries():
         yield from _matching(child, predicate)
 
 
 def _searched(places: Iterable[Place], otherwise: Callable[[], str]) -> Selection:
-    found = {path_to(place): place for place in places}
+    found = {place.path: place for place in places}
     topmost = [place for path, place in found.items() if not any(path[:end] in found for end in range(len(path)))]
     if not topmost:
         raise MissingPlaceError(otherwise())
@@ -151,14 +157,14 @@ def _searched(places: Iterable[Place], otherwise: Callable[[], str]) -> Selectio
 def _refuse_overlaps(places: Sequence[Place]) -> None:
     selected: dict[Path, Place] = {}
     for place in places:
-        path = path_to(place)
+        path = place.path
         if path in selected:
-            raise ValueError(f"{name_of(place)} is selected twice, and could be given two values. Select it once.")
+            raise ValueError(f"{place.name} is selected twice, and could be given two values. Select it once.")
         selected[path] = place
     for path, place in selected.items():
         above = next((selected[path[:end]] for end in range(len(path)) if path[:end] in selected), None)
         if above is not None:
             raise ValueError(
-                f"{name_of(place)} is inside {name_of(above)}, which is selected too: one change would undo the other. "
+                f"{place.name} is inside {above.name}, which is selected too: one change would undo the other. "
                 f"Select one of them, or make two calls."
             )

@@ -12,7 +12,6 @@ from treewright._nodes.representation import text
 from treewright._nodes.spec import spec_of
 from treewright._trees.entries import is_node
 from treewright._trees.paths import Path, path_text
-from treewright._trees.places import path_to, value_at
 from treewright._trees.selection import arguments_of, select
 
 T = TypeVar("T")
@@ -65,24 +64,35 @@ def spec_like(tree: T, default: Any = None, rules: Mapping[str | Callable[..., A
 
 def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
     """The settings of a prefix, one for each leaf of the whole tree."""
+    settings: list[Any] = []
+
+    def add(setting: Any, part: Any) -> None:
+        settings.extend([setting] * len(jax.tree.leaves(part)))
+
     try:
-        return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=_is_none), is_leaf=_is_none)
+        jax.tree.map(add, prefix, tree, is_leaf=_is_none)
     except ValueError as error:
         raise ValueError(f"{argument} is no prefix of the tree. {error}") from error
+    return settings
 
 
 def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
     """Which leaves a rule is for."""
     if not isinstance(where, str) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
-    places = {path_to(place): place for place in select(tree, where).places}
+    places = {place.path: place.value for place in select(tree, where).places}
     chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
-    if not any(chosen) and all(jax.tree.leaves(value_at(place)) for place in places.values()):
+    if not any(chosen) and all(map(jax.tree.leaves, places.values())):
         names = ", ".join(map(path_text, places))
         raise ValueError(
             f"{names} of a {class_of(tree).__qualname__} is static. It is no part of the tree, and takes no setting."
         )
     return chosen
+
+
+def _not_trained(leaf: object) -> bool:
+    del leaf
+    return False
 
 
 def trainable(tree: T) -> T:
@@ -103,7 +113,7 @@ def trainable(tree: T) -> T:
             return True
         children, statics = finished_pair(part)
         masks = (
-            jax.tree.map(lambda _: False, child) if field.kind == "buffer" else trainable(child)
+            jax.tree.map(_not_trained, child) if field.kind == "buffer" else trainable(child)
             for field, child in zip(spec_of(part).children, children, strict=True)
         )
         return from_pair(class_of(part), (tuple(masks), statics))
@@ -142,10 +152,10 @@ def partition(tree: T, mask: Any) -> tuple[T, T]:
     elif callable(mask) and not is_node(mask):
         predicate: Any = mask
         mask = spec_like(tree, False, {predicate: True}) if arguments_of(mask) == 2 else predicate(tree)  # noqa: FBT003
-    wrong = [found for found in jax.tree.leaves(mask) if not isinstance(found, bool | np.bool_)]
+    chosen = _broadcast("mask=", mask, tree)
+    wrong = [found for found in chosen if not isinstance(found, bool | np.bool_)]
     if wrong:
         raise TypeError(f"A mask holds True or False for each leaf, got {text(wrong[0])}.")
-    chosen = _broadcast("mask=", mask, tree)
     leaves, treedef = jax.tree.flatten(tree)
     pairs = list(zip(leaves, chosen, strict=True))
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)

@@ -8,7 +8,7 @@ from treewright._nodes.node import replaced
 from treewright._nodes.representation import text
 from treewright._trees.entries import is_node
 from treewright._trees.paths import Path, path_text
-from treewright._trees.places import path_to, value_at, with_value, with_values
+from treewright._trees.places import with_values
 from treewright._trees.selection import Selection, select
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class At(Generic[T, V]):
 
     def get(self) -> V:
         """What is there: a value, values in the structure that was asked for, or a dict by path."""
-        values: Any = [value_at(place) for place in self._selection.places]
+        values: Any = [place.value for place in self._selection.places]
         if self._selection.searched:
             values = dict(zip(map(path_text, self._paths()), values, strict=True))
         elif self._selection.structure is None:
@@ -125,7 +125,7 @@ class At(Generic[T, V]):
             return self._with(_split(selection.structure, value))
         if len(selection.places) > 1:
             return self._with([value] * len(selection.places))
-        changed: T = with_value(selection.places[0], value)
+        changed: T = selection.places[0].with_value(value)
         return changed
 
     def apply(self, function: Callable[[V], V]) -> T:
@@ -133,10 +133,10 @@ class At(Generic[T, V]):
         if not self._selection.searched:
             return self.set(function(self.get()))
         function_of_each: Any = function
-        return self._with([function_of_each(value_at(place)) for place in self._selection.places])
+        return self._with([function_of_each(place.value) for place in self._selection.places])
 
     def _paths(self) -> list[Path]:
-        return list(map(path_to, self._selection.places))
+        return [place.path for place in self._selection.places]
 
     def _with(self, values: Sequence[Any]) -> T:
         changed: T = with_values(self._tree, list(zip(self._paths(), values, strict=True)))

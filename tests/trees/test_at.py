@@ -1,0 +1,425 @@
+"""`at`: any place in a tree, read and changed at the cost of the way there, sharing all the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict, namedtuple
+from typing import Any, NamedTuple, assert_type
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import pytest
+from flax.core import FrozenDict
+
+from tests.conftest import count_traces
+from treewright import Module, at, buffer, field, freeze, pytree_dataclass, static
+from treewright.errors import MissingPlaceError, StaticFieldError
+
+FROZEN_DICT: Any = FrozenDict
+
+
+@pytree_dataclass
+class Linear:
+    kernel: Any
+    bias: Any = None
+    mean: Any = buffer(default=0.0)
+    activation: Any = static(default="relu")
+
+
+class Net(Module):
+    layers: tuple[Linear, ...]
+    table: dict[str, Any]
+    name: str = static(default="net")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def small_net() -> Net:
+    return Net((Linear(1.0, 2.0), Linear(3.0)), {"b": [Pair(4.0, 5.0)], "a": 6.0})
+
+
+# A function over the tree
+
+
+@pytest.mark.parametrize(
+    ("where", "old"),
+    [
+        (lambda net: net.layers[0].kernel, 1.0),
+        (lambda net: net.layers[-1].bias, None),
+        (lambda net: net.layers[0].mean, 0.0),
+        (lambda net: net.layers[1].activation, "relu"),
+        (lambda net: net.name, "net"),
+        (lambda net: net.table["a"], 6.0),
+        (lambda net: net.table["b"][0].right, 5.0),
+        (lambda net: net.table["b"][0][1], 5.0),
+        (lambda net: net.layers[1], Linear(3.0)),
+    ],
+    ids=["child", "None", "buffer", "static", "static of the root", "dict", "named tuple", "by index", "node"],
+)
+def test_every_kind_of_place_can_be_read_and_changed(where: Any, old: Any) -> None:
+    net = small_net()
+    assert at(net, where).get() == old
+
+    changed = at(net, where).set("new")
+    assert at(changed, where).get() == "new"
+    assert net == small_net()
+    assert at(changed, where).set(old) == net
+
+
+def test_the_tree_itself_is_a_place() -> None:
+    assert at(3, lambda tree: tree).set(4) == 4
+    assert at([1], lambda tree: tree).apply(len) == 1  # type: ignore[arg-type,comparison-overlap]  # pyright: ignore[reportCallIssue]
+
+
+def test_only_the_way_there_is_copied() -> None:
+    net = small_net()
+    changed = at(net, lambda net: net.layers[0].bias).set(7.0)
+
+    assert changed.layers[0].kernel is net.layers[0].kernel
+    assert changed.layers[1] is net.layers[1]
+    assert changed.table is net.table
+    assert changed.layers[0].tree_flatten()[1] is net.layers[0].tree_flatten()[1]  # type: ignore[attr-defined]
+
+
+def test_a_node_that_stands_in_two_places_changes_in_one() -> None:
+    layer = Linear(1.0)
+    changed = at(Net((layer, layer), {}), lambda net: net.layers[0].kernel).set(2.0)
+
+    assert [one.kernel for one in changed.layers] == [2.0, 1.0]
+    assert changed.layers[1] is layer
+
+
+def test_several_places_change_in_one_go_in_the_structure_that_was_returned() -> None:
+    net = small_net()
+    both = at(net, lambda net: (net.layers[0].kernel, net.table["a"]))
+    named = at(net, lambda net: {"k": [layer.kernel for layer in net.layers]})
+
+    assert both.get() == (1.0, 6.0)
+    assert at(both.set((8.0, 9.0)), lambda net: (net.layers[0].kernel, net.table["a"])).get() == (8.0, 9.0)
+    assert named.get() == {"k": [1.0, 3.0]}
+    assert [layer.kernel for layer in named.apply(lambda k: {"k": k["k"][::-1]}).layers] == [3.0, 1.0]
+    assert at(net, lambda net: [layer.bias for layer in net.layers if layer is None]).set([]) is net
+
+
+def test_loops_lengths_slices_and_isinstance_answer_as_the_tree_would() -> None:
+    net = Net((Linear(1.0), Linear(2.0), Linear(3.0)), {"x": 4.0, "y": 5.0})
+
+    def kernels(where: Any) -> Any:
+        return at(net, where).get()
+
+    assert kernels(lambda net: [layer.kernel for layer in net.layers[1:]]) == [2.0, 3.0]
+    assert kernels(lambda net: [net.layers[i].kernel for i in range(len(net.layers))]) == [1.0, 2.0, 3.0]
+    assert kernels(lambda net: [layer.kernel for layer in net.layers if isinstance(layer, Linear)]) == [1.0, 2.0, 3.0]
+    assert kernels(lambda net: [net.table[name] for name in net.table]) == [4.0, 5.0]
+    assert kernels(lambda net: list(net.table.values())) == [4.0, 5.0]
+    assert kernels(lambda net: {name: value for name, value in net.table.items() if name in net.table}) == net.table
+    assert kernels(lambda net: [net.table[name] for name in net.table.keys()]) == [4.0, 5.0]  # noqa: SIM118
+    assert (
+        kernels(lambda net: [value for pair in net.layers for value in (pair.bias,) if hasattr(pair, "bias")])
+        == [None] * 3
+    )
+    assert not at(net, lambda net: [layer.kernel for layer in net.layers if hasattr(layer, "kernle")]).get()
+
+
+def test_checkers_know_the_type_of_what_is_selected() -> None:
+    class Typed(Module):
+        kernel: jax.Array
+        layers: tuple[Linear, ...]
+        name: str = static(default="")
+
+    model = Typed(jnp.ones(2), (Linear(1.0),))
+    assert_type(at(model, lambda m: m.kernel).get(), jax.Array)
+    assert_type(at(model, lambda m: m.kernel).set(jnp.zeros(2)), Typed)
+    assert_type(at(model, lambda m: (m.kernel, m.name)).get(), tuple[jax.Array, str])
+    assert_type(at(model, lambda m: m.layers[0]).apply(lambda layer: layer), Typed)
+    assert_type(at(model, ".kernel").set(3), Typed)
+    assert_type(at(model, lambda path, value: path == ".kernel").set(3), Typed)
+    at(model, lambda m: m.name).set(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Converters, checks, statics, transformations
+
+ran: list[str] = []
+
+
+class Checked(Module):
+    value: Any = field(converter=lambda value: ran.append("convert") or float(value))
+    limit: float = static(default=1.0, converter=float)
+
+    def __check_init__(self) -> None:
+        ran.append("check")
+        if self.value > self.limit:
+            raise ValueError(f"{self.value} is above {self.limit}")
+
+
+def test_converters_and_checks_of_the_nodes_on_the_way_run_once_for_all_places() -> None:
+    tree = [Checked(0.5)]
+    ran.clear()
+    changed = at(tree, lambda tree: (tree[0].value, tree[0].limit)).set((3, 4))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    assert (changed[0].value, changed[0].limit) == (3.0, 4.0)
+    assert ran == ["convert", "check"]
+    with pytest.raises(ValueError, match=r"^3\.0 is above 1\.0$"):
+        at(tree, lambda tree: tree[0].value).set(3)
+    assert tree[0].value == 0.5
+
+
+def test_a_changed_static_traces_once_and_one_that_can_be_none_is_refused() -> None:
+    net = small_net()
+    jitted = jax.jit(counted := count_traces(lambda net: net.layers[0].kernel))
+    for activation in ("relu", "gelu", "relu"):
+        jitted(at(net, lambda net: net.layers[1].activation).set(activation))
+
+    assert counted.count == 2
+    with pytest.raises(StaticFieldError, match=r"^Linear\.activation is static but holds a list"):
+        at(net, lambda net: net.layers[1].activation).set(["relu"])
+
+
+def test_places_inside_a_static_can_be_changed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        width: int
+        sizes: tuple[int, ...]
+
+    class Configured(Module):
+        config: Config = static()
+        table: Any = static(converter=freeze)
+        inner: Linear = static()
+
+    node = Configured(Config(3, (1, 2)), {"x": [1]}, Linear(1.0))
+
+    assert at(node, lambda node: node.config.sizes[1]).set(5).config == Config(3, (1, 5))
+    assert at(node, lambda node: node.config.width).apply(lambda width: width + 1).config.width == 4
+    assert at(node, lambda node: node.table["x"][0]).set(9).table == freeze({"x": [9]})
+    assert at(node, ".inner.kernel").set(2.0).inner == Linear(2.0)
+    with pytest.raises(
+        MissingPlaceError, match=r"Configured\.config \(.*Config\) has no \.wide \(did you mean \.width\?\)\. It has"
+    ):
+        at(node, lambda node: node.config.wide)  # type: ignore[attr-defined]  # pyright: ignore[reportCallIssue]
+
+
+def test_it_works_under_jit_and_grad() -> None:
+    net = Net((Linear(jnp.ones(2)),), {})
+
+    @jax.jit
+    def doubled(net: Net) -> Net:
+        return at(net, lambda net: net.layers[0].kernel).apply(lambda kernel: kernel * 2)
+
+    def loss(kernel: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(at(net, ".layers[0].kernel").set(kernel).layers[0].kernel))
+
+    assert doubled(net).layers[0].kernel.tolist() == [2.0, 2.0]
+    assert jax.grad(loss)(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
+# Containers
+
+Point = namedtuple("Point", ["x"])  # noqa: PYI024  as untyped code has them
+
+
+@flax.struct.dataclass
+class Struct:
+    child: Any
+    note: str = flax.struct.field(pytree_node=False, default="")  # type: ignore[no-untyped-call]
+
+
+class Holder:
+    """A pytree whose children have keys of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+jax.tree_util.register_pytree_with_keys(
+    Holder,
+    lambda holder: (((jax.tree_util.GetAttrKey("inner"), holder.inner),), None),
+    lambda _, children: Holder(*children),
+)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ([1, 2], lambda tree: tree[1]),
+        ((1, 2), lambda tree: tree[1]),
+        ({"z": 1, "x": 2}, lambda tree: tree["x"]),
+        (OrderedDict(z=1, x=2), lambda tree: tree["x"]),
+        (defaultdict(list, {"z": 1, "x": 2}), lambda tree: tree["x"]),
+        ({3: 1, "x": 2}, lambda tree: tree[3]),
+        (Point(1), lambda tree: tree.x),
+        (Point(1), lambda tree: tree[0]),
+        (Point((1,)), lambda tree: tree[-1][0]),
+        (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]["kernel"]),
+        (Struct(1), lambda tree: tree.child),
+        (Struct(1, "a"), lambda tree: tree.note),
+        (Holder([1]), lambda tree: tree.inner[0]),
+    ],
+)
+def test_containers_keep_their_class_and_order(tree: Any, where: Any) -> None:
+    before = repr(tree)
+    changed = at(tree, where).set(7)
+
+    assert type(changed) is type(tree)
+    assert at(changed, where).get() == 7
+    assert repr(tree) == before
+    if isinstance(tree, dict):
+        assert list(changed) == list(tree)
+
+
+# The text of a path
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (".layers[0].kernel", 1.0),
+        ("layers[-1].bias", None),
+        ("['table']", None),
+        (".table['b'][0].left", 4.0),
+        (".name", "net"),
+        ("", "the tree"),
+        (".layers[*].kernel", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
+        (".layers[-1].*", {".layers[1].kernel": 3.0, ".layers[1].bias": None, ".layers[1].mean": 0.0}),
+        ("bias", {".layers[0].bias": 2.0, ".layers[1].bias": None}),
+        ("**.k*", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
+        ("**[0].right", {".table['b'][0].right": 5.0}),
+        ("name", {".name": "net"}),
+    ],
+)
+def test_a_path_leads_to_one_place_and_a_pattern_to_many(where: str, found: Any) -> None:
+    net = small_net()
+    if found == "the tree":
+        assert at(net, where).get() is net
+    elif where == "['table']":
+        with pytest.raises(MissingPlaceError, match=r"^Net \(Net\) has no \['table'\] \(did you mean \.table\?\)"):
+            at(net, where)
+    elif where.endswith(".*"):
+        assert at(net, where).get() == {**found, ".layers[1].activation": "relu"}
+    else:
+        assert at(net, where).get() == found
+
+
+def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
+    net = small_net()
+
+    assert at(at(net, "bias").set(0.0), "bias").get() == {".layers[0].bias": 0.0, ".layers[1].bias": 0.0}
+    doubled = at(net, ".layers[*].kernel").apply(lambda kernel: 2 * kernel)
+    assert [layer.kernel for layer in doubled.layers] == [2.0, 6.0]
+    assert at(net, ".layers[0].bia*").set(9.0).layers[0].bias == 9.0
+
+
+def test_inside_a_place_that_matches_no_more_are_looked_for() -> None:
+    tree = {"a": {"a": 1, "b": 2}}
+
+    assert at(tree, "**['a']").get() == {"['a']": {"a": 1, "b": 2}}
+    assert at(tree, "**").get() == {"": tree}
+    assert at(tree, "['a']**").get() == {"['a']": {"a": 1, "b": 2}}
+    assert at(tree, "**['a']**['b']").get() == {"['a']['b']": 2}
+
+
+# A predicate
+
+
+def test_a_predicate_finds_nodes_leaves_and_statics() -> None:
+    net = small_net()
+
+    assert at(net, lambda path, value: isinstance(value, Linear)).apply(lambda layer: layer.kernel).layers == (1.0, 3.0)
+    assert at(net, lambda path, value: path.endswith(".bias")).set(0.0).layers[1].bias == 0.0
+    assert at(net, lambda path, value: value == "relu").set("gelu").layers[1].activation == "gelu"
+
+    class Named:
+        def __call__(self, path: str, value: Any, exact: bool = True) -> bool:
+            return value == "net"
+
+    assert at(net, Named()).get() == {".name": "net"}
+
+
+# What is refused
+
+
+def test_a_place_that_is_not_there_is_an_error_that_says_what_is() -> None:
+    net = small_net()
+
+    def message(where: Any) -> str:
+        with pytest.raises(MissingPlaceError) as caught:
+            at(net, where)
+        return str(caught.value)
+
+    assert message(lambda net: net.layers[0].kernle) == (
+        "Net.layers[0] (Linear) has no .kernle (did you mean .kernel?). It has .kernel, .bias, .mean, .activation."
+    )
+    assert message(".layers[0].kernle") == message(lambda net: net.layers[0].kernle)
+    assert message(lambda net: net.layers[2]) == "Net.layers (tuple) has no [2]. It has [0] to [1]."
+    assert message(lambda net: net.layers[-3]) == "Net.layers (tuple) has no [-3]. It has [0] to [1]."
+    assert message(lambda net: net.table["c"]) == "Net.table (dict) has no ['c']. It has ['b'], ['a']."
+    assert message(lambda net: net.layers[0].kernel.x) == "Net.layers[0].kernel is 1.0, a leaf, and has no .x."
+    assert message(lambda net: net.layers[1].bias["x"]) == "Net.layers[1].bias (None) has no ['x']. It has nothing."
+    assert message(lambda net: net.table["b"][0][2]) == "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."
+    assert message("bais") == (
+        "Net has no place bais. The names in it: .activation, .bias, .kernel, .layers, .left, .mean, .name, .right, "
+        ".table, ['a'], ['b']."
+    )
+    assert message(".layers[*].x.y").startswith("Net has no place .layers[*].x.y. The names in it:")
+    assert message(lambda path, value: path == "x") == "Net has no place where the predicate is true."
+    net = Net((Linear(jnp.ones(3)),), {str(index): index for index in range(20)})
+    assert message(".layers[0].kernel[0]") == (
+        "Net.layers[0].kernel is f32[3], a leaf, and has no [0]. To change a part of an array, use .apply(lambda "
+        "array: array.at[...].set(...))."
+    )
+    assert message(lambda net: net.table["x"]).endswith("['10'], ['11'] and 8 more.")
+
+
+def test_what_returns_no_places_is_refused() -> None:
+    for where in (lambda net: 3, lambda net: None, lambda net: (net.name, 3), lambda net: (n for n in net.layers)):
+        with pytest.raises(
+            TypeError, match=r"^The function that says where must return a place of the tree, or a tupl"
+        ):
+            at(small_net(), where)
+    with pytest.raises(TypeError, match=r"^where= takes a function, the text of a path or a predicate, got 3\.$"):
+        at(small_net(), 3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+def test_values_can_not_be_computed_with() -> None:
+    where: Any
+    for where in (
+        lambda net: net.name == "net",
+        lambda net: net.name != "net",
+        lambda net: net.name < "net",
+        lambda net: net.layers if net.name else net.table,
+        lambda net: net.name(),
+    ):
+        with pytest.raises(TypeError, match=r"^A function that says where runs on places.*Net\.name can't be compared"):
+            at(small_net(), where)
+    with pytest.raises(TypeError, match=r"^Net\.name is 'net', which has no entries to go through\.$"):
+        at(small_net(), lambda net: list(net.name))
+    with pytest.raises(TypeError, match="unhashable"):
+        at(small_net(), lambda net: {net.name})
+    with pytest.raises(TypeError, match="unsupported operand"):
+        at(small_net(), lambda net: net.layers[0].kernel + 1)
+
+
+def test_a_value_of_another_structure_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^set\(\) takes a value for each place, in the structure .*, got 3\.$"):
+        at(small_net(), lambda net: (net.name, net.table)).set(3)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue]
+
+
+def test_places_that_overlap_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^Net\.name is selected twice, and could be given two values\. Select it onc"
+    ):
+        at(small_net(), lambda net: (net.name, net.name))
+    with pytest.raises(
+        ValueError, match=r"^Net\.layers\[0\]\.bias is inside Net\.layers, which is selected too: one change would undo"
+    ):
+        at(small_net(), lambda net: (net.layers[0].bias, net.layers))
+
+
+def test_places_and_selections_print_where_they_are() -> None:
+    assert repr(at(small_net(), "bias")) == "<at Net.layers[0].bias, Net.layers[1].bias>"
+    shown: list[str] = []
+    at(small_net(), lambda net: shown.append(repr(net.layers[0])) or net)  # type: ignore[func-returns-value]
+    assert shown == ["<the place Net.layers[0]>"]
