@@ -133,7 +133,7 @@ def test_a_loss_that_updates_buffers_hands_them_to_the_state() -> None:
 
 def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers() -> None:
     net = small_net()
-    transforms = {"fast": optax.sgd(1.0), "slow": optax.sgd(0.0)}
+    transforms: Any = {"fast": optax.sgd(1.0), "slow": optax.sgd(0.0)}
     for tx in (
         optax.adamw(0.1, mask=spec_like(net, default=True, rules={"scale": False})),
         optax.adamw(0.1, mask=lambda net: spec_like(net, default=True, rules={"scale": False})),
@@ -147,7 +147,8 @@ def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers()
 
 
 def test_a_none_that_is_no_buffer_stays() -> None:
-    state = TrainState.create(params={"w": jnp.ones(2), "none": None}, tx=optax.adamw(0.1))
+    params: Any = {"w": jnp.ones(2), "none": None}
+    state = TrainState.create(params=params, tx=optax.adamw(0.1))
     stepped = state.apply_gradients(grads={"w": jnp.ones(2), "none": None})
 
     assert stepped.params["none"] is None

@@ -17,8 +17,13 @@ from treewright.errors import NodeInitError, StaticFieldError, UnfinishedNodeErr
 ran: list[str] = []
 
 
+def noting(value: Any) -> Any:
+    ran.append("convert")
+    return value
+
+
 class Layer(Module):
-    kernel: Any = field(converter=lambda value: ran.append("convert") or value)
+    kernel: Any = field(converter=noting)
     bias: Any = None
     mean: Any = buffer(default=0.0)
     activation: str = static(default="relu")
@@ -85,7 +90,8 @@ def test_the_draft_is_frozen_at_the_end() -> None:
 
 def test_after_an_exception_the_draft_is_what_the_original_is_and_frozen() -> None:
     net = small_net()
-    draft = layer = None
+    draft: Any = None
+    layer: Any = None
 
     def attempt() -> None:
         nonlocal draft, layer
@@ -128,7 +134,7 @@ def test_converters_run_at_the_assignment_and_checks_once_for_each_changed_node_
         def __check_init__(self) -> None:
             ran.append("check outer")
 
-    node = Outer(Layer(1.0))
+    node: Any = Outer(Layer(1.0))
     ran.clear()
     with edit(node) as draft:
         draft.inner.kernel = 2.0
@@ -234,7 +240,7 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones() -> None:
         ),
         edit(Layer(1.0)) as draft,
     ):
-        draft.kernle = 3.0
+        draft.kernle = 3.0  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
     assert draft == Layer(1.0)
 

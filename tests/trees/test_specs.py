@@ -47,8 +47,11 @@ def settings_of(spec: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
-ALL = [".layers[0].kernel", ".layers[0].bias", ".layers[1].kernel", ".norm.scale", ".norm.mean"]
-ALL += [".norm.inner['layer'].kernel", ".rest[0]"]
+PARTIAL: Any = jax.tree_util.Partial
+ALL = [
+    *(".layers[0].kernel", ".layers[0].bias", ".layers[1].kernel", ".norm.scale", ".norm.mean"),
+    *(".norm.inner['layer'].kernel", ".rest[0]"),
+]
 
 
 # spec_like
@@ -149,13 +152,12 @@ def test_what_is_in_a_buffer_is_not_trainable() -> None:
 
     assert jax.tree.structure(mask) == jax.tree.structure(net)
     assert [place for place, is_trained in settings_of(mask).items() if is_trained is False] == ALL[4:6]
-    assert jax.tree.leaves(trainable({"a": [1, jax.tree_util.Partial(len, net.norm)], "b": None})) == [
-        *(True, True, False, False)
-    ]
+    assert jax.tree.leaves(trainable({"a": [1, PARTIAL(len, net.norm)], "b": None})) == [*(True, True, False, False)]
 
 
 def test_optax_takes_the_mask_and_the_function() -> None:
-    net = small_net()
+    net: Any = small_net()
+    updates: Any
     for mask in (trainable, trainable(net)):
         tx = optax.chain(optax.masked(optax.sgd(1.0), mask), optax.masked(optax.set_to_zero(), optax_not(mask)))
         updates, _ = tx.update(jax.tree.map(jnp.ones_like, net), tx.init(net), net)
