@@ -3,43 +3,64 @@
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsArray",
+    "Converted",
+    "Converter",
     "FrozenArray",
     "FrozenMapping",
     "Module",
     "Static",
+    "StaticValue",
     "TrainState",
     "allclose",
     "at",
     "buffer",
     "combine",
+    "cond",
     "count",
+    "device_put",
     "diff",
     "edit",
     "errors",
+    "eval_shape",
     "field",
     "find_aliases",
+    "fori_loop",
     "freeze",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jit_method",
     "nbytes",
     "node_at",
     "partition",
     "pytree_dataclass",
+    "remat",
     "replace",
     "spec_like",
     "split_key_like",
     "stack",
     "static",
     "summary",
+    "switch",
     "trainable",
+    "tree_map",
     "unstack",
+    "value_and_grad",
 ]
 
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
     from treewright import errors
+    from treewright._nodes.converted import AsArray, Converted, Converter
     from treewright._nodes.dataclass import pytree_dataclass
     from treewright._nodes.fields import buffer, field, static
     from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._nodes.module import Module
+    from treewright._nodes.replacing import replace
+    from treewright._nodes.static_types import StaticValue
     from treewright._nodes.wrapper import Static
     from treewright._trees.batches import node_at, split_key_like, stack, unstack
     from treewright._trees.closeness import allclose
@@ -47,9 +68,25 @@ if TYPE_CHECKING:
     from treewright._trees.drafts import edit
     from treewright._trees.sizes import count, find_aliases, nbytes
     from treewright._trees.specs import combine, partition, spec_like, trainable
-    from treewright._trees.update import at, replace
+    from treewright._trees.update import at
     from treewright.tables import summary
     from treewright.train import TrainState
+    from treewright.transforms import (
+        cond,
+        device_put,
+        eval_shape,
+        fori_loop,
+        grad,
+        hessian,
+        jacfwd,
+        jacrev,
+        jit,
+        jit_method,
+        remat,
+        switch,
+        tree_map,
+        value_and_grad,
+    )
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
     # would let them take every misspelled name.
@@ -58,33 +95,51 @@ else:
         from importlib import import_module
 
         homes = {
+            "AsArray": "_nodes.converted",
+            "Converted": "_nodes.converted",
+            "Converter": "_nodes.converted",
             "FrozenArray": "_nodes.freeze",
             "FrozenMapping": "_nodes.freeze",
             "Module": "_nodes.module",
             "Static": "_nodes.wrapper",
+            "StaticValue": "_nodes.static_types",
             "TrainState": "train",
             "allclose": "_trees.closeness",
             "at": "_trees.update",
             "buffer": "_nodes.fields",
             "combine": "_trees.specs",
+            "cond": "transforms",
             "count": "_trees.sizes",
+            "device_put": "transforms",
             "diff": "_trees.diff",
             "edit": "_trees.drafts",
+            "eval_shape": "transforms",
             "field": "_nodes.fields",
             "find_aliases": "_trees.sizes",
+            "fori_loop": "transforms",
             "freeze": "_nodes.freeze",
+            "grad": "transforms",
+            "hessian": "transforms",
+            "jacfwd": "transforms",
+            "jacrev": "transforms",
+            "jit": "transforms",
+            "jit_method": "transforms",
             "nbytes": "_trees.sizes",
             "node_at": "_trees.batches",
             "partition": "_trees.specs",
             "pytree_dataclass": "_nodes.dataclass",
-            "replace": "_trees.update",
+            "remat": "transforms",
+            "replace": "_nodes.replacing",
             "spec_like": "_trees.specs",
             "split_key_like": "_trees.batches",
             "stack": "_trees.batches",
             "static": "_nodes.fields",
             "summary": "tables",
+            "switch": "transforms",
             "trainable": "_trees.specs",
+            "tree_map": "transforms",
             "unstack": "_trees.batches",
+            "value_and_grad": "transforms",
         }
         if name == "errors":
             return import_module("treewright.errors")

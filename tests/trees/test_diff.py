@@ -169,7 +169,7 @@ def test_statics_and_leaves_are_named_with_old_and_new() -> None:
         (
             [jnp.asarray(1)],
             [jnp.ones((), int)],
-            "[0] (weak_type): int32[] (weakly typed) -> int32[]; one of them is weakly typed: ...",
+            "[0] (weak_type): int32[] (weakly typed) -> int32[]; one is weakly typed, as Python numbers are: ...",
         ),
         (
             [np.arange(4.0)],
@@ -317,7 +317,7 @@ def test_nobodys_unflatten_runs() -> None:
     jax.tree_util.register_pytree_node(Strict, lambda s: ((s.x,), s.name), unflatten)
 
     assert lines(Strict(1, "a"), Strict(2, "b")) == [
-        ".<aux_data> (static): 'a' -> 'b'",
+        ".name (static): 'a' -> 'b'",
         "[<flat index 0>] (value): 1 -> 2",
     ]
     a, b = jax.tree.structure(Strict(1, "a")), jax.tree.structure(Strict([1], "a"))

@@ -13,7 +13,6 @@ from treewright._nodes.classes import class_of
 from treewright._nodes.node import finished_pair
 from treewright._nodes.protocols import leaves_equal
 from treewright._nodes.spec import spec_of
-from treewright._nodes.statics import Statics
 from treewright._trees.levels import AuxKey, Leaf, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.reasons import Same, changed_parts, same_exactly, same_to_jit, short_text, short_texts, why
@@ -83,6 +82,8 @@ class Difference:
             return shown(self.left)
         if self.kind == "static" or (self.kind == "value" and not hasattr(self.left, "shape")):
             return " -> ".join(short_texts(self.left, self.right))
+        if self.kind == "placement":
+            return f"{self.left.placement} -> {self.right.placement}"
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 
@@ -177,16 +178,14 @@ def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Pat
 def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool) -> Iterator[Difference]:
     if old.aux is new.aux:
         return
-    own = isinstance(old.aux, Statics)
-    whole: Same = same_exactly if values and not own else same_to_jit
+    whole: Same = same_exactly if values and old.content is None else same_to_jit
     if whole(old.aux, new.aux):
         return
-    by_content = old.aux.table.content if isinstance(old.aux, Statics) else ()
     theirs = dict(new.statics)
     found = False
     for index, (key, value) in enumerate(old.statics):
         other = theirs.get(key, ABSENT)
-        same: Same = functools.partial(same_exactly, content=by_content[index]) if own else whole
+        same = whole if old.content is None else functools.partial(same_exactly, content=old.content[index])
         if not same(value, other):
             found = True
             yield _static_difference((*path, key), value, other, same)
@@ -230,8 +229,8 @@ def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
     weak = ""
     if _read(a, "weak_type") != _read(b, "weak_type"):
         numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
-        which = numbers[0] if len(numbers) == 1 else "one of them"
-        weak = "" if len(numbers) == 2 else f"{which} is weakly typed: its dtype gives way to that of others"
+        which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+        weak = "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
     if _read(a, "shape") != _read(b, "shape"):
         return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
     if _read(a, "dtype") != _read(b, "dtype"):

@@ -34,12 +34,16 @@ class AuxKey:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """A node or container. `aux` is what `jit` compares; `statics` is the same by name, as far as it has names."""
+    """A node or container. `aux` is what `jit` compares; `statics` is the same by name, as far as it has names.
+
+    `content` is there where statics compare exactly, as those of our own nodes do: whether each goes by content.
+    """
 
     kind: type[Any]
     aux: Any
     statics: tuple[tuple[Key, Any], ...]
     children: tuple[tuple[Key, Any], ...]
+    content: tuple[bool, ...] | None = None
 
     def __repr__(self) -> str:
         if self.kind is type(None):
@@ -117,6 +121,7 @@ def node_level(kind: type[Any], children: Any, statics: Statics) -> Level:
         statics,
         tuple(zip(names, statics.values, strict=True)),
         tuple(zip(spec_of(kind).keys, children, strict=True)),
+        statics.table.content,
     )
 
 
@@ -195,8 +200,10 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None)
     children = {getattr(key, "name", None) for key in keys}
     names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
     if tree is not None:
-        values = ((name, getattr(tree, name, None)) for name in names)
-        named = [(name, value) for name, value in values if any(value is item for item in held)]
+        within = (*held, *(item for part in held for item in _elements(part)))
+        attributes = names or [name for name in getattr(tree, "__dict__", ()) if name not in children]
+        values = ((name, getattr(tree, name, None)) for name in attributes)
+        named = [(name, value) for name, value in values if any(value is item for item in within)]
     else:
         named = list(zip(names, held, strict=True)) if len(names) == len(held) else []
     yield from ((field_key(name), value) for name, value in named)

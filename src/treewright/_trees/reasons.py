@@ -1,12 +1,14 @@
 """Why two statics differ that may look alike, and what values look like at a readable length."""
 
+import contextlib
 import dataclasses
 import functools
 import reprlib
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
@@ -18,6 +20,7 @@ from treewright._trees.paths import Key, Path, field_key, path_text
 _LENGTH = 80  # characters of a value that are shown
 _DEPTH = 8  # levels that are searched for what has changed
 _SHOWN = 3  # captured variables that are named
+_ATTRIBUTES = 20  # attributes of an object that are remembered
 _SEPARATE = 4  # places in one container that are told apart; where more have changed, it has changed as a whole
 
 _keys: Any = jax.tree_util  # whose annotations leave the types of keys open
@@ -45,6 +48,10 @@ class _ShortText(reprlib.Repr):
             keywords = (f"{name}={self.repr1(item, level - 1)}" for name, item in x.keywords.items())
             arguments = [x.func, *x.args]
             return f"{kind.__name__}({', '.join([*(self.repr1(item, level - 1) for item in arguments), *keywords])})"
+        if kind is types.MethodType:
+            return f"{x.__func__.__qualname__} of {self.repr1(x.__self__, level - 1)}"
+        if kind.__repr__ is _OBJECT.__repr__:  # its address would say nothing
+            return f"<{kind.__qualname__} object>"
         names = _names_in(kind)
         if names and level > 0:
             fields = (f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
@@ -80,6 +87,76 @@ def _window(value: str, start: int) -> str:
 
 
 # What has changed inside a value
+
+
+class Remembered:
+    """What a history keeps of a value that compares by identity: enough to say what it was, and not the value itself.
+
+    Two are equal when they are of one object that is still alive.
+    """
+
+    __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text", "wrapped")
+    wrapped: "Remembered | None"
+
+    def __init__(self, value: Any, *, captured: dict[str, Any] | None = None) -> None:
+        owner = value.__self__ if isinstance(value, types.MethodType) else value
+        self.kind = class_of(value)
+        self.text = short_text(value)
+        self.code = getattr(value, "__code__", None) if captured is not None else None
+        self.captured = captured
+        self.function = getattr(value, "__func__", None)
+        wrapped = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+        self.wrapped = None if wrapped is None else Remembered(wrapped)
+        self.attributes = {name: short_text(item) for name, item in list(vars_of(value).items())[:_ATTRIBUTES]}
+        self.address = id(owner)
+        try:
+            self.reference: Callable[[], Any] = weakref.ref(owner)
+        except TypeError:
+            self.reference = lambda: owner
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Remembered) or self.function is not other.function:
+            return False
+        found = self.reference()
+        return found is not None and found is other.reference()
+
+    def __hash__(self) -> int:
+        return self.address
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """The attributes in an instance's `__dict__`; of a `Remembered` their texts."""
+    found: dict[str, Any] = value.attributes if isinstance(value, Remembered) else getattr(value, "__dict__", {})
+    return dict(found)
+
+
+def kind_of(value: Any) -> type[Any]:
+    """The class of a value, also of one that is only remembered."""
+    return value.kind if isinstance(value, Remembered) else class_of(value)
+
+
+def code_of(value: Any) -> Any:
+    """The code of a Python function, also of one that is only remembered; None for anything else."""
+    return value.__code__ if isinstance(value, types.FunctionType) else getattr(value, "code", None)
+
+
+def captured_by(function: Any) -> dict[str, Any]:
+    """The captured variables and the defaults of a function, by name."""
+    if isinstance(function, Remembered):
+        return function.captured or {}
+    code = function.__code__
+    found: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not bound yet
+            found[name] = cell.cell_contents
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount]
+    named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    return found | named | (function.__kwdefaults__ or {})
+
 
 Same = Callable[[Any, Any], bool]
 
@@ -138,164 +215,177 @@ def _names_in(kind: type[Any]) -> tuple[str, ...]:
     return names if tuple in kind.__mro__ else ()
 
 
-# Why they differ
-
-
-def why(left: Any, right: Any) -> str:
-    """Why two values differ that may look alike; empty where their texts say it all."""
-    return next(filter(None, (reason(left, right) for reason in _REASONS)), "")
-
-
-def place_of_code(function: Any) -> str:
-    """`train.py:12`, where a function is defined."""
-    code = function.__code__
-    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
-
-
-def _of_two_classes(left: Any, right: Any) -> str:
-    both_classes = isinstance(left, type) and isinstance(right, type)
-    a, b = (left, right) if both_classes else (class_of(left), class_of(right))
-    if a is b:
-        return ""
-    if (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
-        return (
-            f"two classes are named {a.__qualname__}: its class statement ran twice, as a notebook cell that runs "
-            f"again, a reloaded module or a class inside a function"
-        )
-    return "" if both_classes or short_text(left) != short_text(right) else f"same text, but {_change_of_class(a, b)}"
-
-
-def _change_of_class(a: type[Any], b: type[Any]) -> str:
-    if a.__qualname__ != b.__qualname__:
-        return f"{a.__qualname__} -> {b.__qualname__}"
-    return f"{a.__module__}.{a.__qualname__} -> {b.__module__}.{b.__qualname__}"
-
-
-def _of_functions(left: Any, right: Any) -> str:
-    if not isinstance(left, types.FunctionType) or not isinstance(right, types.FunctionType):
-        return ""
-    if left.__code__ != right.__code__:
-        places = dict.fromkeys((place_of_code(left), place_of_code(right)))
-        return f"two functions, defined at {' and '.join(places)}" if left.__qualname__ == right.__qualname__ else ""
-    changes = list(islice(captured_changes(left, right), _SHOWN + 1))
-    anew = f"made anew by the same code ({place_of_code(left)})"
-    if changes:
-        shown = [f"{name}: {' -> '.join(short_texts(old, new))}" for name, old, new in changes[:_SHOWN]]
-        return f"{anew}, which captured {', '.join(shown)}{', ...' if len(changes) > _SHOWN else ''}"
-    names = ", ".join(_captured(left))
-    return f"{anew}, which captured the same {names}" if names else f"{anew}, which captures nothing"
-
-
-def _captured(function: Any) -> dict[str, Any]:
-    """The captured variables and the defaults of a function, by name."""
-    code = function.__code__
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-    defaults = function.__defaults__ or ()
-    positional = code.co_varnames[: code.co_argcount]
-    return (
-        found
-        | dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-        | (function.__kwdefaults__ or {})
-    )
+def same_content(left: Any, right: Any, depth: int = _DEPTH) -> bool:
+    """Whether two captured values are the same, reading functions by their code and what they captured in turn."""
+    if left is right:
+        return True
+    if depth and code_of(left) is not None and code_of(left) == code_of(right):
+        ours, theirs = captured_by(left), captured_by(right)
+    else:
+        ours, theirs = parts_of(left), parts_of(right)
+    if depth and ours and ours.keys() == theirs.keys() and kind_of(left) is kind_of(right):
+        return all(same_content(ours[name], theirs[name], depth - 1) for name in ours)
+    return same_exactly(left, right, content=True)
 
 
 def captured_changes(left: Any, right: Any, depth: int = _DEPTH) -> Iterator[tuple[str, Any, Any]]:
     """What two functions of the same code captured differently, by name; functions among it are looked into."""
-    theirs = _captured(right)
-    for name, value in _captured(left).items():
+    theirs = captured_by(right)
+    for name, value in captured_by(left).items():
         other = theirs.get(name, _missing)
         if other is _missing or same_content(value, other):
             continue
         for path, old, new in changed_parts(value, other, same_content):
-            inner = _inside_functions(old, new, depth)
             place = f"{name}{path_text(path)}"
-            if inner is None:
+            nested = depth > 0 and code_of(old) is not None and code_of(old) == code_of(new)
+            inner = list(captured_changes(old, new, depth - 1)) if nested else []
+            yield from ((f"{place}.{within}", a, b) for within, a, b in inner)
+            if not inner:
                 yield place, old, new
-            else:
-                yield from ((f"{place}.{within}", a, b) for within, a, b in inner)
 
 
-def _inside_functions(left: Any, right: Any, depth: int) -> list[tuple[str, Any, Any]] | None:
-    functions = isinstance(left, types.FunctionType) and isinstance(right, types.FunctionType)
-    if not depth or not functions or left.__code__ != right.__code__:
+# Why they differ
+
+CauseName: TypeAlias = Literal[
+    "class made twice",
+    "other class",
+    "function made anew",
+    "other function",
+    "other method",
+    "partial made anew",
+    "wrapped anew",
+    "nan",
+    "no answer",
+    "identity",
+    "same text",
+]
+
+
+class Cause(NamedTuple):
+    """Why two values differ that may look alike: a name, for who has a remedy, and a sentence."""
+
+    name: CauseName
+    text: str
+
+
+def why(left: Any, right: Any) -> str:
+    """The sentence of `cause_of`; empty where the texts of the values say it all."""
+    cause = cause_of(left, right)
+    return "" if cause is None else cause.text
+
+
+def cause_of(left: Any, right: Any) -> Cause | None:
+    """Why two values differ that may look alike; None where their texts say it all."""
+    return next(filter(None, (find(left, right) for find in _CAUSES)), None)
+
+
+def place_of_code(code: Any) -> str:
+    """`train.py:12`, where a function is defined."""
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+
+
+def _of_two_classes(left: Any, right: Any) -> Cause | None:
+    both_classes = isinstance(left, type) and isinstance(right, type)
+    a, b = (left, right) if both_classes else (kind_of(left), kind_of(right))
+    if a is b:
         return None
-    return list(captured_changes(left, right, depth - 1)) or None
+    if (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
+        text = "its class statement ran twice, as in a notebook cell that runs again, a reloaded module or a function"
+        return Cause("class made twice", f"two classes are named {a.__qualname__}: {text}")
+    if both_classes or short_text(left) != short_text(right):
+        return None
+    names = (a.__qualname__, b.__qualname__)
+    if names[0] == names[1]:
+        names = (f"{a.__module__}.{names[0]}", f"{b.__module__}.{names[1]}")
+    return Cause("other class", f"same text, but {' -> '.join(names)}")
 
 
-def same_content(left: Any, right: Any) -> bool:
-    """Whether two captured values are the same, reading functions by what they captured in turn."""
-    return same_exactly(left, right, content=True)
+def _of_functions(left: Any, right: Any) -> Cause | None:
+    code, other = code_of(left), code_of(right)
+    if code is None or other is None:
+        return None
+    if code != other:
+        places = dict.fromkeys((place_of_code(code), place_of_code(other)))
+        same_name = code.co_qualname == other.co_qualname
+        return Cause("other function", f"two functions, defined at {' and '.join(places)}") if same_name else None
+    changes = list(islice(captured_changes(left, right), _SHOWN + 1))
+    anew = f"made anew by the same code ({place_of_code(code)})"
+    names = ", ".join(captured_by(left))
+    if changes:
+        shown = [f"{name}: {' -> '.join(short_texts(old, new))}" for name, old, new in changes[:_SHOWN]]
+        captured = f"which captured {', '.join(shown)}{', ...' if len(changes) > _SHOWN else ''}"
+    else:
+        captured = f"which captured the same {names}" if names else "which captures nothing"
+    return Cause("function made anew", f"{anew}, {captured}")
 
 
-def _of_methods(left: Any, right: Any) -> str:
-    function = getattr(left, "__func__", None)
-    if function is None or getattr(right, "__func__", None) is not function:
-        return ""
-    owner = class_of(left.__self__).__qualname__
-    return f"the same method of another {owner} (a method belongs to its object)"
+def _of_methods(left: Any, right: Any) -> Cause | None:
+    a, b = (
+        value.function if isinstance(value, Remembered) else getattr(value, "__func__", None) for value in (left, right)
+    )
+    if a is None or a is not b:
+        return None
+    return Cause("other method", "the same method of another object")
 
 
-def _of_partials(left: Any, right: Any) -> str:
+def _of_partials(left: Any, right: Any) -> Cause | None:
     if not isinstance(left, functools.partial) or not isinstance(right, functools.partial):
-        return ""
-    parts = {"func": left.func, "args": left.args, "keywords": left.keywords}
-    others = {"func": right.func, "args": right.args, "keywords": right.keywords}
-    changed = [name for name in parts if not same_content(parts[name], others[name])]
-    if not changed:
-        return "a partial made anew from the same function and arguments; partials compare by identity"
-    if changed == ["func"]:
-        return why(left.func, right.func)
-    return ""
+        return None
+    if left.args or right.args or left.keywords or right.keywords or left.func is right.func:
+        parts = ((left.func, right.func), (left.args, right.args), (left.keywords, right.keywords))
+        if not all(same_content(a, b) for a, b in parts):
+            return None
+        return Cause("partial made anew", "a partial made anew of the same function and arguments; it has no ==")
+    return cause_of(left.func, right.func)
 
 
-def _of_wrappers(left: Any, right: Any) -> str:
+def _of_wrappers(left: Any, right: Any) -> Cause | None:
     """Functions that `jit` or another wrapper made."""
-    inner, other = getattr(left, "__wrapped__", None), getattr(right, "__wrapped__", None)
-    if not (callable(inner) and callable(other)) or isinstance(left, type):
-        return ""
-    if inner is other:
-        return f"the same function, wrapped anew by {class_of(left).__name__}"
-    return why(inner, other)
+    a, b = (one if isinstance(one, Remembered) else Remembered(one) for one in (left, right))
+    if a.wrapped is None or b.wrapped is None:
+        return None
+    if a.wrapped == b.wrapped:
+        return Cause(
+            "wrapped anew", f"the same function, wrapped anew by {_WRAPPERS.get(a.kind.__name__, a.kind.__name__)}"
+        )
+    return cause_of(a.wrapped, b.wrapped)
 
 
-def _of_nan(left: Any, right: Any) -> str:
+def _of_nan(left: Any, right: Any) -> Cause | None:
     try:
         nan = bool(left != left) and bool(right != right)  # noqa: PLR0124  only NaN differs from itself
     except Exception:  # noqa: BLE001  an __ne__ of anybody's
-        return ""
-    return "NaN equals nothing, not even another NaN" if nan else ""
+        return None
+    return Cause("nan", "NaN equals nothing, not even another NaN") if nan else None
 
 
-def _of_comparison(left: Any, right: Any) -> str:
+def _of_comparison(left: Any, right: Any) -> Cause | None:
     try:
         bool(left == right)
     except Exception as error:  # noqa: BLE001  an __eq__ of anybody's
-        return f"== between them gives no answer: {type(error).__name__}: {short_text(str(error))[1:-1]}"
-    return ""
+        text = " ".join(str(error).split())[:_LENGTH]
+        return Cause("no answer", f"== between them gives no answer: {type(error).__name__}: {text}")
+    return None
 
 
-def _of_identity(left: Any, right: Any) -> str:
-    kind = class_of(left)
-    if kind is not class_of(right) or isinstance(left, type) or kind.__eq__ is not _OBJECT.__eq__:
-        return ""
-    attributes, others = getattr(left, "__dict__", None), getattr(right, "__dict__", None)
-    same = attributes is not None and same_to_jit(attributes, others)
-    alike = ", and these two have the same attributes" if same else ""
-    return f"{kind.__qualname__} defines no __eq__, so every new one is another value{alike}"
+def _of_identity(left: Any, right: Any) -> Cause | None:
+    kind = kind_of(left)
+    if kind is not kind_of(right) or isinstance(left, type) or kind.__eq__ is not _OBJECT.__eq__:
+        return None
+    same = vars_of(left) and same_to_jit(vars_of(left), vars_of(right))
+    alike = "; these two have the same attributes" if same else ""
+    return Cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{alike}")
 
 
-def _of_text(left: Any, right: Any) -> str:
-    same = short_text(left, with_module=True) == short_text(right, with_module=True)
-    return "same text, but == says that they differ" if same and not isinstance(left, str) else ""
+def _of_text(left: Any, right: Any) -> Cause | None:
+    if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
+        return None
+    return Cause("same text", f"another {kind_of(left).__qualname__} with the same text, and not equal to it")
 
 
 _OBJECT: Any = object
-_REASONS = (
+_WRAPPERS = types.MappingProxyType({"PjitFunction": "jit"})
+_CAUSES = (
     _of_two_classes,
     _of_functions,
     _of_methods,

@@ -1,48 +1,16 @@
-"""Changed copies of nodes and trees."""
+"""`at`: changed copies of trees, one place or several at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from treewright._nodes.classes import class_of
-from treewright._nodes.node import replaced
 from treewright._nodes.representation import text
-from treewright._trees.entries import is_node
 from treewright._trees.paths import Path, path_text
 from treewright._trees.places import with_values
 from treewright._trees.selection import Selection, select
 
 T = TypeVar("T")
 V = TypeVar("V")
-
-
-def replace(node: T, /, **changes: Any) -> T:
-    """A copy of `node` with some fields replaced; everything else is shared, not copied.
-
-    Converters and `__check_init__` run, the constructor and `__post_init__` do not. Changing a static changes the
-    treedef, so jitted functions trace again. `at` changes what is deeper in a tree.
-
-    Args:
-        node: An instance of a node class.
-        **changes: New values by field name, statics and `init=False` fields among them.
-
-    Raises:
-        TypeError: If a name is not a field; the message lists the close ones. Also if `node` is no node.
-
-    Example:
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     kernel: float
-        ...     activation: str = static(default="relu")
-        >>> replace(Layer(1.0), activation="gelu")
-        Layer(kernel=1.0, activation='gelu')
-    """
-    if not is_node(node):
-        raise TypeError(
-            f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
-            f"got {type(node).__name__!r}."
-        )
-    copy: T = replaced(node, **changes)
-    return copy
 
 
 @overload
