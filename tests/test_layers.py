@@ -127,7 +127,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_trees.places",
         "_trees.selection",
     ),
-    "_trees.drafts": ("_nodes.classes", "_nodes.node", "_nodes.spec", "_trees.entries", "_trees.paths", "errors"),
+    "_trees.drafts": (
+        "_nodes.classes",
+        "_nodes.module",
+        "_nodes.node",
+        "_nodes.spec",
+        "_trees.entries",
+        "_trees.paths",
+        "errors",
+    ),
     "_trees.specs": (
         "_nodes.classes",
         "_nodes.node",

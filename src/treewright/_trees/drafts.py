@@ -4,9 +4,10 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from treewright._nodes.classes import class_of
+from treewright._nodes.module import Module
 from treewright._nodes.node import (
     PAIR,
     Pair,
@@ -21,14 +22,17 @@ from treewright._trees.entries import all_entries, is_node, with_changes
 from treewright._trees.paths import Key, entries_of
 from treewright.errors import NodeInitError
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Module)
 
 _new: Any = object.__new__
 _store = object.__setattr__
 
 
-@contextlib.contextmanager
-def edit(node: T, /) -> Generator[T, None, None]:
+@overload
+def edit(node: M, /) -> "contextlib.AbstractContextManager[M]": ...
+@overload
+def edit(node: object, /) -> "contextlib.AbstractContextManager[Any]": ...
+def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
     """A draft of `node` that takes assignments to its fields and theirs, and is a finished node when the block ends.
 
     `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as they do on any Python object, at any depth, through
@@ -36,6 +40,9 @@ def edit(node: T, /) -> Generator[T, None, None]:
     touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
     JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
+
+    To checkers the draft of a `Module` is one, so that they check what is assigned. A class with `@pytree_dataclass` is
+    frozen for them, and the draft of an instance can be anything.
 
     If the block or a check raises, the draft is what `node` is, and as frozen.
 
@@ -65,8 +72,13 @@ def edit(node: T, /) -> Generator[T, None, None]:
         raise TypeError(
             f"edit() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
         )
+    return _editing(node)
+
+
+@contextlib.contextmanager
+def _editing(node: Any) -> Generator[Any, None, None]:
     drafts = _Drafts()
-    draft: T = drafts.draft_of(node)
+    draft = drafts.draft_of(node)
     try:
         yield draft
         drafts.finish()

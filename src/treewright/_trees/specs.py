@@ -1,7 +1,7 @@
 """Trees of settings: one for each leaf of a tree, in a tree of the same treedef. Masks are such trees too."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from treewright._trees.paths import Path, path_text
 from treewright._trees.selection import arguments_of, select
 
 T = TypeVar("T")
+Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
 
@@ -23,7 +24,13 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def spec_like(tree: T, default: Any = None, rules: Mapping[str | Callable[..., Any], Any] | None = None) -> T:
+@overload
+def spec_like(tree: T, default: Any = None, rules: Mapping[str, Any] | None = None) -> T: ...
+@overload
+def spec_like(tree: T, default: Any, rules: "Mapping[Where[T], Any]") -> T: ...
+@overload
+def spec_like(tree: T, default: Any = None, *, rules: "Mapping[Where[T], Any]") -> T: ...
+def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = None) -> Any:
     """A tree of the same treedef with a setting in place of each leaf.
 
     For whatever takes settings as a tree: `in_axes` and `out_axes` of `vmap`, shardings, optax's masks and labels. No
@@ -58,8 +65,7 @@ def spec_like(tree: T, default: Any = None, rules: Mapping[str | Callable[..., A
         settings = [
             setting if chosen else old for chosen, old in zip(_chosen(tree, leaves, where), settings, strict=True)
         ]
-    spec: T = treedef.unflatten(settings)
-    return spec
+    return treedef.unflatten(settings)
 
 
 def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
