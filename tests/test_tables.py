@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import jax
@@ -130,3 +131,19 @@ def test_rich_prints_a_table_of_its_own() -> None:
     assert "[64,32]" in shown.getvalue()
     assert "4,167 numbers" in shown.getvalue()
     assert repr(summary(small_net())) == str(summary(small_net()))
+
+
+def test_print_shows_richs_table_in_a_terminal_and_the_plain_one_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = summary(Linear(jnp.ones((64, 32))))
+    plain = str(table)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", terminal)
+
+    assert "┃ path" in str(table)
+    assert table.plain == plain
+    with monkeypatch.context() as without_rich:
+        without_rich.setitem(sys.modules, "rich.console", None)
+        assert str(table) == plain
+    monkeypatch.setattr("sys.stdout", None)
+    assert str(table) == plain

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What `summary` gives: `str` is a table in plain text, and `rich` prints it as one of its own.
+    """What `summary` gives. `print` shows a table: rich's in a terminal where rich is installed, else the plain one.
 
     Args:
         title: The class of the tree.
@@ -67,6 +68,14 @@ class Summary:
     total: str
 
     def __str__(self) -> str:
+        return self._by_rich() or self.plain if _in_terminal() else self.plain
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def plain(self) -> str:
+        """The table in plain text, the same everywhere: for logs and files."""
         head, *lines = self._cells()
         widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
         rule = ["-" * width for width in widths]
@@ -79,8 +88,15 @@ class Summary:
         )
         return "\n".join([self.title, *(line.rstrip() for line in text_lines), self.total])
 
-    def __repr__(self) -> str:
-        return str(self)
+    def _by_rich(self) -> str | None:
+        try:
+            from rich.console import Console
+        except ImportError:
+            return None
+        console = Console()
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip("\n")
 
     def _cells(self) -> list[tuple[str, ...]]:
         """The head and the rows; without the last column where no row fills it."""
@@ -101,11 +117,16 @@ class Summary:
         return table
 
 
+def _in_terminal() -> bool:
+    return bool(getattr(sys.stdout, "isatty", bool)())  # a program without a window has no stdout
+
+
 def summary(tree: object, *, depth: int | None = None) -> Summary:
     """A table of what is in a tree: each leaf and static with its place, class, kind, shape, dtype, size and sharding.
 
-    `print` shows it as plain text, always the same; printed by `rich`, it is a table of rich's. It reads no values of
-    arrays, so it works for abstract and for stacked trees, and under `jit`.
+    `print` shows it as a table of rich's in a terminal where rich is installed, and in plain text, always the same,
+    everywhere else: in files, notebooks, doctests. It reads no values of arrays, so it works for abstract, stacked and
+    sharded trees, and under `jit`.
 
     Args:
         tree: A node, or any other tree.

@@ -23,7 +23,8 @@ from treewright.errors import NodeInitError, UnfinishedNodeError
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
-_LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
+# Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
+LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
 _store = object.__setattr__
 
@@ -238,7 +239,7 @@ def _seal(node: Any) -> None:
 
 
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
-    if isinstance(value, _LEAVES):
+    if isinstance(value, LEAVES):
         return
     seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast, overload
 from treewright._nodes.classes import class_of
 from treewright._nodes.module import Module
 from treewright._nodes.node import (
+    LEAVES,
     PAIR,
     Pair,
     Unfinished,
@@ -114,6 +115,8 @@ class _Drafts:
 
     def draft_of(self, value: Any) -> Any:
         """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
+        if isinstance(value, LEAVES):
+            return value
         if is_node(value):
             draft = _new(class_of(value))
             _store(draft, PAIR, _Open(class_of(value)))
@@ -147,6 +150,8 @@ class _Drafts:
 
     def _result(self, value: Any) -> Any:
         """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
+        if isinstance(value, LEAVES):
+            return value
         copied = self._by_id.get(id(value))
         if copied is None:
             return value if is_node(value) else self._container(value, value)
