@@ -1,4 +1,4 @@
-"""The page that treescope makes of a node, as a browser shows it. Scripts unpack its contents, so only a browser can."""
+"""The page that treescope makes of a node, as a browser shows it: scripts put its contents together."""
 
 from __future__ import annotations
 

@@ -128,6 +128,41 @@ def test_an_empty_edit_shares_everything(tree: Any) -> None:
     assert draft.left is tree
 
 
+# Differences
+
+
+def patched(tree: Any, differences: list[Any]) -> Any:
+    """The tree with what is right put where it differs. Lists grow and shrink at the end."""
+    for difference in differences:
+        parent, place = path_text(difference.path[:-1]), path_text(difference.path)
+        if difference.kind == "added":
+            tree = at(tree, parent).apply(lambda items, new=difference.right: [*items, new])
+        elif difference.kind == "removed":
+            tree = at(tree, parent).apply(lambda items: items[:-1])
+        else:
+            tree = at(tree, place).set(difference.right)
+    return tree
+
+
+@given(trees())
+def test_nothing_differs_from_itself_or_from_a_copy(tree: Any) -> None:
+    assert diff(tree, tree) == []
+    assert diff(tree, jax.tree.map(lambda leaf: leaf, tree)) == []
+
+
+@given(trees_and_places(), st.data())
+def test_the_differences_put_into_one_tree_make_it_the_other(made: tuple[Any, str, str], data: st.DataObject) -> None:
+    tree, path, kind = made
+    other = at(tree, path).set(new_value(data, kind))
+    for item in items_of(tree):
+        if item.path and data.draw(st.booleans()):
+            other = at(other, path_text(item.path)).set(new_value(data, item.kind))
+    for right in (other, data.draw(trees())):
+        result = patched(tree, diff(tree, right))
+        assert diff(result, right) == []
+        assert jax.tree.structure(result) == jax.tree.structure(right)
+
+
 # Specs and partitions
 
 
