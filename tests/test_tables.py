@@ -79,7 +79,7 @@ def test_the_totals_are_those_of_count_and_nbytes_at_every_depth() -> None:
 
 def test_below_the_depth_all_is_summed_up() -> None:
     assert summary(small_net(), depth=1).rows == (
-        Row(".layers", "tuple", "child", "", "f32", 4128, 16512),
+        Row(".layers", "tuple", "child, tied", "", "f32", 4128, 16512),
         Row(".norm", "Norm", "child, buffer", "", "f32, float, bf16, int", 38, 144),
         Row(".config", "dict", "child", "", "float", 1, 4),
         Row(f".note = '{'x' * 36}...", "Net", "static"),

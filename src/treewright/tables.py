@@ -156,7 +156,8 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     for item in items_of(tree):
         groups.setdefault(item.path if depth is None else item.path[:depth], []).append(item)
     rows = tuple(
-        _row(items[0], tied) if items[0].path == path else _merged(tree, path, items) for path, items in groups.items()
+        _row(items[0], tied) if items[0].path == path else _merged(tree, path, items, tied)
+        for path, items in groups.items()
     )
     leaves = [item for items in groups.values() for item in items if item.kind != "static"]
     return Summary(class_of(tree).__qualname__, rows, _total(leaves, tied.keys()))
@@ -183,13 +184,13 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
     )
 
 
-def _merged(tree: object, path: Path, items: Sequence[Item]) -> Row:
+def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
     """The row for all that is below a place."""
     leaves = [item for item in items if item.kind != "static"]
     return Row(
         path_text(path),
         class_of(functools.reduce(child_of, path, tree)).__qualname__,
-        ", ".join(dict.fromkeys(item.kind for item in leaves or items)),
+        ", ".join(dict.fromkeys("tied" if item.path in tied else item.kind for item in leaves or items)),
         dtype=", ".join(dict.fromkeys(_dtype(item.value) for item in leaves if elements_in(item.value))),
         count=sum(elements_in(item.value) for item in leaves),
         nbytes=sum(bytes_in(item.value) for item in leaves),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from treewright import Module, buffer, count, find_aliases, nbytes, partition, static, trainable
+from treewright import Module, TrainState, buffer, count, find_aliases, nbytes, partition, static, trainable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # jax's own constructors of these have no types.
 ABSTRACT: Any = jax.ShapeDtypeStruct
@@ -124,3 +129,37 @@ def test_tied_arrays_are_untied_by_grad_and_refused_by_donation() -> None:
     assert (grads["a"].tolist(), grads["b"].tolist()) == ([2.0, 2.0], [3.0, 3.0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="donate the same buffer twice"):
         jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(tied)
+
+
+class Decoder(Module):
+    """Weights that are tied as the documentation ties them: stored once, and read twice."""
+
+    embed: jax.Array
+
+    @property
+    def head(self) -> jax.Array:
+        return self.embed.T
+
+    def __call__(self, token: int) -> jax.Array:
+        return self.embed[token] @ self.head
+
+
+def test_weights_that_are_stored_once_stay_tied_through_gradients_checkpoints_and_donation(tmp_path: Path) -> None:
+    decoder = Decoder(jnp.arange(6.0).reshape(3, 2))
+    grad = jax.grad(lambda decoder: decoder(1).sum())(decoder)
+    untied: Any = jax.grad(lambda embed, head: (embed[1] @ head.T).sum(), argnums=(0, 1))
+    assert jnp.array_equal(grad.embed, sum(untied(decoder.embed, decoder.embed)))
+
+    state: Any = TrainState.create(params=decoder, tx=optax.adamw(0.1))
+    assert find_aliases(state) == []
+    stepped = jax.jit(lambda state: state.apply_gradients(grads=grad), donate_argnums=0)(state)
+    assert state.params.embed.is_deleted()
+    assert jnp.array_equal(stepped.params.head, stepped.params.embed.T)
+
+    leaves, treedef = jax.tree.flatten(stepped)
+    np.savez(tmp_path / "checkpoint.npz", *leaves)
+    with np.load(tmp_path / "checkpoint.npz") as saved:
+        restored = treedef.unflatten([jnp.asarray(saved[name]) for name in saved])
+    for params in (restored.params, pickle.loads(pickle.dumps(stepped.params))):
+        assert len(jax.tree.leaves(params)) == 1
+        assert jnp.array_equal(params.head, stepped.params.embed.T)
