@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple, assert_type
 
@@ -325,6 +326,19 @@ def test_inside_a_place_that_matches_no_more_are_looked_for() -> None:
     assert at(tree, "**").get() == {"": tree}
     assert at(tree, "['a']**").get() == {"['a']": {"a": 1, "b": 2}}
     assert at(tree, "**['a']**['b']").get() == {"['a']['b']": 2}
+
+
+def test_a_name_alone_is_for_dict_entries_too() -> None:
+    params = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
+
+    assert at(params, "bias").get() == {"['dense']['bias']": 1.0, "['layers'][0].bias": 4.0}
+    assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
+    assert at(params, "dense").set(0.0)["dense"] == 0.0
+
+
+def test_getters_of_the_operator_module_say_where() -> None:
+    assert at(small_net(), operator.attrgetter("layers")).get() == small_net().layers
+    assert at((1, 2), operator.itemgetter(1)).set(3) == (1, 3)
 
 
 # A predicate

@@ -49,6 +49,7 @@ def test_unstack_and_node_at_give_the_nodes_back() -> None:
         assert node_at(stacked, index) == nodes[int(index)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     traced = jax.jit(node_at)(stacked, 1)
     assert traced == nodes[1]
+    assert jax.jit(lambda index: node_at({"x": np.arange(3)}, index))(2)["x"] == 2
 
 
 def test_random_keys_and_other_trees_are_stacked() -> None:

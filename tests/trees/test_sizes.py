@@ -102,6 +102,16 @@ def test_two_objects_with_one_buffer_are_one_array() -> None:
     assert find_aliases([sharded, sharded, array]) == [("[0]", "[1]")]
 
 
+def test_where_a_platform_tells_no_pointers_one_object_is_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = jnp.ones(3)
+
+    def refuse(_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED")
+
+    monkeypatch.setattr(type(array), "unsafe_buffer_pointer", refuse)
+    assert find_aliases([array, array, jnp.ones(3)]) == [("[0]", "[1]")]
+
+
 def test_what_is_no_array_is_no_alias() -> None:
     shape = ABSTRACT((3,), jnp.float32)
 

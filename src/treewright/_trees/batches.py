@@ -95,7 +95,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
             f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
         )
     leaves, treedef = jax.tree.flatten(tree)
-    found: T = treedef.unflatten(leaf[index] for leaf in leaves)
+    found: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return found
 
 

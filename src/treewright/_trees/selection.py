@@ -56,7 +56,10 @@ def arguments_of(function: Callable[..., Any]) -> int:
         return function.__code__.co_argcount - len(function.__defaults__ or ())
     if not callable(function):
         raise TypeError(f"where= takes a function, the text of a path or a predicate, got {text(function)}.")
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # attrgetter, itemgetter and others of C
+        return 1
     needed = (p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD})
     return len(list(needed))
 
@@ -95,8 +98,10 @@ def _by_text(root: Place, where: str) -> Selection:
 
 
 def pattern_of(where: str) -> Pattern:
-    """The pattern of a text; a name alone is every field of that name."""
-    return parse(f"**.{where}" if where.isidentifier() else where)
+    """The pattern of a text; a name alone is every field and every dict entry of that name."""
+    if where.isidentifier():
+        return Pattern(where, (Step("deep", "**"), Step("name", where)))
+    return parse(where)
 
 
 def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
@@ -120,7 +125,7 @@ def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
 
 
 def _is_literal(step: Step) -> bool:
-    return step.kind != "deep" and "*" not in str(step.name)
+    return step.kind in {"field", "item"} and "*" not in str(step.name)
 
 
 def _key(place: Place, step: Step) -> Key:

@@ -40,9 +40,10 @@ def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = 
         tree: A node, or any other tree.
         default: The setting of leaves for which there is no rule. It may be a prefix of `tree`: a tree that ends
             earlier, whose settings hold for all that is below them.
-        rules: Settings by place, and by what `at` takes for one: a name for every field of that name, the text of a
-            path, a function over the tree; all that is below the place gets the setting. Or by a predicate of path and
-            leaf. A later rule wins over an earlier one.
+        rules: Settings by place, and by what `at` takes for one: a name for every field and dict entry of that name,
+            the text of a path, a function over the tree; all that is below the place gets the setting. Or by a
+            predicate of path and leaf. A later rule wins over an earlier one. Here a setting may be a tuple, list or
+            dict, which as the default would be a prefix.
 
     Raises:
         MissingPlaceError: If the place of a rule is not there.

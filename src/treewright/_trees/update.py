@@ -32,9 +32,9 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
         where: The place, in one of three ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
             tuple, list or dict of places, and then `set` takes and `get` gives values in the same structure. The text
             of a path, `".layers[0].bias"`; with `*` or `**` in it, as in `".layers[*].bias"`, or as a name alone,
-            `"bias"` for every field of that name, it may lead to many places: `set` gives all the same value, `apply`
-            goes one by one, and `get` gives a dict by path. A predicate, `lambda path, value: ...`, in the same way,
-            for the topmost places where it is true.
+            `"bias"` for every field and dict entry of that name, it may lead to many places: `set` gives all the same
+            value, `apply` goes one by one, and `get` gives a dict by path. A predicate, `lambda path, value: ...`, in
+            the same way, for the topmost places where it is true.
 
     Raises:
         MissingPlaceError: If there is no such place; the message says what is there.
