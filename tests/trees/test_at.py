@@ -329,7 +329,7 @@ def test_inside_a_place_that_matches_no_more_are_looked_for() -> None:
 
 
 def test_a_name_alone_is_for_dict_entries_too() -> None:
-    params = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
+    params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
 
     assert at(params, "bias").get() == {"['dense']['bias']": 1.0, "['layers'][0].bias": 4.0}
     assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}

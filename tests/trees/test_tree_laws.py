@@ -136,9 +136,9 @@ def patched(tree: Any, differences: list[Any]) -> Any:
     for difference in differences:
         parent, place = path_text(difference.path[:-1]), path_text(difference.path)
         if difference.kind == "added":
-            tree = at(tree, parent).apply(lambda items, new=difference.right: [*items, new])
+            tree = at(tree, parent).set([*at(tree, parent).get(), difference.right])
         elif difference.kind == "removed":
-            tree = at(tree, parent).apply(lambda items: items[:-1])
+            tree = at(tree, parent).set(at(tree, parent).get()[:-1])
         else:
             tree = at(tree, place).set(difference.right)
     return tree
@@ -155,7 +155,7 @@ def test_the_differences_put_into_one_tree_make_it_the_other(made: tuple[Any, st
     tree, path, kind = made
     other = at(tree, path).set(new_value(data, kind))
     for item in items_of(tree):
-        if item.path and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and item.path:
             other = at(other, path_text(item.path)).set(new_value(data, item.kind))
     for right in (other, data.draw(trees())):
         result = patched(tree, diff(tree, right))

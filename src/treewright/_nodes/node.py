@@ -24,7 +24,7 @@ PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
 # Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
-LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
 _store = object.__setattr__
 
