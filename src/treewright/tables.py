@@ -135,7 +135,7 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     Raises:
         ValueError: If `depth` is less than 1.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     mean: jax.Array = buffer()

@@ -64,14 +64,14 @@ class TrainState(Module, Generic[P]):
     `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it keeps nothing
     for them and neither gradients nor weight decay reach them.
 
-    Args:
+    Attributes:
         step: `i32[]`, the number of updates so far.
         apply_fn: What applies the model, or None; a static.
         params: The parameters: a `Module`, a flax parameter dict, any pytree.
         tx: The optimiser, an `optax.GradientTransformation`; a static.
         opt_state: What `tx.init(params)` gave, for the parameters without their buffers.
 
-    Example:
+    Examples:
         >>> import optax
         >>> state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.5))
         >>> state = state.apply_gradients(grads={"w": jnp.ones(2)})

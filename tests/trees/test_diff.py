@@ -93,6 +93,10 @@ TREES = st.recursive(
 )
 
 
+def as_any(node: Any) -> Any:
+    return node
+
+
 def patched(tree: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
     """The tree with what `changes` say at each path; `ABSENT` takes an entry away."""
     if not changes:
@@ -103,7 +107,7 @@ def patched(tree: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
     for (key, *rest), value in changes:
         below.setdefault(place_of(key)[1], []).append((tuple(rest), value))
     if isinstance(tree, Module):
-        return replace(tree, **{name: patched(getattr(tree, name), inner) for name, inner in below.items()})
+        return replace(as_any(tree), **{name: patched(getattr(tree, name), inner) for name, inner in below.items()})
     if isinstance(tree, Point):
         return tree._replace(**{name: patched(getattr(tree, name), inner) for name, inner in below.items()})
     if isinstance(tree, dict):

@@ -27,7 +27,7 @@ def stack(trees: Sequence[T]) -> T:
     Raises:
         ValueError: If there are no trees, or classes, statics, shapes or dtypes differ; the message names the place.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
@@ -59,7 +59,7 @@ def unstack(tree: T) -> list[T]:
     Raises:
         ValueError: If the leaves have no first axis of one length; the message names two that differ.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         >>> unstack(Layer(jnp.ones((2, 3))))
@@ -83,7 +83,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         IndexError: If there is no tree at the index.
         ValueError: If the leaves have no first axis of one length.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
@@ -106,7 +106,7 @@ def split_key_like(key: jax.Array, tree: T) -> T:
         key: `key<fry>[]` from `jax.random.key`, or a legacy `u32[2]`.
         tree: A node, or any other tree.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     bias: jax.Array

@@ -54,7 +54,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
     Raises:
         TracedComparisonError: If a value is traced.
 
-    Example:
+    Examples:
         >>> bool(allclose({"w": jnp.ones(3)}, {"w": jnp.ones(3) + 1e-7}))
         True
         >>> print(allclose({"w": jnp.ones(3), "n": 1}, {"w": jnp.ones(3).at[1].set(1.5), "n": 1}))

@@ -52,7 +52,7 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
             was deleted.
         StaticFieldError: At the end, if a static was given a value that can't be one.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: float
         ...     bias: float | None = None

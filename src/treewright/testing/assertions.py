@@ -16,7 +16,7 @@ def assert_trees_close(actual: object, expected: object, *, rtol: float = 1e-5, 
         AssertionError: If they are not; the message says where, and by how much.
         TracedComparisonError: If a value is traced.
 
-    Example:
+    Examples:
         >>> from treewright.testing import assert_trees_close
         >>> assert_trees_close({"w": jnp.ones(3)}, {"w": jnp.ones(3) + 1e-7})
     """
