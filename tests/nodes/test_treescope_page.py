@@ -26,14 +26,14 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 # What a person sees: the lines of the page, and the words in italics.
 LOOK = """<pre id="seen"></pre><script>
-    addEventListener("load", () => setTimeout(() => {
+    setInterval(() => {
         const inside = [...document.querySelectorAll("treescope-container")].map((one) => one.shadowRoot);
         const parts = inside.flatMap((root) => [...root.querySelectorAll("*")]);
         const words = parts.filter((part) => !part.children.length && getComputedStyle(part).fontStyle === "italic");
         const italic = words.map((word) => word.textContent);
         const text = inside.flatMap((root) => [...root.children]).map((part) => part.innerText).join("");
         document.getElementById("seen").textContent = JSON.stringify({text, italic});
-    }, 500));
+    }, 200);
 </script>"""
 
 
