@@ -14,9 +14,9 @@ class Place:
     __slots__ = ("above", "key", "value")
 
     def __init__(self, value: Any, key: Key = None, above: "Place | None" = None) -> None:
-        self.value = value
-        self.key = key
-        self.above = above
+        self.value: Any = value
+        self.key: Key = key
+        self.above: Place | None = above
 
     @property
     def path(self) -> Path:

@@ -27,9 +27,9 @@ class Selection:
     __slots__ = ("places", "searched", "structure")
 
     def __init__(self, places: Sequence[Place], structure: Any = None, *, searched: bool = False) -> None:
-        self.places = places
-        self.structure = structure
-        self.searched = searched
+        self.places: Sequence[Place] = places
+        self.structure: Any = structure
+        self.searched: bool = searched
         if len(places) > 1:
             _refuse_overlaps(places)
 

@@ -64,8 +64,8 @@ class At(Generic[T, V]):
     __slots__ = ("_selection", "_tree")
 
     def __init__(self, tree: T, selection: Selection) -> None:
-        self._tree = tree
-        self._selection = selection
+        self._tree: T = tree
+        self._selection: Selection = selection
 
     def __repr__(self) -> str:
         return f"<at {', '.join(path_text(path, class_of(self._tree).__qualname__) for path in self._paths())}>"
