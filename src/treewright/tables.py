@@ -125,8 +125,8 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     """A table of what is in a tree: each leaf and static with its place, class, kind, shape, dtype, size and sharding.
 
     `print` shows it as a table of rich's in a terminal where rich is installed, and in plain text, always the same,
-    everywhere else: in files, notebooks, doctests. `.plain` is the text in any place. It reads no values of arrays, so it works for abstract, stacked and
-    sharded trees, and under `jit`.
+    everywhere else: in files, notebooks, doctests. `.plain` is the text in any place. It reads no values of arrays, so
+    it works for abstract, stacked and sharded trees, and under `jit`.
 
     Args:
         tree: A node, or any other tree.
