@@ -40,6 +40,7 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
 	$(BIN)/python benchmarks/node.py $(ARGS)
 	$(BIN)/python benchmarks/retrace.py
+	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/typing/compare.py
 
 clean: ## remove .venv and all caches

@@ -42,10 +42,9 @@ def _processor() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
-def header(libraries: Iterable[Library], left_out: Mapping[str, str], *, repeats: int, classes: int) -> dict[str, Any]:
-    """Machine, versions and settings of this run."""
-    libraries = tuple(libraries)
-    distributions = dict.fromkeys(library.distribution for library in libraries if library.distribution is not None)
+def machine(distributions: Iterable[str | None]) -> dict[str, Any]:
+    """What runs where, and the versions of these distributions."""
+    names = dict.fromkeys(name for name in distributions if name is not None)
     return {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "processor": _processor(),
@@ -53,7 +52,22 @@ def header(libraries: Iterable[Library], left_out: Mapping[str, str], *, repeats
         "device": jax.devices()[0].platform,
         "system": f"{platform.system()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "versions": {"jaxlib": version("jaxlib")} | {name: version(name) for name in distributions},
+        "versions": {"jaxlib": version("jaxlib")} | {name: version(name) for name in names},
+    }
+
+
+def machine_text(head: Mapping[str, Any]) -> str:
+    """The machine and the versions as two lines."""
+    where = f"{head['processor']}, {head['cores']} cores, {head['system']}, device {head['device']}"
+    versions = ", ".join(f"{name} {number}" for name, number in head["versions"].items())
+    return f"{where}, {head['python']}, {head['date']}\n{versions}"
+
+
+def header(libraries: Iterable[Library], left_out: Mapping[str, str], *, repeats: int, classes: int) -> dict[str, Any]:
+    """Machine, versions and settings of this run."""
+    libraries = tuple(libraries)
+    return {
+        **machine(library.distribution for library in libraries),
         "without_statics": [library.name for library in libraries if library.static is None],
         "left_out": dict(left_out),
         "repeats": repeats,
@@ -63,11 +77,9 @@ def header(libraries: Iterable[Library], left_out: Mapping[str, str], *, repeats
 
 def header_text(head: Mapping[str, Any]) -> str:
     """The header as a few lines."""
-    machine = f"{head['processor']}, {head['cores']} cores, {head['system']}, device {head['device']}"
     cells = "Cells: ratio of medians / ratio of minimums to the row marked base."
     lines = [
-        f"{machine}, {head['python']}, {head['date']}",
-        ", ".join(f"{name} {number}" for name, number in head["versions"].items()),
+        machine_text(head),
         f"{head['repeats']} samples of each cell, {head['classes']} classes of each for class creation. {cells}",
         f"Each node has 2 statics besides its children, but for {', '.join(head['without_statics'])}: they have none.",
     ]

@@ -18,7 +18,26 @@ import numpy as np
 import pytest
 
 import treewright
-from treewright import Module, errors, field, freeze, pytree_dataclass, replace, static
+from treewright import (
+    Module,
+    at,
+    combine,
+    count,
+    edit,
+    errors,
+    field,
+    freeze,
+    node_at,
+    partition,
+    pytree_dataclass,
+    replace,
+    spec_like,
+    stack,
+    static,
+    summary,
+    unstack,
+)
+from treewright.testing import assert_trees_close
 
 FOLDER = Path(__file__).parent / "snapshots"
 
@@ -124,6 +143,17 @@ def assign(node: Any, name: str) -> None:
     setattr(node, name, 1)
 
 
+def edited(node: Any, deleted: str = "", /, **values: Any) -> None:
+    with edit(node) as draft:
+        for name, value in values.items():
+            setattr(draft, name, value(draft) if callable(value) else value)
+        if deleted:
+            delattr(draft, deleted)
+
+
+TREE = Net((Layer(jnp.ones((2, 3))), Layer(1.0)))
+
+
 MESSAGES: dict[str, Callable[[], object]] = {
     "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
     "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
@@ -164,6 +194,37 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "hash of an array": lambda: hash(Layer(jnp.ones(2))),
     "frozen mapping": lambda: assign(freeze({}), "x"),
     "traced above jit": lambda: treewright.traced(jax.jit(untyped)),
+    "at a field that is not there": lambda: at(TREE, lambda net: net.layers[0].kernle),
+    "at an index that is not there": lambda: at(TREE, ".layers[7]"),
+    "at an entry of an array": lambda: at(TREE, lambda net: net.layers[0].kernel[0]),
+    "at a pattern that leads nowhere": lambda: at(TREE, "bais"),
+    "at with a predicate that is never true": lambda: at(TREE, lambda path, value: False),
+    "at with no path": lambda: at(TREE, "layers 0"),
+    "at with no function": lambda: at(TREE, 3),  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    "at with no places": lambda: at(TREE, lambda net: 3),
+    "at with a comparison": lambda: at(TREE, lambda net: net.width == 1),
+    "at one place twice": lambda: at(TREE, lambda net: (net.width, net.width)),
+    "at a place inside another": lambda: at(TREE, lambda net: (net.layers, net.layers[0])),
+    "at with another structure": lambda: at(TREE, lambda net: (net.layers, net.width)).set(3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    "edit of no node": lambda: edited(3),
+    "edit of an unknown field": lambda: edited(Net(), layer=1),
+    "edit that deletes": lambda: edited(Net(), "width"),
+    "edit used too early": lambda: edited(Net(), layers=jax.tree.leaves),
+    "edit into itself": lambda: edited(Net(), layers=lambda draft: [draft]),
+    "spec for a static": lambda: spec_like(TREE, 0, {"width": 1}),
+    "spec with no prefix": lambda: spec_like([1, 2], [3]),
+    "mask of no bools": lambda: partition([1, 2], [True, 1]),
+    "combine of two leaves": lambda: combine({"w": 1}, {"w": 2}),
+    "stack of nothing": lambda: stack([]),
+    "stack of shapes": lambda: stack([Layer(jnp.ones(2)), Layer(jnp.ones(3))]),
+    "stack of statics": lambda: stack([Layer(1.0), Layer(1.0, "gelu")]),
+    "stack of functions": lambda: stack([Layer(len), Layer(len)]),
+    "unstack of lengths": lambda: unstack([jnp.ones(2), jnp.ones(3)]),
+    "unstack of no leaves": lambda: unstack(Net()),
+    "node at no place": lambda: node_at(jnp.ones(2), 2),
+    "count by nothing": lambda: count(1, by="path"),  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    "summary without depth": lambda: summary(1, depth=0),
+    "trees that are not close": lambda: assert_trees_close(Layer(jnp.ones(2)), Layer(jnp.arange(2.0), "gelu")),
     "treedefs that differ": lambda: jax.tree.map(lambda a, b: a, Layer(1.0), Layer(1.0, "gelu")),
 }
 
@@ -171,9 +232,9 @@ MESSAGES: dict[str, Callable[[], object]] = {
 def message_of(case: Callable[[], object]) -> str:
     try:
         case()
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, AssertionError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
-    raise AssertionError("nothing was raised")
+    raise RuntimeError("nothing was raised")
 
 
 def test_every_message_is_the_one_on_file() -> None:
@@ -185,7 +246,7 @@ def test_every_message_is_the_one_on_file() -> None:
 
 
 def test_a_case_that_raises_nothing_fails() -> None:
-    with pytest.raises(AssertionError, match="nothing was raised"):
+    with pytest.raises(RuntimeError, match="nothing was raised"):
         message_of(lambda: None)
 
 

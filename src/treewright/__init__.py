@@ -15,16 +15,22 @@ __all__ = [
     "Static",
     "StaticValue",
     "TrainState",
+    "allclose",
+    "at",
     "buffer",
     "check_statics",
+    "combine",
     "cond",
+    "count",
     "device_put",
     "diff",
+    "edit",
     "errors",
     "eval_shape",
     "explain",
     "explain_retraces",
     "field",
+    "find_aliases",
     "fori_loop",
     "freeze",
     "grad",
@@ -34,13 +40,22 @@ __all__ = [
     "jit",
     "jit_method",
     "max_traces",
+    "nbytes",
+    "node_at",
+    "partition",
     "pytree_dataclass",
     "remat",
     "replace",
+    "spec_like",
+    "split_key_like",
+    "stack",
     "static",
+    "summary",
     "switch",
     "traced",
+    "trainable",
     "tree_map",
+    "unstack",
     "value_and_grad",
 ]
 
@@ -55,12 +70,19 @@ if TYPE_CHECKING:
     from treewright._nodes.replacing import replace
     from treewright._nodes.static_types import StaticValue
     from treewright._nodes.wrapper import Static
+    from treewright._trees.batches import node_at, split_key_like, stack, unstack
+    from treewright._trees.closeness import allclose
     from treewright._trees.diff import Difference, diff
+    from treewright._trees.drafts import edit
+    from treewright._trees.sizes import count, find_aliases, nbytes
+    from treewright._trees.specs import combine, partition, spec_like, trainable
+    from treewright._trees.update import at
     from treewright.retrace.blocks import explain_retraces, max_traces
     from treewright.retrace.decorator import traced
     from treewright.retrace.explanation import explain
     from treewright.retrace.hazards import Hazard, check_statics
     from treewright.retrace.report import RetraceReport
+    from treewright.tables import summary
     from treewright.train import TrainState
     from treewright.transforms import (
         cond,
@@ -86,50 +108,51 @@ else:
         from importlib import import_module
 
         homes = {
-            "AsArray": "_nodes.converted",
-            "Converted": "_nodes.converted",
-            "Converter": "_nodes.converted",
-            "Difference": "_trees.diff",
-            "FrozenArray": "_nodes.freeze",
-            "FrozenMapping": "_nodes.freeze",
-            "Hazard": "retrace.hazards",
-            "Module": "_nodes.module",
-            "RetraceReport": "retrace.report",
-            "Static": "_nodes.wrapper",
-            "StaticValue": "_nodes.static_types",
-            "TrainState": "train",
-            "buffer": "_nodes.fields",
-            "check_statics": "retrace.hazards",
-            "cond": "transforms",
-            "device_put": "transforms",
-            "diff": "_trees.diff",
-            "eval_shape": "transforms",
-            "explain": "retrace.explanation",
-            "explain_retraces": "retrace.blocks",
-            "field": "_nodes.fields",
-            "fori_loop": "transforms",
-            "freeze": "_nodes.freeze",
-            "grad": "transforms",
-            "hessian": "transforms",
-            "jacfwd": "transforms",
-            "jacrev": "transforms",
-            "jit": "transforms",
-            "jit_method": "transforms",
-            "max_traces": "retrace.blocks",
-            "pytree_dataclass": "_nodes.dataclass",
-            "remat": "transforms",
-            "replace": "_nodes.replacing",
-            "static": "_nodes.fields",
-            "switch": "transforms",
-            "traced": "retrace.decorator",
-            "tree_map": "transforms",
-            "value_and_grad": "transforms",
+            "_nodes.converted": ("AsArray", "Converted", "Converter"),
+            "_nodes.dataclass": ("pytree_dataclass",),
+            "_nodes.fields": ("buffer", "field", "static"),
+            "_nodes.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "_nodes.module": ("Module",),
+            "_nodes.replacing": ("replace",),
+            "_nodes.static_types": ("StaticValue",),
+            "_nodes.wrapper": ("Static",),
+            "_trees.batches": ("node_at", "split_key_like", "stack", "unstack"),
+            "_trees.closeness": ("allclose",),
+            "_trees.diff": ("Difference", "diff"),
+            "_trees.drafts": ("edit",),
+            "_trees.sizes": ("count", "find_aliases", "nbytes"),
+            "_trees.specs": ("combine", "partition", "spec_like", "trainable"),
+            "_trees.update": ("at",),
+            "retrace.blocks": ("explain_retraces", "max_traces"),
+            "retrace.decorator": ("traced",),
+            "retrace.explanation": ("explain",),
+            "retrace.hazards": ("Hazard", "check_statics"),
+            "retrace.report": ("RetraceReport",),
+            "tables": ("summary",),
+            "train": ("TrainState",),
+            "transforms": (
+                "cond",
+                "device_put",
+                "eval_shape",
+                "fori_loop",
+                "grad",
+                "hessian",
+                "jacfwd",
+                "jacrev",
+                "jit",
+                "jit_method",
+                "remat",
+                "switch",
+                "tree_map",
+                "value_and_grad",
+            ),
         }
         if name == "errors":
             return import_module("treewright.errors")
-        if name not in homes:
+        home = next((module for module, names in homes.items() if name in names), None)
+        if home is None:
             raise AttributeError(f"module 'treewright' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"treewright.{homes[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"treewright.{home}"), name)
         return value
 
     def __dir__() -> list[str]:

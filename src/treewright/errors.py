@@ -42,5 +42,12 @@ class TooManyTracesError(RuntimeError):
     """
 
 
+class MissingPlaceError(AttributeError, LookupError):
+    """A function or path leads to a place that the tree does not have.
+
+    The message says how far it leads and what is there. Nothing has been changed.
+    """
+
+
 class StaticSerializationError(ValueError):
     """A static value can't be written into, or read from, an exported program (`jax.export`)."""

@@ -13,6 +13,7 @@ from treewright._nodes.converted import Converted, Converter
 from treewright._nodes.fields import static
 from treewright._nodes.module import Module
 from treewright._nodes.static_types import MYPY, StaticValue
+from treewright._trees.specs import combine, partition, trainable
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
 Q = TypeVar("Q")
@@ -60,12 +61,15 @@ class TrainState(Module, Generic[P]):
     as batch statistics or a random key. `tx` and `apply_fn` are compared by content: an optimiser that is built again
     with the same settings is the same static, and one with other settings traces again.
 
+    `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it keeps nothing
+    for them and neither gradients nor weight decay reach them.
+
     Attributes:
         step: `i32[]`, the number of updates so far.
         apply_fn: What applies the model, or None; a static.
         params: The parameters: a `Module`, a flax parameter dict, any pytree.
         tx: The optimiser, an `optax.GradientTransformation`; a static.
-        opt_state: What `tx.init(params)` gave.
+        opt_state: What `tx.init(params)` gave, for the parameters without their buffers.
 
     Examples:
         >>> import optax
@@ -118,13 +122,17 @@ class TrainState(Module, Generic[P]):
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
                 f"got {tx!r}."
             )
-        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
+        weights, _ = partition(params, trainable)
+        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
+        Buffers stay as they are; give new ones with `state.replace(params=...)` before.
+
         Args:
-            grads: Gradients: a tree like `params`.
+            grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
+                no gradients of buffers have been computed.
             **changes: New values of other fields, such as batch statistics.
 
         Raises:
@@ -136,7 +144,22 @@ class TrainState(Module, Generic[P]):
             raise ImportError(
                 "TrainState.apply_gradients needs optax. Install it with: pip install 'treewright[train]'"
             ) from error
-        updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
-        old: Any = self.params  # optax's own type of parameters leaves nodes out
-        params: Any = optax.apply_updates(old, updates)
+        weights: Any  # optax's own type of parameters leaves nodes out
+        weights, buffers = partition(self.params, trainable)
+        updates, opt_state = self.tx.update(_like(grads, weights), self.opt_state, weights)
+        updated: Any = optax.apply_updates(weights, updates)
+        params = combine(updated, buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+
+
+def _like(grads: Any, weights: Any) -> Any:
+    """The gradients without those of buffers, which are `None` among the weights."""
+
+    def kept(grad: Any, weight: Any) -> Any:
+        return None if weight is None else grad
+
+    return jax.tree.map(kept, grads, weights, is_leaf=_is_none)
+
+
+def _is_none(leaf: object) -> bool:
+    return leaf is None

@@ -23,7 +23,8 @@ from treewright.errors import NodeInitError, UnfinishedNodeError
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
-_LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
+# Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
 _store = object.__setattr__
 
@@ -238,7 +239,7 @@ def _seal(node: Any) -> None:
 
 
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
-    if isinstance(value, _LEAVES):
+    if isinstance(value, LEAVES):
         return
     seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 
@@ -264,7 +265,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     names = [field.name for field in spec.fields]
     missing = [name for name in names if name not in waiting]
     # What a cached_property computed of the half-built node is dropped, to be computed again.
-    undeclared = [name for name in waiting if name not in names and not _is_cached_property(spec.cls, name)]
+    undeclared = [name for name in waiting if name not in names and not is_cached_property(spec.cls, name)]
     if not missing and not undeclared:
         return
     name = spec.cls.__qualname__
@@ -277,7 +278,8 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
 
 
-def _is_cached_property(cls: type[Any], name: str) -> bool:
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether an instance may keep the value of a `cached_property` under this name."""
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
@@ -294,20 +296,23 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     """A copy with some fields replaced: converters and checks run, the constructor does not."""
     spec = spec_of(node)
     children, statics = finished_pair(node)
-    names = [field.name for field in spec.fields]
-    wrong = [name for name in changes if name not in names]
+    wrong = [name for name in changes if name not in spec.by_name]
     if wrong:
+        names = list(spec.by_name)
         raise TypeError(
             f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
             f"Its fields: {', '.join(names) or 'none'}."
         )
-    new = {field.name: field.convert(changes[field.name]) for field in spec.fields if field.name in changes}
-    children = tuple(new.get(field.name, old) for field, old in zip(spec.children, children, strict=True))
-    if any(field.name in new for field in spec.statics):
-        values = (new.get(field.name, old) for field, old in zip(spec.statics, statics.values, strict=True))
+    new_children = list(children)
+    new_statics: dict[int, Any] = {}
+    for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
+        field = spec.by_name[name]
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(changes[name])
+    if new_statics:
+        values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
         statics = spec.table.find(tuple(values))
-    copy = from_pair(class_of(node), (children, statics))
-    if new:
+    copy = from_pair(class_of(node), (tuple(new_children), statics))
+    if changes and spec.checks:
         checked(copy)
     return copy
 

@@ -169,14 +169,31 @@ def node_wadler_lindig(self: Any, **options: Any) -> Any:
     )
 
 
-def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> Any:
-    """For `treescope`: a foldable object with its fields."""
-    from treescope import repr_lib
+_STATIC_STYLE = "color: #b45309; font-style: italic"
 
-    return repr_lib.render_object_constructor(
-        object_type=class_of(self),
-        attributes=dict(shown_fields(self)),
+
+def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> Any:
+    """For `treescope`: a foldable object with its fields; statics and buffers are told apart from plain children."""
+    from treescope import rendering_parts as parts
+
+    kinds = {field.name: field.kind for field in class_of(self).__node_spec__.fields}
+    shown = list(shown_fields(self))
+    lines: list[Any] = []
+    for index, (name, value) in enumerate(shown, 1):
+        label, kind = parts.text(name), kinds[name]
+        if kind == "static":
+            label = parts.custom_style(label, _STATIC_STYLE)
+        note = "" if kind == "child" else f"  # {kind}"
+        end = parts.fold_condition(
+            collapsed=parts.text("" if index == len(shown) else ", "),
+            expanded=parts.siblings(",", parts.comment_color(parts.text(note))),
+        )
+        child = subtree_renderer(value, path=None if path is None else f"{path}.{name}")
+        line = parts.siblings_with_annotations(label, "=", child)
+        lines.append(parts.build_full_line_with_annotations(line, end))
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(parts.maybe_qualified_type_name(class_of(self)), "("),
+        children=lines,
+        suffix=")",
         path=path,
-        subtree_renderer=subtree_renderer,
-        roundtrippable=True,
     )

@@ -72,6 +72,7 @@ class NodeSpec:
 
     cls: type[Any]
     fields: tuple[FieldSpec, ...]
+    by_name: dict[str, FieldSpec]
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
@@ -141,6 +142,7 @@ def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSp
     return NodeSpec(
         cls=cls,
         fields=fields,
+        by_name={field.name: field for field in fields},
         children=children,
         statics=statics,
         table=StaticTable(

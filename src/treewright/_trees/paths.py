@@ -67,14 +67,19 @@ def entries_of(tree: object) -> tuple[tuple[Key, Any], ...] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a pattern. `name` is a field's name or glob, an index, a dict key, or `"*"`."""
+    """One step of a pattern. `name` is a field's name or glob, an index, a dict key, or `"*"`.
 
-    kind: Literal["field", "item", "deep"]
+    A step of the kind `"name"` is a field as well as a dict entry of that name.
+    """
+
+    kind: Literal["field", "item", "name", "deep"]
     name: str | int
 
     def takes(self, key: Key) -> bool:
         """Whether the step goes where `key` goes."""
         kind, place = place_of(key)
+        if self.kind == "name":
+            return bool(place == self.name)
         if kind != self.kind:
             return False
         return fnmatchcase(place, str(self.name)) if kind == "field" else self.name in {"*", place}

@@ -1,0 +1,221 @@
+"""What it costs to change and to compare trees of 1000 nodes: Treewright against other libraries, from one run.
+
+`python benchmarks/trees.py` prints a table for each measure and the targets with their verdicts; README.md beside this
+file says how to read them.
+"""
+
+import argparse
+import copy
+import dataclasses
+import json
+import os
+import sys
+import timeit
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Before jax is imported: these are costs on the host, and a CPU is what every machine has.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import equinox
+import jax
+import jax_dataclasses
+import numpy as np
+from _report import duration, machine, machine_text, table
+from _timing import Case, Key, Times, measure, statement
+
+import treewright
+
+NODES = 1000
+Results = dict[Key, Times]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """How many times faster, at least, one row of a measure has to be than another."""
+
+    measure: str
+    ours: str
+    theirs: str
+    times: float
+
+
+# Updates, to 500 times; the floor is the copy of the list, which every functional update has to make.
+TARGETS = (
+    Target("update", "treewright.at", "equinox.tree_at", 500),
+    Target("update", "treewright.at", "jax_dataclasses.copy_and_mutate", 500),
+)
+TITLES = {
+    "update": f"set one leaf in a list of {NODES} nodes",
+    "replace": "replace one field of a node",
+    "diff": f"two equal trees of {NODES} nodes",
+}
+
+
+class Layer(treewright.Module):
+    """A node with two children and one static."""
+
+    kernel: jax.Array
+    bias: jax.Array
+    name: str = treewright.static(default="layer")
+
+
+class Net(treewright.Module):
+    """All the nodes, in a list."""
+
+    layers: list[Layer]
+
+
+class EquinoxLayer(equinox.Module):
+    """The same for equinox."""
+
+    kernel: jax.Array
+    bias: jax.Array
+    name: str = equinox.field(static=True, default="layer")
+
+
+class EquinoxNet(equinox.Module):
+    """The same for equinox."""
+
+    layers: list[EquinoxLayer]
+
+
+@jax_dataclasses.pytree_dataclass
+class JdcLayer:
+    """The same for jax_dataclasses."""
+
+    kernel: jax.Array
+    bias: jax.Array
+    name: jax_dataclasses.Static[str] = "layer"
+
+
+@jax_dataclasses.pytree_dataclass
+class JdcNet:
+    """The same for jax_dataclasses."""
+
+    layers: list[JdcLayer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A frozen dataclass, which is no tree to JAX."""
+
+    kernel: jax.Array
+    bias: jax.Array
+    name: str = "layer"
+
+
+def net_of(net: Callable[[list[Any]], Any], layer: Callable[..., Any], leaves: Sequence[jax.Array]) -> Any:
+    """A tree of 1000 nodes."""
+    return net([layer(leaves[2 * index], leaves[2 * index + 1]) for index in range(NODES)])
+
+
+def _copy_and_mutate(net: Any, value: Any) -> Any:
+    with jax_dataclasses.copy_and_mutate(net) as changed:
+        changed.layers[500].bias = value
+    return changed
+
+
+def _edit(net: Any, value: Any) -> Any:
+    with treewright.edit(net) as draft:
+        draft.layers[500].bias = value
+    return draft
+
+
+def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Timer]:
+    """What to time, by measure and row; the first row of a measure is its base."""
+    net, equinox_net, jdc_net = (
+        net_of(*classes, leaves) for classes in ((Net, Layer), (EquinoxNet, EquinoxLayer), (JdcNet, JdcLayer))
+    )
+    value, other = leaves[0], net_of(Net, Layer, leaves)
+    fresh = jax.tree.map(lambda leaf: leaf + 0, net)
+    node, plain = Layer(value, value), Plain(value, value)
+
+    def where(net: Any) -> Any:
+        return net.layers[500].bias
+
+    def run(text: str, **names: Any) -> timeit.Timer:
+        return statement(text, net=net, other=other, where=where, value=value, **names)
+
+    at, diff, flatten = treewright.at, treewright.diff, jax.tree.flatten
+    return {
+        ("update", "copy of the list"): run("copy(layers)", copy=copy.copy, layers=net.layers),
+        ("update", "treewright.at"): run("at(net, where).set(value)", at=at),
+        ("update", "treewright.at, by text"): run("at(net, '.layers[500].bias').set(value)", at=at),
+        ("update", "treewright.edit"): run("edit(net, value)", edit=_edit),
+        ("update", "equinox.tree_at"): run("at(where, tree, value)", at=equinox.tree_at, tree=equinox_net),
+        ("update", "jax_dataclasses.copy_and_mutate"): run("edit(tree, value)", edit=_copy_and_mutate, tree=jdc_net),
+        ("replace", "dataclasses.replace, of a dataclass"): run(
+            "replace(node, bias=value)", replace=dataclasses.replace, node=plain
+        ),
+        ("replace", "treewright.replace"): run("replace(node, bias=value)", replace=treewright.replace, node=node),
+        ("replace", "dataclasses.replace, of equinox"): run(
+            "replace(node, bias=value)", replace=dataclasses.replace, node=equinox_net.layers[0]
+        ),
+        ("replace", "dataclasses.replace, of jax_dataclasses"): run(
+            "replace(node, bias=value)", replace=dataclasses.replace, node=jdc_net.layers[0]
+        ),
+        ("diff", "jax.tree.flatten of both"): run("flatten(net); flatten(other)", flatten=flatten),
+        ("diff", "treewright.diff, the same arrays"): run("diff(net, other)", diff=diff),
+        ("diff", "treewright.diff, equal arrays, values=False"): run(
+            "diff(net, fresh, values=False)", diff=diff, fresh=fresh
+        ),
+        ("diff", "treewright.diff, equal arrays"): run("diff(net, fresh)", diff=diff, fresh=fresh),
+    }
+
+
+def measure_text(name: str, results: Results) -> str:
+    """One measure: times, and ratios of medians and of the fastest samples to the first row."""
+    rows = [[TITLES[name], "median", "fastest", "ratios to the first"]]
+    found = {key.library: times for key, times in results.items() if key.measure == name}
+    base = next(iter(found.values()))
+    for library, times in found.items():
+        ratios = f"{times.median / base.median:.3g} / {times.minimum / base.minimum:.3g}"
+        rows.append([library, duration(times.median), duration(times.minimum), ratios])
+    return table(rows)
+
+
+def verdict(results: Results, target: Target) -> dict[str, Any]:
+    """How many times faster one row is than the other, by medians and by the fastest samples."""
+    ours, theirs = (results[Key(target.measure, NODES, name)] for name in (target.ours, target.theirs))
+    median = theirs.median / ours.median
+    minimum = theirs.minimum / ours.minimum
+    return {**dataclasses.asdict(target), "median": median, "minimum": minimum, "reached": median >= target.times}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=30, help="samples of each cell (30)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    options = parse()
+    head = machine(["treewright", "jax", "equinox", "jax_dataclasses"])
+    print(f"{machine_text(head)}\n{options.repeats} samples of each cell.", flush=True)
+    leaves = [jax.device_put(np.float32(index)) for index in range(2 * NODES)]
+    cases = [Case(Key(name, NODES, row), timer) for (name, row), timer in statements(leaves).items()]
+    results = measure(cases, repeats=options.repeats)
+
+    for name in TITLES:
+        print(f"\n{measure_text(name, results)}")
+    verdicts = [verdict(results, target) for target in TARGETS]
+    rows = [["target: faster than", "times", "measured", "verdict"]]
+    for one in verdicts:
+        measured = f"{one['median']:.0f} / {one['minimum']:.0f}"
+        rows.append([one["theirs"], f"{one['times']:.0f}", measured, "reached" if one["reached"] else "not reached"])
+    print(f"\n{table(rows)}")
+    if options.json is not None:
+        times = [{**dataclasses.asdict(key), "median_ns": one.median * 1e9} for key, one in results.items()]
+        report = {"header": head, "results": times, "targets": verdicts}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if options.check and not all(one["reached"] for one in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`TrainState` leaves buffers alone: no gradients, no optimiser state, no weight decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from treewright import Module, TrainState, at, buffer, combine, partition, spec_like, trainable
+
+
+class Norm(Module):
+    scale: jax.Array
+    mean: jax.Array = buffer()
+    count: Any = buffer(default=None)
+
+
+class Net(Module):
+    kernel: jax.Array
+    norm: Norm
+    table: jax.Array = buffer()
+    tree: Any = buffer(default=None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (x @ self.table @ self.kernel - self.norm.mean[None]) * self.norm.scale[None]
+
+
+def small_net(count: Any = None) -> Net:
+    norm = Norm(jnp.ones(2), jnp.full(2, 3.0), count)
+    return Net(jnp.ones((3, 2)), norm, jnp.ones((3, 3)), [jnp.ones(1), Norm(jnp.ones(1), jnp.ones(1))])
+
+
+def loss_of(net: Net, x: jax.Array) -> jax.Array:
+    return jnp.mean(net(x) ** 2)
+
+
+X = jnp.ones((4, 3))
+
+
+def buffers_of(net: Net) -> list[Any]:
+    return [leaf.tolist() for leaf in jax.tree.leaves(partition(net, trainable)[1])]
+
+
+def partial_grads(net: Net) -> Net:
+    weights, buffers = partition(net, trainable)
+    grads: Net = jax.grad(lambda weights: loss_of(combine(weights, buffers), X))(weights)
+    return grads
+
+
+def test_neither_gradients_nor_weight_decay_touch_buffers() -> None:
+    net = small_net()
+    state = TrainState.create(params=net, tx=optax.adamw(0.1, weight_decay=0.5))
+    for _ in range(3):
+        state = state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
+
+    assert buffers_of(state.params) == buffers_of(net)
+    assert not jnp.array_equal(state.params.kernel, net.kernel)
+    assert not jnp.array_equal(state.params.norm.scale, net.norm.scale)
+    assert jax.tree.structure(state.params) == jax.tree.structure(net)
+
+
+def test_the_optimiser_keeps_nothing_for_buffers() -> None:
+    state = TrainState.create(params=small_net(), tx=optax.adam(0.1))
+
+    moments = state.opt_state[0].mu
+    assert (moments.table, moments.norm.mean) == (None, None)
+    assert moments.kernel.shape == (3, 2)
+
+
+def test_gradients_of_both_shapes_give_the_same_state() -> None:
+    state = TrainState.create(params=small_net(), tx=optax.adamw(0.1))
+    full = state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
+    partial = state.apply_gradients(grads=partial_grads(state.params))
+
+    assert full == partial
+
+
+def test_integer_buffers_and_keys_are_no_hindrance() -> None:
+    net = small_net(count=(jnp.arange(3), jax.random.key(0)))
+    state = TrainState.create(params=net, tx=optax.sgd(0.1))
+    stepped = state.apply_gradients(grads=partial_grads(net))
+
+    assert stepped.params.norm.count[0].tolist() == [0, 1, 2]
+    assert not jnp.array_equal(stepped.params.kernel, net.kernel)
+    with pytest.raises(TypeError, match="grad requires real- or complex-valued inputs"):
+        jax.grad(loss_of)(net, X)
+    only_integers = small_net(count=jnp.arange(3))
+    state = TrainState.create(params=only_integers, tx=optax.sgd(0.1))
+    with_zeros = state.apply_gradients(grads=jax.grad(loss_of, allow_int=True)(only_integers, X))
+    assert jnp.array_equal(with_zeros.params.kernel, stepped.params.kernel)
+    assert with_zeros.params.norm.count.dtype == jnp.int32
+
+
+def test_no_gradient_of_a_buffer_is_computed_in_a_jitted_step() -> None:
+    """Nothing uses it, so XLA leaves it out, even where `jax.grad` was asked for all of them."""
+
+    @jax.jit
+    def plain(state: Any) -> Any:
+        return state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
+
+    @jax.jit
+    def split(state: Any) -> Any:
+        return state.apply_gradients(grads=partial_grads(state.params))
+
+    @jax.jit
+    def trained(params: Any) -> Any:
+        return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, jax.grad(loss_of)(params, X))
+
+    state = TrainState.create(params=small_net(), tx=optax.sgd(0.1))
+
+    def flops(function: Any, argument: Any) -> Any:
+        return function.lower(argument).compile().cost_analysis()["flops"]
+
+    assert flops(plain, state) <= flops(split, state) < flops(trained, state.params)
+
+
+def test_a_loss_that_updates_buffers_hands_them_to_the_state() -> None:
+    def loss_and_net(weights: Net, buffers: Net) -> tuple[jax.Array, Net]:
+        net = combine(weights, buffers)
+        return loss_of(net, X), at(net, lambda net: net.norm.mean).set(jnp.zeros(2))
+
+    state = TrainState.create(params=small_net(), tx=optax.sgd(0.1))
+    weights, buffers = partition(state.params, trainable)
+    grads, net = jax.grad(loss_and_net, has_aux=True)(weights, buffers)
+    state = state.replace(params=net).apply_gradients(grads=grads)
+
+    assert state.params.norm.mean.tolist() == [0.0, 0.0]
+    assert not jnp.array_equal(state.params.kernel, weights.kernel)
+
+
+def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers() -> None:
+    net = small_net()
+    transforms: Any = {"fast": optax.sgd(1.0), "slow": optax.sgd(0.0)}
+    for tx in (
+        optax.adamw(0.1, mask=spec_like(net, default=True, rules={"scale": False})),
+        optax.adamw(0.1, mask=lambda net: spec_like(net, default=True, rules={"scale": False})),
+        optax.multi_transform(transforms, lambda net: spec_like(net, "slow", {"kernel": "fast"})),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    ):
+        state = TrainState.create(params=net, tx=tx)
+        stepped = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(loss_of)(state.params, X)))(state)
+        assert buffers_of(stepped.params) == buffers_of(net)
+        assert not jnp.array_equal(stepped.params.kernel, net.kernel)
+
+
+def test_a_none_that_is_no_buffer_stays() -> None:
+    params: Any = {"w": jnp.ones(2), "none": None}
+    state = TrainState.create(params=params, tx=optax.adamw(0.1))
+    stepped = state.apply_gradients(grads={"w": jnp.ones(2), "none": None})
+
+    assert stepped.params["none"] is None
+    assert stepped.params["w"][0] < 1.0

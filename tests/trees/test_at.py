@@ -1,0 +1,358 @@
+"""`at`: any place in a tree, read and changed at the cost of the way there, sharing all the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple, assert_type
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import pytest
+from flax.core import FrozenDict
+
+from tests.conftest import count_traces
+from treewright import Module, at, buffer, field, freeze, pytree_dataclass, static
+from treewright.errors import MissingPlaceError, StaticFieldError
+
+FROZEN_DICT: Any = FrozenDict
+
+
+@pytree_dataclass
+class Linear:
+    kernel: Any
+    bias: Any = None
+    mean: Any = buffer(default=0.0)
+    activation: Any = static(default="relu")
+
+
+class Net(Module):
+    layers: tuple[Linear, ...]
+    table: dict[str, Any]
+    name: str = static(default="net")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def small_net() -> Net:
+    return Net((Linear(1.0, 2.0), Linear(3.0)), {"b": [Pair(4.0, 5.0)], "a": 6.0})
+
+
+# A function over the tree
+
+
+@pytest.mark.parametrize(
+    ("where", "old"),
+    [
+        (lambda net: net.layers[0].kernel, 1.0),
+        (lambda net: net.layers[-1].bias, None),
+        (lambda net: net.layers[0].mean, 0.0),
+        (lambda net: net.layers[1].activation, "relu"),
+        (lambda net: net.name, "net"),
+        (lambda net: net.table["a"], 6.0),
+        (lambda net: net.table["b"][0].right, 5.0),
+        (lambda net: net.table["b"][0][1], 5.0),
+        (lambda net: net.layers[1], Linear(3.0)),
+    ],
+    ids=["child", "None", "buffer", "static", "static of the root", "dict", "named tuple", "by index", "node"],
+)
+def test_every_kind_of_place_can_be_read_and_changed(where: Any, old: Any) -> None:
+    net = small_net()
+    assert at(net, where).get() == old
+
+    changed = at(net, where).set("new")
+    assert at(changed, where).get() == "new"
+    assert net == small_net()
+    assert at(changed, where).set(old) == net
+
+
+def test_the_tree_itself_is_a_place() -> None:
+    assert at(3, lambda tree: tree).set(4) == 4
+    assert at([1], lambda tree: tree).apply(lambda tree: [*tree, 2]) == [1, 2]
+
+
+def test_only_the_way_there_is_copied() -> None:
+    net = small_net()
+    changed = at(net, lambda net: net.layers[0].bias).set(7.0)
+
+    assert changed.layers[0].kernel is net.layers[0].kernel
+    assert changed.layers[1] is net.layers[1]
+    assert changed.table is net.table
+
+
+def test_a_node_that_stands_in_two_places_changes_in_one() -> None:
+    layer = Linear(1.0)
+    changed = at(Net((layer, layer), {}), lambda net: net.layers[0].kernel).set(2.0)
+
+    assert [one.kernel for one in changed.layers] == [2.0, 1.0]
+    assert changed.layers[1] is layer
+
+
+def test_several_places_change_in_one_go_in_the_structure_that_was_returned() -> None:
+    net = small_net()
+    both = at(net, lambda net: (net.layers[0].kernel, net.table["a"]))
+    named = at(net, lambda net: {"k": [layer.kernel for layer in net.layers]})
+
+    assert both.get() == (1.0, 6.0)
+    assert at(both.set((8.0, 9.0)), lambda net: (net.layers[0].kernel, net.table["a"])).get() == (8.0, 9.0)
+    assert named.get() == {"k": [1.0, 3.0]}
+    assert [layer.kernel for layer in named.apply(lambda k: {"k": k["k"][::-1]}).layers] == [3.0, 1.0]
+    assert at(net, lambda net: [layer.bias for layer in net.layers[:0]]).set([]) is net
+
+
+def test_loops_lengths_slices_and_isinstance_answer_as_the_tree_would() -> None:
+    net = Net((Linear(1.0), Linear(2.0), Linear(3.0)), {"x": 4.0, "y": 5.0})
+
+    def kernels(where: Any) -> Any:
+        return at(net, where).get()
+
+    assert kernels(lambda net: [layer.kernel for layer in net.layers[1:]]) == [2.0, 3.0]
+    assert kernels(lambda net: [net.layers[i].kernel for i in range(len(net.layers))]) == [1.0, 2.0, 3.0]
+    assert kernels(lambda net: [layer.kernel for layer in net.layers if isinstance(layer, Linear)]) == [1.0, 2.0, 3.0]
+    assert kernels(lambda net: [net.table[name] for name in net.table]) == [4.0, 5.0]
+    assert kernels(lambda net: list(net.table.values())) == [4.0, 5.0]
+    assert kernels(lambda net: {name: value for name, value in net.table.items() if name in net.table}) == net.table
+    assert kernels(lambda net: [net.table[name] for name in net.table.keys()]) == [4.0, 5.0]  # noqa: SIM118
+    assert (
+        kernels(lambda net: [value for pair in net.layers for value in (pair.bias,) if hasattr(pair, "bias")])
+        == [None] * 3
+    )
+    assert not at(net, lambda net: [layer.kernel for layer in net.layers if hasattr(layer, "kernle")]).get()
+
+
+def test_checkers_know_the_type_of_what_is_selected() -> None:
+    class Typed(Module):
+        kernel: jax.Array
+        layers: tuple[Linear, ...]
+        name: str = static(default="")
+
+    model = Typed(jnp.ones(2), (Linear(1.0),))
+    assert_type(at(model, lambda m: m.kernel).get(), jax.Array)
+    assert_type(at(model, lambda m: m.kernel).set(jnp.zeros(2)), Typed)
+    assert_type(at(model, lambda m: (m.kernel, m.name)).get(), tuple[jax.Array, str])
+    assert_type(at(model, lambda m: m.layers[0]).apply(lambda layer: layer), Typed)
+    assert_type(at(model, ".kernel").set(3), Typed)
+    assert_type(at(model, lambda path, value: path == ".kernel").set(3), Typed)
+    at(model, lambda m: m.name).set(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Converters, checks, statics, transformations
+
+ran: list[str] = []
+
+
+def noting(value: Any) -> Any:
+    ran.append("convert")
+    return float(value)
+
+
+class Checked(Module):
+    value: Any = field(converter=noting)
+    limit: float = static(default=1.0, converter=float)
+
+    def __check_init__(self) -> None:
+        ran.append("check")
+        if self.value > self.limit:
+            raise ValueError(f"{self.value} is above {self.limit}")
+
+
+def test_converters_and_checks_of_the_nodes_on_the_way_run_once_for_all_places() -> None:
+    tree = [Checked(0.5)]
+    ran.clear()
+    changed = at(tree, lambda tree: (tree[0].value, tree[0].limit)).set((3, 4))
+
+    assert (changed[0].value, changed[0].limit) == (3.0, 4.0)
+    assert ran == ["convert", "check"]
+    with pytest.raises(ValueError, match=r"^3\.0 is above 1\.0$"):
+        at(tree, lambda tree: tree[0].value).set(3)
+    assert tree[0].value == 0.5
+
+
+def test_a_changed_static_traces_once_and_one_that_can_be_none_is_refused() -> None:
+    net = small_net()
+    jitted = jax.jit(counted := count_traces(lambda net: net.layers[0].kernel))
+    for activation in ("relu", "gelu", "relu"):
+        jitted(at(net, lambda net: net.layers[1].activation).set(activation))
+
+    assert counted.count == 2
+    with pytest.raises(StaticFieldError, match=r"^Linear\.activation is static but holds a list"):
+        at(net, lambda net: net.layers[1].activation).set(["relu"])
+
+
+def test_places_inside_a_static_can_be_changed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        width: int
+        sizes: tuple[int, ...]
+
+    class Configured(Module):
+        config: Config = static()
+        table: Any = static(converter=freeze)
+        inner: Linear = static()
+
+    node = Configured(Config(3, (1, 2)), {"x": [1]}, Linear(1.0))
+
+    assert at(node, lambda node: node.config.sizes[1]).set(5).config == Config(3, (1, 5))
+    assert at(node, lambda node: node.config.width).apply(lambda width: width + 1).config.width == 4
+    assert at(node, lambda node: node.table["x"][0]).set(9).table == freeze({"x": [9]})
+    assert at(node, ".inner.kernel").set(2.0).inner == Linear(2.0)
+    with pytest.raises(
+        MissingPlaceError, match=r"Configured\.config \(.*Config\) has no \.wide \(did you mean \.width\?\)\. It has"
+    ):
+        at(node, lambda node: node.config.wide)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_it_works_under_jit_and_grad() -> None:
+    net = Net((Linear(jnp.ones(2)),), {})
+
+    @jax.jit
+    def doubled(net: Net) -> Net:
+        return at(net, lambda net: net.layers[0].kernel).apply(lambda kernel: kernel * 2)
+
+    def loss(kernel: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(at(net, ".layers[0].kernel").set(kernel).layers[0].kernel))
+
+    assert doubled(net).layers[0].kernel.tolist() == [2.0, 2.0]
+    assert jax.grad(loss)(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
+# Containers
+
+
+class Point(NamedTuple):
+    x: Any
+
+
+@flax.struct.dataclass
+class Struct:
+    child: Any
+    note: str = flax.struct.field(pytree_node=False, default="")  # type: ignore[no-untyped-call]
+
+
+class Holder:
+    """A pytree whose children have keys of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+jax.tree_util.register_pytree_with_keys(
+    Holder,
+    lambda holder: (((jax.tree_util.GetAttrKey("inner"), holder.inner),), None),
+    lambda _, children: Holder(*children),
+)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ([1, 2], lambda tree: tree[1]),
+        ((1, 2), lambda tree: tree[1]),
+        ({"z": 1, "x": 2}, lambda tree: tree["x"]),
+        (OrderedDict(z=1, x=2), lambda tree: tree["x"]),
+        (defaultdict(int, {"z": 1, "x": 2}), lambda tree: tree["x"]),
+        ({3: 1, "x": 2}, lambda tree: tree[3]),
+        (Point(1), lambda tree: tree.x),
+        (Point(1), lambda tree: tree[0]),
+        (Point((1,)), lambda tree: tree[-1][0]),
+        (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]["kernel"]),
+        (Struct(1), lambda tree: tree.child),
+        (Struct(1, "a"), lambda tree: tree.note),
+        (Holder([1]), lambda tree: tree.inner[0]),
+    ],
+)
+def test_containers_keep_their_class_and_order(tree: Any, where: Any) -> None:
+    before = repr(tree)
+    changed = at(tree, where).set(7)
+
+    assert type(changed) is type(tree)
+    assert at(changed, where).get() == 7
+    assert repr(tree) == before
+    if isinstance(tree, dict):
+        assert list(changed) == list(tree)
+
+
+# The text of a path
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (".layers[0].kernel", 1.0),
+        ("layers[-1].bias", None),
+        ("['table']", None),
+        (".table['b'][0].left", 4.0),
+        (".name", "net"),
+        ("", "the tree"),
+        (".layers[*].kernel", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
+        (".layers[-1].*", {".layers[1].kernel": 3.0, ".layers[1].bias": None, ".layers[1].mean": 0.0}),
+        ("bias", {".layers[0].bias": 2.0, ".layers[1].bias": None}),
+        ("**.k*", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
+        ("**[0].right", {".table['b'][0].right": 5.0}),
+        ("name", {".name": "net"}),
+    ],
+)
+def test_a_path_leads_to_one_place_and_a_pattern_to_many(where: str, found: Any) -> None:
+    net = small_net()
+    if found == "the tree":
+        assert at(net, where).get() is net
+    elif where == "['table']":
+        with pytest.raises(MissingPlaceError, match=r"^Net \(Net\) has no \['table'\] \(did you mean \.table\?\)"):
+            at(net, where)
+    elif where.endswith(".*"):
+        assert at(net, where).get() == {**found, ".layers[1].activation": "relu"}
+    else:
+        assert at(net, where).get() == found
+
+
+def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
+    net = small_net()
+
+    assert at(at(net, "bias").set(0.0), "bias").get() == {".layers[0].bias": 0.0, ".layers[1].bias": 0.0}
+    doubled = at(net, ".layers[*].kernel").apply(lambda kernel: 2 * kernel)
+    assert [layer.kernel for layer in doubled.layers] == [2.0, 6.0]
+    assert at(net, ".layers[0].bia*").set(9.0).layers[0].bias == 9.0
+
+
+def test_inside_a_place_that_matches_no_more_are_looked_for() -> None:
+    tree = {"a": {"a": 1, "b": 2}}
+
+    assert at(tree, "**['a']").get() == {"['a']": {"a": 1, "b": 2}}
+    assert at(tree, "**").get() == {"": tree}
+    assert at(tree, "['a']**").get() == {"['a']": {"a": 1, "b": 2}}
+    assert at(tree, "**['a']**['b']").get() == {"['a']['b']": 2}
+
+
+def test_a_name_alone_is_for_dict_entries_too() -> None:
+    params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
+
+    assert at(params, "bias").get() == {"['dense']['bias']": 1.0, "['layers'][0].bias": 4.0}
+    assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
+    assert at(params, "dense").set(0.0)["dense"] == 0.0
+
+
+def test_getters_of_the_operator_module_say_where() -> None:
+    assert at(small_net(), operator.attrgetter("layers")).get() == small_net().layers
+    assert at((1, 2), operator.itemgetter(1)).set(3) == (1, 3)
+
+
+# A predicate
+
+
+def test_a_predicate_finds_nodes_leaves_and_statics() -> None:
+    net: Any = small_net()
+
+    assert at(net, lambda path, value: isinstance(value, Linear)).apply(lambda layer: layer.kernel).layers == (1.0, 3.0)
+    assert at(net, lambda path, value: path.endswith(".bias")).set(0.0).layers[1].bias == 0.0
+    assert at(net, lambda path, value: value == "relu").set("gelu").layers[1].activation == "gelu"
+
+    class Named:
+        def __call__(self, path: str, value: Any, exact: bool = True) -> bool:
+            return bool(value == "net")
+
+    assert at(net, Named()).get() == {".name": "net"}

@@ -1,0 +1,124 @@
+"""Many nodes as one with a leading axis, and one random key for each leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, buffer, field, node_at, replace, split_key_like, stack, static, unstack
+
+
+class Layer(Module):
+    kernel: Any = field(converter=jnp.asarray)
+    bias: Any = None
+    count: Any = buffer(default=0)
+    activation: str = static(default="relu")
+
+    def __check_init__(self) -> None:
+        if self.kernel.ndim != 2:
+            raise ValueError("kernel must be a matrix")
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x @ self.kernel)
+
+
+def layers(count: int = 3) -> list[Layer]:
+    return [Layer(jnp.full((2, 2), float(index)), {"b": np.ones(2)}, index) for index in range(count)]
+
+
+def test_stacked_leaves_have_a_first_axis_and_no_code_of_the_class_runs() -> None:
+    stacked = stack(layers())
+
+    assert type(stacked) is Layer
+    assert stacked.kernel.shape == (3, 2, 2)
+    assert stacked.bias["b"].shape == (3, 2)
+    assert stacked.count.tolist() == [0, 1, 2]
+    assert stacked.activation == "relu"
+
+
+def test_unstack_and_node_at_give_the_nodes_back() -> None:
+    nodes = [jax.tree.map(jnp.asarray, layer) for layer in layers()]
+    stacked = stack(nodes)
+
+    assert unstack(stacked) == nodes
+    for index in (0, 2, -1, -3, np.int32(1), jnp.asarray(1)):
+        assert node_at(stacked, index) == nodes[int(index)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    traced = jax.jit(node_at)(stacked, 1)
+    assert traced == nodes[1]
+    assert jax.jit(lambda index: node_at({"x": np.arange(3)}, index))(2)["x"] == 2
+
+
+def test_random_keys_and_other_trees_are_stacked() -> None:
+    keys = [{"key": jax.random.key(seed)} for seed in range(3)]
+    stacked = stack(keys)
+
+    assert stacked["key"].shape == (3,)
+    assert jnp.array_equal(unstack(stacked)[2]["key"], keys[2]["key"])
+    assert jax.jit(lambda a, b: stack([a, b]))(jnp.ones(2), jnp.zeros(2)).shape == (2, 2)
+
+
+def test_an_ensemble_runs_under_vmap_and_layers_under_scan() -> None:
+    nodes = [jax.tree.map(jnp.asarray, replace(layer, bias=None)) for layer in layers()]
+    stacked, x = stack(nodes), jnp.ones(2)
+
+    ensemble = jax.vmap(lambda layer: layer(x))(stacked)
+    assert jnp.allclose(ensemble, jnp.stack([layer(x) for layer in nodes]))
+    deep, _ = jax.lax.scan(lambda x, layer: (layer(x), None), x, stacked)
+    assert jnp.allclose(deep, nodes[2](nodes[1](nodes[0](x))))
+
+
+def message(case: Any) -> str:
+    with pytest.raises((ValueError, IndexError)) as caught:
+        case()
+    return str(caught.value)
+
+
+def test_trees_that_differ_are_refused_with_the_place() -> None:
+    a, b = Layer(jnp.ones((2, 3))), Layer(jnp.ones((2, 3)))
+
+    assert message(lambda: stack([])) == "stack() takes at least one tree: the result has to have a structure."
+    assert message(lambda: stack([a, replace(b, kernel=jnp.ones((2, 4)))])) == (
+        "Layer.kernel is f32[2,4] in tree 1 and f32[2,3] in tree 0. Only leaves of one shape and dtype can be stacked."
+    )
+    assert message(lambda: stack([a, b, replace(b, kernel=jnp.ones((2, 3), jnp.int32))])).startswith(
+        "Layer.kernel is i32[2,3] in tree 2 and f32[2,3] in tree 0."
+    )
+    assert message(lambda: stack([a, replace(b, activation="gelu")])) == (
+        "Tree 1 is not like tree 0: .activation (static): 'relu' -> 'gelu'."
+    )
+    assert message(lambda: stack([a, replace(b, kernel=jnp.ones((9, 9)), bias=3.0)])).startswith(
+        "Tree 1 is not like tree 0: .bias (class): None -> 3.0"
+    )
+    assert message(lambda: stack([{"f": len}, {"f": len}])) == (
+        "['f'] is len, which is no array and has no axes. If it is the same in all trees, make it a static."
+    )
+
+
+def test_leaves_without_a_common_first_axis_are_refused_with_the_places() -> None:
+    assert message(lambda: unstack({"a": jnp.ones((2, 1)), "b": jnp.ones(3)})) == (
+        "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[2,1], dict['b'] is f32[3]."
+    )
+    assert message(lambda: node_at({"a": jnp.ones(()), "b": jnp.ones(3)}, 0)) == (
+        "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[]."
+    )
+    assert message(lambda: unstack(())) == "tuple has no leaves, so nobody can tell how many trees it holds."
+    for index in (3, -4):
+        assert message(lambda index=index: node_at(stack(layers()), index)) == (
+            f"There is no tree at {index}: Layer holds 3, at 0 to 2."
+        )
+
+
+def test_each_leaf_gets_a_key_of_its_own() -> None:
+    layer = layers()[0]
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        keys = split_key_like(key, layer)
+        noise = jax.tree.map(lambda leaf, key: jax.random.normal(key, jnp.shape(leaf)), layer, keys)
+
+        assert jax.tree.structure(keys) == jax.tree.structure(layer)
+        assert len({float(jnp.ravel(leaf)[0]) for leaf in jax.tree.leaves(noise)}) == 3
+        assert jax.tree.structure(jax.jit(split_key_like)(key, layer)) == jax.tree.structure(layer)
+    assert split_key_like(jax.random.key(0), None) is None

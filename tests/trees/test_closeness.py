@@ -1,0 +1,111 @@
+"""`allclose` and `assert_trees_close`: equal up to rounding, else where and by how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, allclose, static
+from treewright.errors import TracedComparisonError
+from treewright.testing import assert_trees_close
+
+
+class Layer(Module):
+    kernel: Any
+    activation: str = static(default="relu")
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (Layer(jnp.ones(3)), Layer(jnp.ones(3) + 1e-6)),
+        (Layer(jnp.ones(3)), Layer(np.ones(3))),
+        ([1.0, 2, True, "a", None], [1.0 + 1e-7, 2, True, "a", None]),
+        (jnp.array([jnp.nan, jnp.inf]), jnp.array([jnp.nan, jnp.inf])),
+        (jnp.array([1 + 1j]), jnp.array([1 + 1j + 1e-7])),
+        (jnp.ones(2, jnp.bfloat16), jnp.ones(2)),
+        (jnp.zeros(0), jnp.zeros(0)),
+        (1.0, jnp.asarray(1.0)),
+        (jax.random.key(1), jax.random.key(1)),
+        (jax.ShapeDtypeStruct((3,), jnp.float32), jnp.ones(3)),  # type: ignore[no-untyped-call]
+    ],
+)
+def test_trees_that_are_close(actual: Any, expected: Any) -> None:
+    found = allclose(actual, expected)
+
+    assert found
+    assert str(found) == "close"
+    assert_trees_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "line"),
+    [
+        (
+            Layer(jnp.ones((2, 3))),
+            Layer(jnp.ones((2, 3)).at[1, 2].set(1.5).at[0, 0].set(1.25)),
+            ".kernel: 2 of 6 elements are apart, most at [1, 2]: 1.0 and 1.5, by 0.5",
+        ),
+        (Layer(1.0), Layer(1.0, "gelu"), ".activation (static): 'relu' -> 'gelu'"),
+        (Layer(jnp.ones(2)), Layer(jnp.ones(3)), ".kernel (shape): float32[2] -> float32[3]; axis 0: 2 -> 3"),
+        ({"a": 1}, {"b": 1}, "['a'] (removed): 1"),
+        (1.0, 2.0, "the whole tree: 1 of 1 elements are apart, most: 1.0 and 2.0, by 1"),
+        (np.float32(1), 2, "the whole tree: 1 of 1 elements are apart, most: 1.0 and 2.0, by 1"),
+        (
+            jnp.array([1.0, jnp.nan]),
+            jnp.ones(2),
+            "the whole tree: 1 of 2 elements are apart, most at [1]: nan and 1.0, by nan",
+        ),
+        (
+            jnp.array([jnp.inf, 5]),
+            jnp.ones(2),
+            "the whole tree: 2 of 2 elements are apart, most at [0]: inf and 1.0, by inf",
+        ),
+        (
+            jnp.array([True]),
+            jnp.array([False]),
+            "the whole tree: 1 of 1 elements are apart, most at [0]: 1.0 and 0.0, by 1",
+        ),
+        ("a", "b", "the whole tree (value): 'a' -> 'b'"),
+        (None, 1.0, "the whole tree (class): None -> 1.0"),
+    ],
+)
+def test_trees_that_are_not_close_say_where_and_by_how_much(actual: Any, expected: Any, line: str) -> None:
+    found = allclose(actual, expected)
+
+    assert not found
+    assert found.apart[0] == line
+    with pytest.raises(AssertionError) as caught:
+        assert_trees_close(actual, expected)
+    assert str(caught.value).splitlines()[1].strip() == line
+
+
+def test_random_keys_that_differ_are_apart() -> None:
+    assert not allclose(jax.random.key(1), jax.random.key(2))
+
+
+def test_the_tolerances_are_those_of_numpy() -> None:
+    for rtol, atol in ((0.1, 0.0), (0.0, 0.1), (0.05, 0.05), (0.0, 0.0)):
+        for distance in (0.04, 0.09, 0.11, 0.16):
+            expected = np.allclose(2.0 + distance, 2.0, rtol=rtol, atol=atol)
+            assert bool(allclose([2.0 + distance], [2.0], rtol=rtol, atol=atol)) == expected
+
+
+def test_many_places_are_listed_up_to_twenty() -> None:
+    found = allclose(list(range(30)), [value + 1 for value in range(30)])
+    lines = str(found).splitlines()
+
+    assert len(found.apart) == 30
+    assert lines[0] == "not close in 30 places:"
+    assert lines[-1] == "  ... and 10 more"
+    assert len(lines) == 22
+    assert repr(allclose(1, 2)).startswith("<not close in 1 place:\n  the whole tree")
+
+
+def test_traced_values_can_not_be_compared() -> None:
+    with pytest.raises(TracedComparisonError, match=r"^\.kernel is traced, so == has no value to compare"):
+        jax.jit(lambda x: allclose(Layer(x), Layer(x + 1)))(1.0)

@@ -1,0 +1,279 @@
+"""`edit`: assignments on a draft, which is a finished node when the block ends, or what the original is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import Module, buffer, edit, field, pytree_dataclass, static
+from treewright.errors import NodeInitError, StaticFieldError, UnfinishedNodeError
+
+ran: list[str] = []
+
+
+def noting(value: Any) -> Any:
+    ran.append("convert")
+    return value
+
+
+class Layer(Module):
+    kernel: Any = field(converter=noting)
+    bias: Any = None
+    mean: Any = buffer(default=0.0)
+    activation: str = static(default="relu")
+
+    def __check_init__(self) -> None:
+        ran.append(f"check {self.kernel}")
+        if isinstance(self.kernel, float) and self.kernel < 0:
+            raise ValueError(f"kernel is {self.kernel}")
+
+    @functools.cached_property
+    def doubled(self) -> Any:
+        return 2 * self.kernel
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@pytree_dataclass
+class Net:
+    layers: Any
+    table: Any = field(default_factory=dict)
+    name: str = static(default="net")
+
+
+def small_net() -> Any:
+    return Net([Layer(1.0), Layer(2.0)], {"b": Pair(Layer(3.0), 4.0), "a": (Layer(5.0), [6.0])})
+
+
+def test_assignments_at_any_depth_make_a_changed_copy() -> None:
+    net = small_net()
+    with edit(net) as draft:
+        draft.name = "other"
+        draft.layers[0].kernel += 9.0
+        draft.layers[1].activation = "gelu"
+        draft.layers[1].mean = 7.0
+        draft.layers.append(Layer(8.0))
+        draft.table["b"].left.bias = 1.0
+        draft.table["a"][1][0] = 2.0
+        draft.table["new"] = draft.layers[0].kernel
+
+    assert net == small_net()
+    assert type(draft) is Net
+    assert draft == Net(
+        [Layer(10.0), Layer(2.0, mean=7.0, activation="gelu"), Layer(8.0)],
+        {"b": Pair(Layer(3.0, 1.0), 4.0), "a": (Layer(5.0), [2.0]), "new": 10.0},
+        "other",
+    )
+    assert list(draft.table) == ["b", "a", "new"]
+    assert jax.tree.leaves(jax.tree.map(lambda leaf: leaf, draft)) == jax.tree.leaves(draft)
+
+
+def test_the_draft_is_frozen_at_the_end() -> None:
+    with edit(small_net()) as draft:
+        layer = draft.layers[0]
+        layer.bias = 3.0
+
+    assert draft.layers[0] is layer
+    for node, name in ((draft, "name"), (layer, "bias")):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"^cannot assign to field '{name}' of a "):
+            setattr(node, name, 1)
+
+
+def test_after_an_exception_the_draft_is_what_the_original_is_and_frozen() -> None:
+    net = small_net()
+    draft: Any = None
+    layer: Any = None
+
+    def attempt() -> None:
+        nonlocal draft, layer
+        with edit(net) as draft:
+            layer = draft.layers[0]
+            layer.bias = 3.0
+            draft.name = "other"
+            raise RuntimeError("no luck")
+
+    with pytest.raises(RuntimeError, match="no luck"):
+        attempt()
+    assert draft == net == small_net()
+    assert layer == Layer(1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"^cannot assign to field 'bias' of a Layer"):
+        layer.bias = 3.0
+
+
+def test_what_has_not_changed_is_shared_with_the_original() -> None:
+    net = small_net()
+    with edit(net) as draft:
+        draft.layers[0].bias = 3.0
+        untouched = draft.layers[1]
+
+    assert draft.layers[1] is net.layers[1]
+    assert untouched == net.layers[1]
+    assert draft.layers[0].kernel is net.layers[0].kernel
+    assert draft.table is net.table
+    with edit(net) as same:
+        same.layers[0].bias = same.layers[0].bias
+    assert same.layers is net.layers
+    assert same.tree_flatten()[1] is net.tree_flatten()[1]
+
+
+def test_converters_run_at_the_assignment_and_checks_once_for_each_changed_node_inner_ones_first() -> None:
+    @pytree_dataclass
+    class Outer:
+        inner: Layer
+        size: Any = field(default=0, converter=int)
+
+        def __check_init__(self) -> None:
+            ran.append("check outer")
+
+    node: Any = Outer(Layer(1.0))
+    ran.clear()
+    with edit(node) as draft:
+        draft.inner.kernel = 2.0
+        draft.size = 3.7
+        assert draft.size == 3
+        assert ran == ["convert"]
+        draft.inner.kernel = 4.0
+
+    assert ran == ["convert", "convert", "check 4.0", "check outer"]
+
+
+def test_a_check_that_fails_at_the_end_undoes_everything() -> None:
+    net = small_net()
+    with pytest.raises(ValueError, match=r"^kernel is -1\.0$"), edit(net) as draft:  # noqa: PT012
+        draft.name = "other"
+        draft.layers[0].kernel = -1.0
+
+    assert draft == net
+
+
+def test_a_check_sees_the_node_as_it_is_at_the_end() -> None:
+    with edit(Layer(1.0)) as draft:
+        draft.kernel = -5.0
+        draft.kernel = 5.0
+
+    assert draft.kernel == 5.0
+
+
+def test_nodes_can_be_moved_swapped_removed_and_put_into_new_containers() -> None:
+    net = small_net()
+    with edit(net) as draft:
+        draft.layers[0], draft.layers[1] = draft.layers[1], draft.layers[0]
+        removed = draft.layers.pop()
+        removed.bias = 9.0
+        draft.table = OrderedDict(x=(draft.layers[0], {"y": removed}), z=[1])
+
+    assert draft.layers == [Layer(2.0)]
+    assert draft.layers[0] is net.layers[1]
+    assert draft.table == OrderedDict(x=(Layer(2.0), {"y": Layer(1.0, 9.0)}), z=[1])
+    assert type(draft.table) is OrderedDict
+    assert removed == Layer(1.0, 9.0)
+
+
+def test_a_new_node_may_hold_a_draft() -> None:
+    with edit(small_net()) as draft:
+        draft.layers[0].bias = 1.0
+        draft.layers = [Net([draft.layers[0]])]
+
+    assert draft.layers == [Net([Layer(1.0, 1.0)])]
+    assert draft.layers[0].layers[0] == Layer(1.0, 1.0)
+
+
+def test_a_node_in_two_places_is_two_drafts() -> None:
+    layer = Layer(1.0)
+    with edit(Net([layer, layer])) as draft:
+        draft.layers[0].bias = 3.0
+
+    assert [one.bias for one in draft.layers] == [3.0, None]
+    assert draft.layers[1] is layer
+
+
+def test_a_draft_computes_with_its_fields_and_forgets_what_it_cached() -> None:
+    with edit(Layer(1.0)) as draft:
+        assert draft.doubled == 2.0
+        draft.kernel = 3.0
+        assert isinstance(draft, Layer)
+
+    assert draft.doubled == 6.0
+
+
+def test_it_works_under_jit() -> None:
+    @jax.jit
+    def doubled(net: Any) -> Any:
+        with edit(net) as draft:
+            for layer in draft.layers:
+                layer.kernel = layer.kernel * 2
+        return draft
+
+    assert [layer.kernel.tolist() for layer in doubled(Net([Layer(jnp.ones(1)), Layer(jnp.ones(2))])).layers] == [
+        [2.0],
+        [2.0, 2.0],
+    ]
+
+
+def test_a_draft_says_that_it_is_one() -> None:
+    with edit(Layer(1.0)) as draft:
+        with pytest.raises(UnfinishedNodeError, match=r"^This is a draft of a Layer: it can be used in full when its "):
+            draft.tree_flatten()
+        with pytest.raises(UnfinishedNodeError, match=r"^This is a draft of a Layer"), edit(draft):
+            pass
+        with pytest.raises(Exception, match="a draft of a Layer"):
+            jax.tree.leaves(draft)
+
+
+# What is refused
+
+
+def test_names_that_are_no_fields_are_refused_with_the_close_ones() -> None:
+    with (
+        pytest.raises(
+            TypeError,
+            match=r"^A draft of a Layer was assigned to kernle \(did you mean kernel\?\), which is no field\. Its fie",
+        ),
+        edit(Layer(1.0)) as draft,
+    ):
+        draft.kernle = 3.0  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert draft == Layer(1.0)
+
+
+def test_a_field_always_has_a_value() -> None:
+    with (
+        pytest.raises(TypeError, match=r"^bias of a draft of a Layer was deleted\. A field always has a value: assig"),
+        edit(Layer(1.0)) as draft,
+    ):
+        del draft.bias
+    with edit(Layer(1.0)) as draft:
+        del draft.kernel
+        draft.kernel = 2.0
+    assert draft.kernel == 2.0
+
+
+def test_statics_are_checked_at_the_end() -> None:
+    with (
+        pytest.raises(StaticFieldError, match=r"^Layer\.activation is static but holds a list"),
+        edit(Layer(1.0)) as draft,
+    ):
+        draft.activation = ["relu"]  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert draft.activation == "relu"
+
+
+def test_a_node_inside_itself_is_refused() -> None:
+    inside_itself = r"^A draft of a Net was put inside itself, so the Net would contain itself without end\.$"
+    with pytest.raises(NodeInitError, match=inside_itself), edit(small_net()) as draft:
+        draft.layers[0].bias = (draft,)
+
+
+@pytest.mark.parametrize("value", [3, [Layer(1.0)], Layer], ids=["number", "list", "class"])
+def test_only_nodes_are_edited(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^edit\(\) takes an instance of a Module or of a class with"), edit(value):
+        pass
