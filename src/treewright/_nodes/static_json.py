@@ -56,8 +56,8 @@ class StaticCodec:
             StaticSerializationError: Always, in this class.
         """
         raise StaticSerializationError(
-            f"{value!r} can't be named in an exported program: it is no importable function, class, enum, simple dtype, "
-            f"number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
+            f"{value!r} can't be named in an exported program: it is no importable function, class, enum, simple "
+            f"dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
         )
 
     # Writing
@@ -235,7 +235,6 @@ def _dtype_text(dtype: Any) -> str | None:
 
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
 
 
 _ENCODERS: types.MappingProxyType[type[Any], Callable[[StaticCodec, Any], Any]] = types.MappingProxyType(

@@ -1,0 +1,204 @@
+"""What differs between a saved manifest and the tree that it is to be loaded into, by path, before an array is read."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+from treewright.checkpoint.leaves import ARRAYS, Form
+from treewright.checkpoint.manifest import Branch, Steps
+from treewright.checkpoint.names import same_name
+from treewright.errors import CheckpointMismatchError
+
+DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
+
+ABSENT: Any = object()
+
+_REMEDIES: MappingProxyType[DifferenceKind, str] = MappingProxyType(
+    {
+        "missing": "A leaf that was renamed: renamed={'old.name': 'new.name'}. A new one: migrate=, or strict=False to "
+        "keep the value that the tree has.",
+        "unexpected": "A leaf that is gone: strict=False.",
+        "shape": "Another shape: change the array in migrate=.",
+        "dtype": "Another dtype: allow_cast=True.",
+        "kind": "A number in place of an array or the other way: allow_cast=True.",
+        "class": "A class that moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
+        "static": "Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has.",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference: where, of what kind, what was saved and what the tree has.
+
+    `soft` marks a static that has no exact form, such as a closure, and whose description differs.
+    """
+
+    path: str
+    kind: DifferenceKind
+    saved: str
+    wanted: str
+    soft: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "missing":
+            return f"{self.path}: not saved, the tree has {self.wanted}"
+        if self.kind == "unexpected":
+            return f"{self.path}: saved as {self.saved}, not in the tree"
+        return f"{self.path}: {self.kind} {self.saved} saved, {self.wanted} in the tree"
+
+
+def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
+    """The error for these differences, all of them, with what to do about each kind."""
+    found = tuple(differences)
+    kinds = dict.fromkeys(difference.kind for difference in found)
+    lines = [f"  {difference}" for difference in found]
+    remedies = [f"  {_REMEDIES[kind]}" for kind in kinds]
+    count = "a difference" if len(found) == 1 else f"{len(found)} differences"
+    text = "\n".join([f"The checkpoint does not fit the tree, {count}:", *lines, "What to do:", *remedies])
+    return CheckpointMismatchError(text, found)
+
+
+# Nodes
+
+
+def node_differences(saved: Iterable[Branch], wanted: Iterable[Branch], moved: set[Steps]) -> Iterator[Difference]:
+    """Classes and statics that differ, and nodes without leaves that only one side has.
+
+    Args:
+        saved: The nodes and containers of the manifest.
+        wanted: Those of the tree.
+        moved: The places of fields that are static on one side and a child on the other; they are compared elsewhere.
+    """
+    theirs = {branch.steps: branch for branch in wanted}
+    ours = {branch.steps: branch for branch in saved}
+    for steps, old in ours.items():
+        new = theirs.get(steps)
+        if new is not None and old.cls is not None and new.cls is not None:
+            yield from _both(old, new, moved)
+    yield from (_lone(branch, "unexpected") for branch in _lone_statics(ours, theirs))
+    yield from (_lone(branch, "missing") for branch in _lone_statics(theirs, ours))
+
+
+def _lone_statics(some: Mapping[Steps, Branch], others: Mapping[Steps, Branch]) -> Iterator[Branch]:
+    """Nodes of one side alone that hold statics and no leaves: nothing else would tell of them."""
+    for steps, branch in some.items():
+        if branch.statics and not branch.children and steps not in others:
+            yield branch
+
+
+def _lone(branch: Branch, kind: DifferenceKind) -> Difference:
+    shown = f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
+    return Difference(branch.path or "the tree", kind, shown, shown)
+
+
+def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Difference]:
+    saved, wanted = str(old.cls), str(new.cls)
+    if not (same_name(saved, wanted) or (old.kind == new.kind == "namedtuple" and _last(saved) == _last(wanted))):
+        yield Difference(new.path or "the tree", "class", saved, wanted)
+    for name in {**old.statics, **new.statics}:
+        if (*new.steps, name) in moved:
+            continue
+        before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
+        likeness = alike(before, after)
+        if likeness != "same":
+            path = f"{new.path}.{name}"
+            yield Difference(path, "static", shown_static(before), shown_static(after), soft=likeness == "described")
+
+
+def _last(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})
+
+
+def alike(saved: Any, wanted: Any) -> Literal["same", "described", "different"]:
+    """Whether two statics in typed form are the same, or differ only where both are mere descriptions."""
+    if isinstance(saved, list) and isinstance(wanted, list):
+        return _alike_lists(cast("list[Any]", saved), cast("list[Any]", wanted))
+    if isinstance(saved, dict) and isinstance(wanted, dict):
+        old, new = cast("dict[str, Any]", saved), cast("dict[str, Any]", wanted)
+        if set(old) != set(new):
+            return "different"
+        return _worst(alike(old[name], new[name]) for name in old)
+    return "same" if type(saved) is type(wanted) and repr(saved) == repr(wanted) else "different"
+
+
+def _alike_lists(saved: list[Any], wanted: list[Any]) -> Literal["same", "described", "different"]:
+    if len(saved) != len(wanted):
+        return "different"
+    if saved == wanted == []:
+        return "same"
+    if saved[0] == wanted[0] == "described":
+        return "same" if saved == wanted else "described"
+    if saved[0] == wanted[0] == "frozenset":
+        return "same" if sorted(map(repr, saved)) == sorted(map(repr, wanted)) else "different"
+    start = 0
+    if saved[0] == wanted[0] and saved[0] in _NAMED and len(saved) > 1:
+        if not same_name(str(saved[1]), str(wanted[1])):
+            return "different"
+        start = 2
+    return _worst(map(alike, saved[start:], wanted[start:]))
+
+
+def _worst(
+    found: Iterable[Literal["same", "described", "different"]],
+) -> Literal["same", "described", "different"]:
+    seen = set(found)
+    if "different" in seen:
+        return "different"
+    return "described" if "described" in seen else "same"
+
+
+def shown_static(encoded: Any) -> str:
+    """A static in typed form as a person would write it."""
+    if encoded is ABSENT:
+        return "nothing"
+    if not isinstance(encoded, list):
+        return repr(encoded)
+    kind, *parts = cast("list[Any]", encoded) or [""]
+    if kind in {"name", "described", "dtype", "float"}:
+        return " ".join(map(str, parts))
+    if kind in {"enum", "flag"}:
+        return ".".join(map(str, parts))
+    if kind == "tuple":
+        return f"({', '.join(map(shown_static, parts))}{',' if len(parts) == 1 else ''})"
+    name = str(parts.pop(0)) if kind in _NAMED else kind
+    shown = f"{name}({', '.join(map(shown_static, parts))})"
+    return shown if len(shown) <= 200 else f"{shown[:197]}..."
+
+
+# Leaves
+
+
+def leaf_differences(
+    saved: Mapping[str, tuple[str, Form]], wanted: Mapping[str, tuple[str, Form]], *, allow_cast: bool, strict: bool
+) -> Iterator[Difference]:
+    """What differs between leaves, by flat name: each is `(path, form)`."""
+    if strict:
+        yield from (
+            Difference(path, "unexpected", str(form), "nothing")
+            for name, (path, form) in saved.items()
+            if name not in wanted
+        )
+    for name, (path, form) in wanted.items():
+        if name in saved:
+            yield from _forms_differ(path, saved[name][1], form, allow_cast=allow_cast)
+        elif strict:
+            yield Difference(path, "missing", "nothing", str(form))
+
+
+def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> Iterator[Difference]:
+    if saved.key != wanted.key:
+        yield Difference(path, "kind", str(saved), str(wanted))
+        return
+    both_arrays = saved.kind in ARRAYS and wanted.kind in ARRAYS
+    if saved.kind != wanted.kind and not both_arrays and not allow_cast:
+        yield Difference(path, "kind", str(saved), str(wanted))
+        return
+    if saved.shape != wanted.shape:
+        yield Difference(path, "shape", str(saved.shape), str(wanted.shape))
+    if saved.dtype != wanted.dtype and not allow_cast:
+        yield Difference(path, "dtype", saved.dtype, wanted.dtype)

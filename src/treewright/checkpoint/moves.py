@@ -1,0 +1,98 @@
+"""Fields that are static on one side and a child on the other: their values move along."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from treewright._nodes.freeze import FrozenMapping
+from treewright.checkpoint.compare import Difference, shown_static
+from treewright.checkpoint.leaves import leaf_of, stored
+from treewright.checkpoint.manifest import Branch, Manifest, Steps, name_of
+from treewright.checkpoint.names import ReadingCodec
+from treewright.checkpoint.survey import Place, Survey, survey
+from treewright.errors import CheckpointError, StaticSerializationError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moves:
+    """Fields that are static on one side and a child on the other.
+
+    `children` holds values of saved statics by the names of the leaves that they become; `to_static` the saved leaves
+    that became a static, with the place and the value that the tree has there.
+    """
+
+    fields: set[Steps]
+    children: dict[str, Any]
+    to_static: dict[str, tuple[str, Any]]
+    differences: list[Difference]
+
+    @classmethod
+    def between(cls, manifest: Manifest, target: Survey) -> "Moves":
+        """The moves from what was saved to what the tree has."""
+        moves = cls(set(), {}, {}, [])
+        nodes = {branch.steps: branch for branch in target.branches if branch.fields}
+        for old in manifest.branches:
+            new = nodes.get(old.steps)
+            for name in old.fields if new is not None else ():
+                was, now = old.fields[name] == "static", (new.fields if new else old.fields).get(name)
+                if new is None or now is None or was == (now == "static"):
+                    continue
+                moves.fields.add((*new.steps, name))
+                if was:
+                    moves.add_child(old, new, name)
+                else:
+                    moves.add_static(manifest, new, name)
+        return moves
+
+    def add_child(self, old: Branch, new: Branch, name: str) -> None:
+        """A saved static that the tree has as a child: its value becomes that of the leaves."""
+        found = _named_leaves(old.statics[name], (*new.steps, name))
+        if found is None:
+            self.differences.append(
+                Difference(f"{new.path}.{name}", "static", shown_static(old.statics[name]), "a child")
+            )
+        else:
+            self.children.update(found)
+
+    def add_static(self, manifest: Manifest, new: Branch, name: str) -> None:
+        """A saved child that the tree has as a static: their values have to be the same."""
+        steps, path = (*new.steps, name), f"{new.path}.{name}"
+        expected = _named_leaves(new.statics[name], steps)
+        below = {leaf.name for leaf in manifest.leaves if leaf.steps[: len(steps)] == steps}
+        if expected is None or below != set(expected):
+            self.differences.append(Difference(path, "static", "a child", shown_static(new.statics[name])))
+            expected = {}
+        self.to_static.update({leaf: (path, expected.get(leaf)) for leaf in below})
+
+    def statics_that_differ(self, values: Mapping[str, Any]) -> Iterator[Difference]:
+        """Saved leaves whose value is not that of the static which the tree has in their place."""
+        for name, (path, expected) in self.to_static.items():
+            saved = np.asarray(values[name])
+            if expected is not None and not np.array_equal(saved, np.asarray(expected).astype(saved.dtype)):
+                yield Difference(path, "static", str(saved.tolist()), repr(expected))
+
+    def placed_children(self, target: Survey) -> dict[str, Any]:
+        """The values that become leaves, in the form that the tree has for them; of another shape, as they are."""
+        places = {place.name: place for place in target.leaves}
+        return {name: _placed(value, places.get(name)) for name, value in self.children.items()}
+
+
+def _placed(value: Any, place: Place | None) -> Any:
+    array = np.array(stored(value))
+    if place is None or place.form.key is not None or array.shape != place.form.shape:
+        return value
+    return leaf_of(array, place.form, place.value, place.path)
+
+
+def _named_leaves(encoded: Any, steps: Steps) -> dict[str, Any] | None:
+    """The leaves of a static in typed form, by the names that they would have as children; None if it has others."""
+    try:
+        value = ReadingCodec().decode(encoded)
+    except (CheckpointError, StaticSerializationError, TypeError, ValueError):  # a function: no leaf
+        return None
+    found = survey(dict(value) if isinstance(value, FrozenMapping) else value)
+    if found.problems:
+        return None
+    return {name_of((*steps, *place.steps)): place.value for place in found.leaves}
