@@ -6,7 +6,8 @@ array can compute its digest anew.
 A sharded array has one digest for each of its blocks, so that no process needs the whole of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -38,6 +39,17 @@ def digest_of(data: Any) -> str:
     digest = new_digest()
     digest.update(data)
     return str(digest.hexdigest())
+
+
+def in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """`map` over arrays: large ones in threads, since their digests leave Python free, small ones at once."""
+    with ThreadPoolExecutor() as pool:
+        pending = [
+            pool.submit(function, array, *more) if array.nbytes >= CHUNK else (array, *more)
+            for array, *more in zip(arrays, *others, strict=True)
+        ]
+        done = [one if isinstance(one, Future) else function(*one) for one in pending]
+        return [one.result() if isinstance(one, Future) else one for one in done]
 
 
 def bytes_of(array: Any) -> Any:

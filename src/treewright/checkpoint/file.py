@@ -10,12 +10,11 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from treewright.checkpoint.atomic import publish, staging
-from treewright.checkpoint.digest import CHUNK, WHOLE, bytes_of, contiguous, digest_of, new_digest
-from treewright.checkpoint.leaves import Form, empty, stored
+from treewright.checkpoint.digest import CHUNK, WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
+from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
 from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_json, parsed
 from treewright.checkpoint.progress import progress_bar, watched
 from treewright.checkpoint.survey import Place, Survey, survey
@@ -47,8 +46,7 @@ def engine() -> Any:
         import safetensors
     except ImportError as error:
         raise ImportError(
-            "Saving to and loading from a file needs safetensors. Install it with: "
-            "pip install 'treewright[checkpoint]'"
+            "Saving to and loading from a file needs safetensors. Install it with: pip install 'treewright[checkpoint]'"
         ) from error
     return safetensors
 
@@ -66,19 +64,19 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
     found = survey(tree)
     refuse(found, [*_problems(found)])
     values = [stored(place.value) for place in found.leaves]
-    for value in values:
-        if isinstance(value, jax.Array):
-            value.copy_to_host_async()
+    if jax.default_backend() != "cpu":
+        jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        digests = list(pool.map(lambda array: digest_of(bytes_of(array)), arrays))
+    digests = in_threads(lambda array: digest_of(bytes_of(array)), arrays)
     leaves = tuple(
         Leaf(place.steps, place.path, place.form, {WHOLE: digest})
         for place, digest in zip(found.leaves, digests, strict=True)
     )
     header = json.dumps(Manifest(tuple(found.branches), leaves).to_json())
     if len(json.dumps(header)) + sum(len(leaf.name.encode()) + 200 for leaf in leaves) > LONGEST:
-        raise CheckpointError(f"The manifest of this tree, {len(header)} characters, is too long for a safetensors header.")
+        raise CheckpointError(
+            f"The manifest of this tree, {len(header)} characters, is too long for a safetensors header."
+        )
     tensors = {leaf.name: _spec(safetensors, array) for leaf, array in zip(leaves, arrays, strict=True)}
     total = sum(array.nbytes for array in arrays)
     try:
@@ -117,14 +115,15 @@ def _problems(found: Survey) -> Iterator[str]:
 def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
     """The dtype code and shape under which safetensors has an array of this form."""
     code = _CODES.get(form.dtype)
-    return ("U8", (*form.shape, jnp.dtype(form.dtype).itemsize)) if code is None else (code, form.shape)
+    return ("U8", (*form.shape, DTYPES[form.dtype].itemsize)) if code is None else (code, form.shape)
 
 
 def _spec(safetensors: Any, array: Any) -> Any:
-    if array.dtype.name not in _CODES:
-        array = array.reshape(*array.shape, 1).view(np.uint8)
+    dtype = NAMES[array.dtype]
+    if dtype not in _CODES:
+        array, dtype = array.reshape(*array.shape, 1).view(np.uint8), "uint8"
     return safetensors.TensorSpec(
-        dtype=array.dtype.name, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes
+        dtype=dtype, shape=array.shape, data_ptr=array.__array_interface__["data"][0], data_len=array.nbytes
     )
 
 
@@ -191,17 +190,16 @@ class SafetensorsFile:
     def reader(self, progress: bool | None) -> Any:
         """A reader of arrays, which shows a bar."""
 
-        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[Any]:
-            leaves = [leaf for leaf, _ in wanted]
-            total = sum(leaf.form.nbytes for leaf in leaves)
+        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+            runs = list(_runs(leaf for leaf, _ in wanted))
+            total = sum(leaf.form.nbytes for run in runs for leaf in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(_WORKERS) as pool,
             ):
-                for arrays in pool.map(self.read_run, _runs(leaves)):
-                    for array in arrays:
-                        done(array.nbytes)
-                        yield array
+                for run, arrays in zip(runs, pool.map(self.read_run, runs), strict=True):
+                    done(sum(array.nbytes for array in arrays))
+                    yield run, arrays
 
         return read
 

@@ -1,6 +1,9 @@
 """Leaves: which kinds can be saved, the array that is written for each, and the way back."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -17,17 +20,19 @@ from treewright.errors import CheckpointError
 Kind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
+ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
-DTYPES = frozenset(
-    {
-        *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
-        *("uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    }
+_DTYPE_NAMES = (
+    *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
+    *("uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
+DTYPES: MappingProxyType[str, Any] = MappingProxyType({name: jnp.dtype(name) for name in _DTYPE_NAMES})
+NAMES: MappingProxyType[Any, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 _SCALARS: tuple[tuple[type[Any], Kind], ...] = ((bool, "bool"), (int, "int"), (float, "float"), (complex, "complex"))
+_SMALL = 1 << 16  # bytes that are copied sooner than aligned
 _PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray)
 
 
@@ -44,7 +49,8 @@ class Form:
     @property
     def nbytes(self) -> int:
         """How many bytes the values take."""
-        return int(np.prod(self.shape, dtype=object)) * jnp.dtype(self.dtype).itemsize
+        itemsize: int = DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * itemsize
 
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.key is None else f" (key {self.key})"
@@ -86,19 +92,21 @@ def _shown(leaf: object) -> str:
 
 
 def _dtype_name(dtype: Any) -> str:
-    if dtype.name not in DTYPES:
+    name = NAMES.get(dtype)  # dtype.name takes numpy 8 us
+    if name is not None:
+        return name
+    if dtype.isnative:
         raise CanNotBeSavedError(f"has the dtype {dtype}, which no checkpoint holds")
-    if dtype != jnp.dtype(dtype.name):
-        raise CanNotBeSavedError(f"has the dtype {dtype.str}, in another byte order than this machine's")
-    return str(dtype.name)
+    raise CanNotBeSavedError(f"has the dtype {dtype.str}, in another byte order than this machine's")
 
 
 def _jax_form(leaf: Any) -> Form:
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CanNotBeSavedError("was donated or deleted, and has no values any more")
-    if jnp.issubdtype(leaf.dtype, prng_key):
+    dtype = leaf.dtype
+    if dtype not in NAMES and jnp.issubdtype(dtype, prng_key):
         return _key_form(leaf)
-    return Form("array", leaf.shape, _dtype_name(leaf.dtype), weak=bool(leaf.weak_type))
+    return Form("array", leaf.shape, _dtype_name(dtype), weak=bool(leaf.weak_type))
 
 
 def _key_form(leaf: Any) -> Form:
@@ -122,7 +130,8 @@ def _stored_scalar(value: Any) -> Any:
 def stored(leaf: Any) -> Any:
     """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself."""
     if isinstance(leaf, jax.Array):
-        return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, prng_key) else leaf
+        plain = leaf.dtype in NAMES or not jnp.issubdtype(leaf.dtype, prng_key)
+        return leaf if plain else jax.random.key_data(leaf)
     return _stored_scalar(leaf) if type(leaf) in {bool, int, float, complex} else np.asarray(leaf)
 
 
@@ -145,40 +154,71 @@ def data_sharding_of(leaf: Any, form: Form) -> Any:
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*parts))
 
 
-def leaf_of(value: Any, form: Form, like: Any, path: str) -> Any:
-    """A leaf of this form from the array that was stored for it, placed where `like` is, with a strong dtype.
+def host_leaf_of(value: Any, form: Form) -> Any:
+    """A leaf of this form, which is no `jax.Array`, from the array that was stored for it."""
+    array = np.asarray(value, DTYPES[form.dtype])
+    if form.kind == "numpy":
+        return array
+    return array[()] if form.kind == "numpy scalar" else array.item()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placing:
+    """What a leaf is to become: its form, a leaf whose sharding it has or None, and its path for messages."""
+
+    form: Form
+    like: Any
+    path: str
+
+
+def leaves_of(values: Sequence[Any], placings: Sequence[Placing]) -> list[Any]:
+    """Leaves from the arrays that were stored for them, with strong dtypes, placed where others lie.
 
     Args:
-        value: A numpy array that nobody else changes, or a `jax.Array`.
-        form: The form of the result; its dtype may be another than that of `value`.
-        like: The leaf, live or abstract, whose sharding the result has; None for the default device.
-        path: For the message.
+        values: numpy arrays that nobody else changes, or `jax.Array`s.
+        placings: For each of them, what it is to become. Its dtype may be another than the value's.
 
     Raises:
-        CheckpointError: If the dtype needs 64 bits and JAX has them switched off.
+        CheckpointError: If a dtype needs 64 bits and JAX has them switched off.
     """
-    if value.dtype != jnp.dtype(form.dtype):
-        value = value.astype(jnp.dtype(form.dtype))
-    if form.kind == "numpy":
-        return np.asarray(value)
-    if form.kind not in ARRAYS | {"key"}:
-        return np.asarray(value).item()
-    if form.kind == "numpy scalar":
-        return np.asarray(value)[()]
-    sharding = data_sharding_of(like, form)
-    if not isinstance(value, jax.Array) or (sharding is not None and value.sharding != sharding):
-        # A view, where numpy's memory lies as XLA wants it.
-        value = jax.device_put(value, sharding)
-    if value.dtype != jnp.dtype(form.dtype):
+    results: list[Any] = list(values)
+    to_place: list[tuple[int, Any, Any]] = []
+    for index, (value, placing) in enumerate(zip(values, placings, strict=True)):
+        form = placing.form
+        if form.kind not in ON_DEVICE:
+            results[index] = host_leaf_of(value, form)
+            continue
+        sharding = data_sharding_of(placing.like, form)
+        cast = value if value.dtype == DTYPES[form.dtype] else value.astype(DTYPES[form.dtype])
+        if isinstance(cast, jax.Array) and sharding in {None, cast.sharding}:
+            results[index] = cast
+        else:
+            to_place.append((index, cast, sharding))
+    # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
+    placed = jax.device_put([value for _, value, _ in to_place], [sharding for *_, sharding in to_place])
+    for (index, *_), value in zip(to_place, placed, strict=True):
+        results[index] = value
+    for index, placing in enumerate(placings):
+        results[index] = _finished(results[index], placing)
+    return results
+
+
+def _finished(leaf: Any, placing: Placing) -> Any:
+    form = placing.form
+    if form.kind not in ON_DEVICE:
+        return leaf
+    if leaf.dtype != DTYPES[form.dtype]:
         raise CheckpointError(
-            f"{path} is a {form.dtype}, and JAX would make it a {value.dtype}. Load it with "
+            f"{placing.path} is a {form.dtype}, and JAX would make it a {leaf.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return value if form.key is None else jax.random.wrap_key_data(value, impl=form.key)
+    return leaf if form.key is None else jax.random.wrap_key_data(leaf, impl=form.key)
 
 
 def empty(form: Form) -> Any:
     """Memory for the values of a leaf, which `jax.device_put` takes over without a copy: XLA asks for 64 bytes."""
+    if form.nbytes < _SMALL:
+        return np.empty(form.shape, DTYPES[form.dtype])
     raw = np.empty(form.nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + form.nbytes].view(jnp.dtype(form.dtype)).reshape(form.shape)
+    return raw[start : start + form.nbytes].view(DTYPES[form.dtype]).reshape(form.shape)

@@ -8,19 +8,17 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from treewright.checkpoint.atomic import Lock, sync, try_lock
-from treewright.checkpoint.digest import digests_of, verify
+from treewright.checkpoint.digest import digests_of, in_threads, verify
 from treewright.checkpoint.file import refuse
-from treewright.checkpoint.leaves import data_sharding_of, stored
+from treewright.checkpoint.leaves import DTYPES, ON_DEVICE, data_sharding_of, stored
 from treewright.checkpoint.manifest import Leaf, Manifest, Steps, from_json
 from treewright.checkpoint.processes import gathered, is_first_process
 from treewright.checkpoint.restore import Migrate, OnStatic, Options, Reader, restored
@@ -84,9 +82,7 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {keep}.")
         self.directory = Path(directory).absolute()
@@ -127,8 +123,7 @@ class CheckpointManager:
         refuse(found, _problems(found))
         self._refuse_existing(step)
         arrays = [stored(place.value) for place in found.leaves]
-        with ThreadPoolExecutor() as pool:
-            digests = gathered(list(pool.map(digests_of, arrays)))
+        digests = gathered(in_threads(digests_of, arrays))
         leaves = tuple(
             Leaf(place.steps, place.path, place.form, digest)
             for place, digest in zip(found.leaves, digests, strict=True)
@@ -212,7 +207,9 @@ class CheckpointManager:
         if type(step) is not int or step < 0:
             raise CheckpointError(f"A step is a whole number from 0, got {step!r}.")
         if step in self.all_steps() and step not in self._damaged:
-            raise CheckpointError(f"{self.directory} has a step {step} already. Save into another folder, or delete it.")
+            raise CheckpointError(
+                f"{self.directory} has a step {step} already. Save into another folder, or delete it."
+            )
 
     def _raise_failure(self) -> None:
         """Raise if a save failed in the background; return at once while one is going on."""
@@ -317,9 +314,7 @@ class CheckpointManager:
                 warnings.warn(text, CheckpointWarning, stacklevel=2)
             return Restored(step, tree, skipped)
         if skipped:
-            raise CheckpointDamagedError(
-                "\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)])
-            )
+            raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
         return None
 
     def _existing(self, step: int | None) -> int:
@@ -340,7 +335,7 @@ class CheckpointManager:
     def _reader(self, step: int) -> Reader:
         orbax = self._orbax
 
-        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[Any]:
+        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
             leaves = list(wanted)
             item = _nested((leaf.steps, _target(leaf, place)) for leaf, place in leaves)
             restore_args = _nested((leaf.steps, _restore_args(orbax, leaf, place)) for leaf, place in leaves)
@@ -352,9 +347,8 @@ class CheckpointManager:
                         self.directory / str(step) / _STATE, args=args
                     )
                 found = [_at(arrays, leaf.steps) for leaf, _ in leaves]
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda pair: _verified(*pair), zip(found, leaves, strict=True)))
-            yield from found
+            in_threads(_verify, found, [leaf for leaf, _ in leaves])
+            yield [leaf for leaf, _ in leaves], found
 
         return read
 
@@ -408,13 +402,13 @@ def _at(nested: Any, steps: Steps) -> Any:
 
 def _placement(place: Place | None) -> Any:
     """The sharding with which an array is read; None to read it as a numpy array."""
-    if place is None or place.form.kind not in {"array", "key"}:
+    if place is None or place.form.kind not in ON_DEVICE:
         return None
     return data_sharding_of(place.value, place.form)
 
 
 def _target(leaf: Leaf, place: Place | None) -> Any:
-    return jax.ShapeDtypeStruct(leaf.form.shape, jnp.dtype(leaf.form.dtype), sharding=_placement(place))
+    return jax.ShapeDtypeStruct(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=_placement(place))
 
 
 def _restore_args(orbax: Any, leaf: Leaf, place: Place | None) -> Any:
@@ -422,14 +416,14 @@ def _restore_args(orbax: Any, leaf: Leaf, place: Place | None) -> Any:
     if sharding is None:
         return orbax.RestoreArgs(restore_type=np.ndarray)
     return orbax.ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=sharding, global_shape=leaf.form.shape, dtype=jnp.dtype(leaf.form.dtype)
+        restore_type=jax.Array, sharding=sharding, global_shape=leaf.form.shape, dtype=DTYPES[leaf.form.dtype]
     )
 
 
-def _verified(array: Any, leaf: tuple[Leaf, Place | None]) -> None:
-    form = leaf[0].form
-    if array.shape != form.shape or array.dtype != jnp.dtype(form.dtype):
+def _verify(array: Any, leaf: Leaf) -> None:
+    form = leaf.form
+    if array.shape != form.shape or array.dtype != DTYPES[form.dtype]:
         raise CheckpointDamagedError(
-            f"{leaf[0].path} is damaged: it is a {array.dtype}{array.shape}, and a {form} was saved."
+            f"{leaf.path} is damaged: it is a {array.dtype}{array.shape}, and a {form} was saved."
         )
-    verify(array, leaf[0].digests, leaf[0].path)
+    verify(array, leaf.digests, leaf.path)

@@ -6,6 +6,7 @@ reading does not recurse, and every entry is checked before any is used: nothing
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -217,18 +218,19 @@ def _leaf(entry: Any) -> Leaf:
 
 
 def _check_digests(digests: Any, form: Form, path: str) -> None:
-    size = 0
-    for place, digest in digests.items():
-        try:
-            index = index_of(place, form.shape)
-        except ValueError as error:
-            raise _WrongError(f"{path}: {error}") from error
-        block = tuple(part.stop - part.start for part in index)
-        size += dataclasses.replace(form, shape=block).nbytes
+    for digest in digests.values():
         if type(digest) is not str or len(digest) != 32:
             raise _WrongError(f"{path} has the digest {str(digest)[:80]!r}")
-    if not digests or size != form.nbytes:
+    try:
+        size = sum(_size_of(place, form.shape) for place in digests)
+    except ValueError as error:
+        raise _WrongError(f"{path}: {error}") from error
+    if not digests or size != math.prod(form.shape):
         raise _WrongError(f"the digests of {path} do not cover it")
+
+
+def _size_of(place: str, shape: tuple[int, ...]) -> int:
+    return math.prod(part.stop - part.start for part in index_of(place, shape))
 
 
 def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None:

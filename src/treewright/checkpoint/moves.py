@@ -8,7 +8,7 @@ import numpy as np
 
 from treewright._nodes.freeze import FrozenMapping
 from treewright.checkpoint.compare import Difference, shown_static
-from treewright.checkpoint.leaves import leaf_of, stored
+from treewright.checkpoint.leaves import Placing, leaves_of, stored
 from treewright.checkpoint.manifest import Branch, Manifest, Steps, name_of
 from treewright.checkpoint.names import ReadingCodec
 from treewright.checkpoint.survey import Place, Survey, survey
@@ -83,7 +83,8 @@ def _placed(value: Any, place: Place | None) -> Any:
     array = np.array(stored(value))
     if place is None or place.form.key is not None or array.shape != place.form.shape:
         return value
-    return leaf_of(array, place.form, place.value, place.path)
+    (leaf,) = leaves_of([array], [Placing(place.form, place.value, place.path)])
+    return leaf
 
 
 def _named_leaves(encoded: Any, steps: Steps) -> dict[str, Any] | None:

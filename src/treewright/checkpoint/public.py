@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from treewright.checkpoint.file import SafetensorsFile, refuse, write
-from treewright.checkpoint.leaves import leaf_of
+from treewright.checkpoint.leaves import Placing, leaves_of
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.names import ReadingCodec
 from treewright.checkpoint.rebuild import Rebuilding
@@ -122,11 +122,10 @@ def load(
         if like is not _ALONE:
             return restored(file.manifest, read, like, options)
         rebuilding = Rebuilding(file.manifest, ReadingCodec(["treewright", *modules]))
-        leaves = file.manifest.leaves
-        arrays = read((leaf, None) for leaf in leaves)
-        values = {
-            leaf.name: leaf_of(array, leaf.form, None, leaf.path) for leaf, array in zip(leaves, arrays, strict=True)
-        }
+        values: dict[str, Any] = {}
+        for leaves, arrays in read((leaf, None) for leaf in file.manifest.leaves):
+            placings = [Placing(leaf.form, None, leaf.path) for leaf in leaves]
+            values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
     return rebuilding.tree(values)
 
 
@@ -184,5 +183,5 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
         >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    tree: T = fitted(values, template(like), Options(allow_cast=allow_cast, strict=strict), copy=True)
+    tree: T = fitted(values, template(like), Options(allow_cast=allow_cast, strict=strict))
     return tree

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treewright.checkpoint.compare import Difference, leaf_differences, mismatch, node_differences
-from treewright.checkpoint.leaves import CanNotBeSavedError, Form, form_of, leaf_of, stored
+from treewright.checkpoint.leaves import CanNotBeSavedError, Form, Placing, form_of, leaves_of, stored
 from treewright.checkpoint.manifest import Leaf, Manifest
 from treewright.checkpoint.moves import Moves
 from treewright.checkpoint.renaming import renamed_manifest
@@ -37,13 +37,13 @@ class Options:
 
 
 class Reader(Protocol):
-    """An engine: reads arrays that a manifest lists, each verified by its digest, in the order asked for.
+    """An engine: reads arrays that a manifest lists, each verified by its digest.
 
-    `like` is the leaf of the template that an array is for, whose sharding it may have at once, or None.
+    With each goes the leaf of the template that it is for, whose sharding it may have at once, or None.
     """
 
-    def __call__(self, wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[Any]:
-        """The arrays."""
+    def __call__(self, wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+        """The arrays, some at a time and in any order, each with what the manifest says of it."""
         ...
 
 
@@ -84,8 +84,9 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
     values = {name: value for name, value in values.items() if name not in moves.to_static}
     values |= moves.placed_children(target)
     if options.migrate is not None:
-        return fitted(options.migrate(values), target, options, copy=True)
-    return fitted(values, target, dataclasses.replace(options, strict=False))
+        return fitted(options.migrate(values), target, options)
+    _refuse_abstract(place for place in target.leaves if place.name not in values)
+    return jax.tree.unflatten(target.treedef, [values.get(place.name, place.value) for place in target.leaves])
 
 
 def _sorted(options: Options, *found: Iterable[Difference]) -> tuple[list[Difference], list[Difference]]:
@@ -120,27 +121,27 @@ def _values(manifest: Manifest, target: Survey, moves: Moves, read: Reader, opti
         for leaf in manifest.leaves
         if options.migrate is not None or leaf.name in places or leaf.name in moves.to_static
     ]
-    arrays = read((leaf, places.get(leaf.name)) for leaf in needed)
     values: dict[str, Any] = {}
-    for leaf, array in zip(needed, arrays, strict=True):
-        place = places.get(leaf.name)
-        if options.migrate is not None or place is None:
-            values[leaf.name] = leaf_of(array, _on_host(leaf.form), None, leaf.path)
-        else:
-            values[leaf.name] = leaf_of(array, place.form, place.value, place.path)
+    runs = read((leaf, places.get(leaf.name)) for leaf in needed)
+    for leaves, arrays in runs:
+        placings = [_placing(leaf, places.get(leaf.name), options) for leaf in leaves]
+        values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
     return values
 
 
-def _on_host(form: Form) -> Form:
-    """For `migrate`: arrays as numpy arrays, unless JAX has placed them already."""
-    return dataclasses.replace(form, kind="numpy") if form.kind == "array" else form
+def _placing(leaf: Leaf, place: Place | None, options: Options) -> Placing:
+    if place is not None and options.migrate is None:
+        return Placing(place.form, place.value, place.path)
+    # For `migrate`, or to be compared with a static: numpy arrays in place of those on a device.
+    form = dataclasses.replace(leaf.form, kind="numpy") if leaf.form.kind == "array" else leaf.form
+    return Placing(form, None, leaf.path)
 
 
 # Fitting named values into a tree
 
 
-def fitted(values: Mapping[str, Any], target: Survey, options: Options, *, copy: bool = False) -> Any:
-    """The tree of `target` with these values, by flat name.
+def fitted(values: Mapping[str, Any], target: Survey, options: Options) -> Any:
+    """The tree of `target` with copies of these values, by flat name.
 
     Raises:
         CheckpointMismatchError: If names, shapes, dtypes or kinds differ in what the options do not allow.
@@ -156,19 +157,23 @@ def fitted(values: Mapping[str, Any], target: Survey, options: Options, *, copy:
     found = list(leaf_differences(given, wanted, allow_cast=options.allow_cast, strict=options.strict))
     if found:
         raise mismatch(found)
-    leaves = [_leaf_in(place, values, copy=copy) for place in target.leaves]
-    return jax.tree.unflatten(target.treedef, leaves)
+    _refuse_abstract(place for place in target.leaves if place.name not in values)
+    places = [place for place in target.leaves if place.name in values]
+    arrays = [_copied(stored(values[place.name])) for place in places]
+    placings = [Placing(place.form, place.value, place.path) for place in places]
+    leaves = dict(zip((place.name for place in places), leaves_of(arrays, placings), strict=True))
+    return jax.tree.unflatten(target.treedef, [leaves.get(place.name, place.value) for place in target.leaves])
 
 
-def _leaf_in(place: Place, values: Mapping[str, Any], *, copy: bool) -> Any:
-    if place.name in values:
-        value = stored(values[place.name])
-        if copy and isinstance(value, np.ndarray):
-            value = np.array(value)  # the caller may change theirs
-        return leaf_of(value, place.form, place.value, place.path)
-    if isinstance(place.value, jax.ShapeDtypeStruct):
+def _copied(array: Any) -> Any:
+    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change theirs
+
+
+def _refuse_abstract(places: Iterable[Place]) -> None:
+    """Leaves that get no value have to have one already."""
+    abstract = [place.path for place in places if isinstance(place.value, jax.ShapeDtypeStruct)]
+    if abstract:
         raise CheckpointError(
-            f"{place.path} was not saved, and the tree has no value for it: it is abstract. Load into a live tree, or "
-            f"give a value in migrate=."
+            f"{', '.join(abstract)}: not saved, and abstract in the tree, so there is no value. Load into a live tree, "
+            f"or give values in migrate=."
         )
-    return place.value
