@@ -35,6 +35,7 @@ format: $(VENV)/dev.installed ## format the code and mend what the linter can
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
 	$(BIN)/python benchmarks/node.py $(ARGS)
+	$(BIN)/python benchmarks/typing/compare.py
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -104,7 +104,8 @@ def test_placeholders_pass_through_the_step() -> None:
     abstract = jax.eval_shape(training_step, state).step
     assert (type(abstract), abstract.shape, abstract.dtype) == (jax.ShapeDtypeStruct, (), jnp.int32)
     assert jax.tree.map(lambda leaf: None, state).step is None
-    assert state.replace(step=None).step is None
+    untyped: Any = state
+    assert untyped.replace(step=None).step is None
 
 
 # Optimisers by content

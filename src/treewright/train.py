@@ -1,19 +1,24 @@
 """`TrainState`: parameters, optimiser state and step of a training run, as one node."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from typing_extensions import TypeVar
 
-from treewright._nodes.fields import field, static
+from treewright._nodes.converted import Converted, Converter
+from treewright._nodes.fields import static
 from treewright._nodes.module import Module
+from treewright._nodes.static_types import MYPY, StaticValue
 
-P = TypeVar("P")
+P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
+Q = TypeVar("Q")
 
 
-class Optimizer(Protocol):
+class Optimizer(StaticValue, Protocol):
     """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
 
     @property
@@ -25,6 +30,22 @@ class Optimizer(Protocol):
     def update(self) -> Callable[..., tuple[Any, Any]]:
         """`update(grads, opt_state, params)` gives the updates and the new state."""
         ...
+
+
+if TYPE_CHECKING:
+
+    class _Cell(Generic[P]):
+        """Invariant in its parameter, so that no subclass passes for the class itself."""
+
+        content: P
+
+    class _NoParameters:
+        """Only an unknown type is taken for this one."""
+
+    class _Open(Protocol):
+        """`TrainState` itself, without type arguments."""
+
+        def _itself(self) -> "_Cell[TrainState[_NoParameters]]": ...
 
 
 def _as_step(step: Any) -> Any:
@@ -54,14 +75,33 @@ class TrainState(Module, Generic[P]):
         ([0.5, 0.5], 1)
     """
 
-    step: jax.Array = field(converter=_as_step)
+    step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)]
     apply_fn: Callable[..., Any] | None = static(compare="content")
     params: P
     tx: Optimizer = static(compare="content")
     opt_state: Any
 
+    if TYPE_CHECKING and not MYPY:
+        # pyright takes the class in `TrainState.create(...)` for a TrainState[Unknown], and so `Self`. The first
+        # overload is for that class alone: no subclass, and no TrainState[Net], is an `_Open`.
+        @classmethod
+        def _itself(cls) -> "_Cell[Self]": ...
+
+        @overload
+        @classmethod  # pyright: ignore[reportArgumentType]
+        def create(
+            cls: "_Open", *, params: Q, tx: Optimizer, apply_fn: Callable[..., Any] | None = None
+        ) -> "TrainState[Q]": ...
+        @overload
+        @classmethod
+        def create(
+            cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
+        ) -> Self: ...
+
     @classmethod
-    def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
+    def create(  # pyright: ignore[reportInconsistentOverload]
+        cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
+    ) -> Self:
         """A state at step 0, with the optimiser's state for `params`.
 
         Args:
@@ -78,8 +118,7 @@ class TrainState(Module, Generic[P]):
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
                 f"got {tx!r}."
             )
-        start: Any = 0  # the converter makes it an array
-        return cls(step=start, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
+        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(params), **fields)
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.

@@ -208,12 +208,12 @@ def test_a_converter_runs_on_given_values_and_defaults() -> None:
 
 def test_a_converter_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="converter must be a function of one value, got 3"):
-        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_a_static_always_takes_part_in_the_comparison() -> None:
     with pytest.raises(TypeError, match=r'compare=\.\.\.\) is "value" or "content", got False'):
-        static(compare=False)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+        static(compare=False)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_default_and_default_factory_together_are_refused() -> None:

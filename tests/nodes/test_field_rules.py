@@ -238,7 +238,7 @@ def test_a_string_annotation_of_a_static_is_resolved_where_it_can_be() -> None:
 
         @pytree_dataclass
         class Bad:
-            n: "jax.Array" = static()
+            n: "jax.Array" = static()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     @pytree_dataclass
     class Later:

@@ -88,7 +88,7 @@ def test_a_generic_alias_makes_the_same_node() -> None:
 
 def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a list, \[1\]"):
-        Static([1])
+        Static([1])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a tracer, f32\[2\]\(traced\)"):
         jax.jit(lambda x: Static(x).value)(jnp.ones(2))
 

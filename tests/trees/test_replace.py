@@ -90,7 +90,7 @@ def test_the_copy_has_the_new_values_and_shares_the_others() -> None:
 def test_the_original_is_untouched() -> None:
     layer = Layer(jnp.ones(3))
     before, flattened = repr(layer), jax.tree.flatten(layer)
-    replace(layer, kernel=[2], width=4, mean=1, key=2)
+    changed(layer, kernel=[2], width=4, mean=1, key=2)
     assert repr(layer) == before
     assert jax.tree.leaves(layer)[0] is flattened[0][0]
     assert jax.tree.structure(layer) == flattened[1]
@@ -105,9 +105,9 @@ def test_without_changes_it_is_an_equal_copy_and_nothing_runs() -> None:
 
 
 def test_every_kind_of_field_can_be_replaced() -> None:
-    found = replace(Layer(1.0), kernel=2.0, bias=3.0, mean=4.0, width=5, key="k")
+    found = changed(Layer(1.0), kernel=2.0, bias=3.0, mean=4.0, width=5, key="k")
     assert repr(found) == "Layer(kernel=f32[], bias=3.0, mean=4.0, width=5, key='k')"
-    assert found == replace(replace(Layer(2.0, 3.0, width=5, key="k"), mean=4.0))
+    assert found == changed(changed(Layer(2.0, 3.0, width=5, key="k"), mean=4.0))
 
 
 def test_the_copy_is_frozen_and_freed() -> None:
@@ -169,8 +169,9 @@ def test_modules_have_it_as_a_method() -> None:
     found = net.replace(name="mine")
     assert (found.name, found.layers, type(found)) == ("mine", net.layers, Net)
     assert net.replace() == net
+    untyped: Any = net
     with pytest.raises(TypeError, match=r"Net has no field nam \(did you mean name\?\)\. Its fields: layers, name"):
-        net.replace(nam=1)
+        untyped.replace(nam=1)
 
 
 @pytest.mark.parametrize("name", ["self", "node", "cls", "changes"])
@@ -188,7 +189,7 @@ def test_fields_of_any_name_can_be_replaced(name: str) -> None:
 
 
 def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anything_runs() -> None:
-    layer = Layer(1.0)
+    layer: Any = Layer(1.0)  # for checkers refuse all of this
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
         replace(layer, kernal=1, bias=2, wide=3)
@@ -206,9 +207,10 @@ def test_a_class_without_fields_says_so() -> None:
     class Empty(Module):
         pass
 
-    assert replace(Empty()) == Empty()
+    empty: Any = Empty()
+    assert replace(empty) == empty
     with pytest.raises(TypeError, match=r"Empty has no field x\. Its fields: none"):
-        replace(Empty(), x=1)
+        replace(empty, x=1)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_it_works_inside_transformations() -> None:
     layer, xs = Layer(jnp.full(2, 2.0)), jnp.arange(3.0)
     found = jax.jit(step)(layer, 3.0)
     assert found.width == 5
-    assert found == replace(layer, kernel=jnp.full(2, 6.0), bias=jnp.asarray(3.0), mean=jnp.asarray(0.5), width=5)
+    assert found == changed(layer, kernel=jnp.full(2, 6.0), bias=jnp.asarray(3.0), mean=jnp.asarray(0.5), width=5)
     many = jax.vmap(step, in_axes=(None, 0))(layer, xs)
     assert many.kernel.shape == (3, 2)
     assert many.bias.tolist() == [0.0, 1.0, 2.0]

@@ -15,6 +15,22 @@ def own_annotations(cls: type[Any]) -> dict[str, Any]:
     return annotations
 
 
+def declarer_of(cls: type[Any], name: str) -> type[Any]:
+    """The nearest class in the MRO whose body annotates this name."""
+    return next(base for base in cls.__mro__ if name in own_annotations(base))
+
+
+def resolved(annotation: Any, cls: type[Any]) -> Any:
+    """The type that a string annotation in the body of `cls` names; the string itself where it can't be told yet."""
+    if not isinstance(annotation, str):
+        return annotation
+    module = sys.modules.get(cls.__module__)
+    try:
+        return eval(annotation, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
+    except Exception:  # noqa: BLE001  a forward reference, or a name that only checkers import
+        return annotation
+
+
 def class_attribute(cls: type[Any], name: str) -> Any:
     """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

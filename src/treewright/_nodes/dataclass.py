@@ -1,11 +1,13 @@
 """`@pytree_dataclass`: a class with annotated fields becomes a node class, and stays the same object."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes import protocols
+from treewright._nodes.classes import class_of
 from treewright._nodes.definition import define, document, install, install_comparison, node_bases, register_once, undo
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.spec import Options, spec_of
@@ -157,13 +159,18 @@ def _make_undecorated(cls: type[Any]) -> None:
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
     """
-    before = dict(vars(cls))
+    before = {name: _as_written(value) for name, value in vars(cls).items()}
     try:
         _make_node(cls, spec_of(next(node_bases(cls))).options, undecorated=True)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         _refuse_instances(cls, error)
     cls.__before_node__ = before
+
+
+def _as_written(value: Any) -> Any:
+    """A copy of a field, since dataclasses writes into it whether it is keyword-only; else the value."""
+    return copy.copy(value) if class_of(value) is dataclasses.Field else value
 
 
 def _refuse_instances(cls: type[Any], error: Exception) -> None:

@@ -6,7 +6,12 @@ treat field specifiers best when they are imported.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from treewright._nodes.static_types import MYPY, Declared, S
+
+if TYPE_CHECKING:
+    from treewright._nodes.static_types import Unset
 
 T = TypeVar("T")
 Kind = Literal["child", "static", "buffer"]
@@ -54,16 +59,24 @@ def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
 # fmt: off
 @overload
 def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          converter: Callable[[Any], Any] | None = ...) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          converter: Callable[[Any], Any] | None = ...) -> T: ...
+          converter: None = ...) -> T: ...
+@overload
+def field(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def field(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          converter: Callable[[Any], Any] | None = ...) -> Any: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def field(
     *,
@@ -103,19 +116,35 @@ def field(
     return _specify(FieldOptions("child", converter), {**given, "metadata": metadata, "kw_only": kw_only})
 
 
+# A static without a default takes its type from the declaration, and that must be one of `AnyStatic`. pyright looks at
+# the declaration where the result is a bare type variable, and mypy where it is anything but one.
 # fmt: off
+@overload  # type: ignore[unreachable]  # the alternative that is not mypy's
+def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> S: ...
 @overload
-def static(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> T: ...
-@overload
-def static(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> T: ...
+           converter: None = ...) -> S: ...
+@overload
+def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], S]) -> S: ...
+@overload
+def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> Any: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], S]) -> S: ...
+if not MYPY:
+    @overload
+    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Declared: ...
+else:
+    @overload
+    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+               hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
+               kw_only: bool = ..., converter: None = ...) -> "Declared | Unset": ...
 # fmt: on
 def static(
     *,
@@ -168,16 +197,24 @@ def static(
 # fmt: off
 @overload
 def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> T: ...
 @overload
 def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> T: ...
+           converter: None = ...) -> T: ...
+@overload
+def buffer(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], Any] | None = ...) -> Any: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def buffer(
     *,

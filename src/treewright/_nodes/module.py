@@ -1,6 +1,7 @@
 """`Module`: the base class of models. Every subclass is a node by itself."""
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from treewright._nodes import protocols
@@ -9,10 +10,13 @@ from treewright._nodes.definition import define, document
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.methods import wrap_methods
 from treewright._nodes.node import PAIR, replaced
+from treewright._nodes.replacing import ReplaceMethod
 from treewright._nodes.spec import Options
 
 
-@dataclass_transform(field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
+# Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
+# would take a class that is not frozen for unhashable, and so refuse it as a static.
+@dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module:
     """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
 
@@ -67,10 +71,18 @@ class Module:
         document(cls)
         super().__init_subclass__(**keywords)
 
-    def replace(self, /, **changes: Any) -> Self:
-        """A copy with some fields replaced: `treewright.replace` as a method."""
-        copy: Self = replaced(self, **changes)
-        return copy
+    # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
+    # `__init__` of its own: then it finds the one below.
+    if TYPE_CHECKING and sys.version_info >= (3, 13):
+        replace: ReplaceMethod
+
+        def __replace__(self, /, **changes: Any) -> Self: ...
+    else:
+
+        def replace(self, /, **changes: Any) -> Self:
+            """A copy with some fields replaced: `treewright.replace` as a method."""
+            copy: Self = replaced(self, **changes)
+            return copy
 
     if TYPE_CHECKING:
         from collections.abc import Hashable, Iterable

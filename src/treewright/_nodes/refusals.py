@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 import types
 import typing
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from treewright._nodes.classes import class_of, own_annotations
+from treewright._nodes.classes import class_of, own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.freeze import FrozenArray
 from treewright._nodes.node import PAIR, ChildView
@@ -122,7 +121,7 @@ def _no_static_of(field: FieldSpec, cls: type[Any]) -> str | None:
     part = None
     if field.is_static and field.converter is None:
         with contextlib.suppress(RecursionError):  # type Nested = tuple[Nested, ...] | int
-            part = _no_static_in(_resolved(field.type, cls))
+            part = _no_static_in(resolved(field.type, cls))
     return part
 
 
@@ -132,17 +131,6 @@ def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:
         if name in fields:
             return options_of(fields[name])
     return None
-
-
-def _resolved(annotation: Any, cls: type[Any]) -> Any:
-    """The type that a string annotation names; the string itself where it can't be told yet."""
-    if not isinstance(annotation, str):
-        return annotation
-    module = sys.modules.get(cls.__module__)
-    try:
-        return eval(annotation, {} if module is None else dict(vars(module)), dict(vars(cls)))  # noqa: S307
-    except Exception:  # noqa: BLE001  a forward reference; the value is checked when an instance is made
-        return annotation
 
 
 def _no_static_in(annotation: Any) -> str | None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 
+from treewright._nodes.converted import annotated_converter
 from treewright._nodes.fields import Compare, FieldOptions, Kind, options_of
 from treewright._nodes.statics import StaticTable
+from treewright.errors import NodeDefinitionError
 
 MISSING: Any = dataclasses.MISSING
 
@@ -91,6 +93,17 @@ def or_missing(value: Any) -> Any:
     return MISSING if isinstance(value, type(MISSING)) else value
 
 
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: FieldOptions) -> Any:
+    """The converter that the field's specifier names, or its annotation."""
+    annotated = annotated_converter(cls, field.name, field.type)
+    if annotated is not None and options.converter is not None:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name} has a converter in its annotation and another in converter=, and one of "
+            f"them would not run. Drop one."
+        )
+    return options.converter or annotated
+
+
 def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
     """The fields of a class that `dataclasses.dataclass` has processed."""
     specs: list[FieldSpec] = []
@@ -111,7 +124,7 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
                 hash=field.compare if field.hash is None else field.hash,
                 equal=field.compare,
                 kw_only=bool(field.kw_only),
-                converter=options.converter,
+                converter=converter_of(cls, field, options),
                 compare=options.compare,
             )
         )

@@ -1,15 +1,14 @@
 """`Static`: a static value inside a list, a tuple or a dict."""
 
-from typing import Generic, TypeVar
+from typing import Generic
 
 from treewright._nodes.dataclass import pytree_dataclass
 from treewright._nodes.fields import static
-
-T = TypeVar("T")
+from treewright._nodes.static_types import S
 
 
 @pytree_dataclass
-class Static(Generic[T]):
+class Static(Generic[S]):
     """A node without leaves that holds one static value, for places that have no field to mark.
 
     Args:
@@ -26,4 +25,4 @@ class Static(Generic[T]):
         'train'
     """
 
-    value: T = static()
+    value: S = static()

@@ -1,0 +1,97 @@
+"""Annotations that convert: `AsArray`, and those that users make with `Converted` and `Converter`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
+from treewright._trees.paths import field_key, parse, path_text
+from treewright.errors import NodeDefinitionError
+
+AsTuple: TypeAlias = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
+
+
+@pytree_dataclass
+class Layer:
+    kernel: AsArray
+    bias: AsArray = Converted(0.0)
+    sizes: AsTuple = static(default=Converted((3,)), kw_only=True)
+
+
+class Deep(Layer):
+    pass
+
+
+class Net(Module):
+    kernel: AsArray
+
+    def __init__(self, kernel: float) -> None:
+        self.kernel = kernel
+
+
+@pytest.mark.parametrize("cls", [Layer, Deep])
+def test_constructor_defaults_and_replace_convert_by_the_annotation(cls: Any) -> None:
+    layer = cls(1.0, sizes=[1, 2])
+
+    assert isinstance(layer.kernel, jax.Array)
+    assert isinstance(layer.bias, jax.Array)
+    assert layer.sizes == (1, 2)
+    assert isinstance(replace(layer, kernel=2).kernel, jax.Array)
+
+
+def test_an_assignment_in_a_custom_init_converts() -> None:
+    assert isinstance(Net(2.0).kernel, jax.Array)
+
+
+def test_unflatten_converts_nothing() -> None:
+    assert jax.tree.map(lambda leaf: "any leaf", Layer(1.0)).kernel == "any leaf"
+
+
+def test_a_converted_default_is_the_default_itself() -> None:
+    default = object()
+
+    assert Converted(default) is default
+
+
+def test_a_converter_shows_its_function() -> None:
+    assert repr(Converter(tuple)) == "Converter(tuple)"
+
+
+def test_a_converter_that_is_no_function_is_refused() -> None:
+    not_a_function: Any = 3
+    with pytest.raises(TypeError, match="Converter takes a function of one value, got 3"):
+        Converter(not_a_function)
+
+
+def declare(annotation: Any, **body: Any) -> Any:
+    return type("Example", (Module,), {"__annotations__": {"kernel": annotation}, **body})
+
+
+def test_an_annotation_that_hides_its_converter_is_refused() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Example\.kernel: the annotation 'tw\.AsArray' can't be resolved"):
+        declare("tw.AsArray")
+
+
+def test_two_converters_for_one_field_are_refused() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Example\.kernel has 2 converters\. Make them one function"):
+        declare(Annotated[Any, Converter(int), Converter(float)])
+    with pytest.raises(NodeDefinitionError, match=r"Example\.kernel has a converter in its annotation and another"):
+        declare(AsArray, kernel=field(converter=jnp.asarray))
+
+
+def test_keyword_only_of_a_decorated_subclass_holds_for_its_specified_fields() -> None:
+    @pytree_dataclass(kw_only=True)
+    class Named(Layer):
+        name: str = static()
+
+    assert Named(1.0, name="a").name == "a"
+
+
+def test_the_key_of_a_field_reads_as_an_attribute() -> None:
+    assert path_text((field_key("kernel"),), "layer") == "layer.kernel"
+    assert str(parse("**.bias")) == "**.bias"

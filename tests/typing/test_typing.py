@@ -1,0 +1,157 @@
+"""What mypy and pyright say of the files in `cases/`: nothing, where every error is one that a line there announces.
+
+An announced error that does not come is an error too. The files also run, so that what checkers accept, run time does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent / "cases"
+TARGETS = ("3.11", "3.13")
+
+# What goes wrong without the line is told by the file of cases that is about it.
+MUTATIONS = {
+    "frozen.py": ("_nodes/dataclass.py", "frozen_default=True, ", ""),
+    "transforms.py": ("transforms.py", ") -> Jitted[P, R]: ...", ") -> Any: ..."),
+    "statics.py": ("_nodes/static_types.py", ", bound=AnyStatic", ""),
+}
+
+# No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
+PROGRAM = """
+import jax
+from treewright import AsArray, Module, TrainState, grad, jit, replace, static
+from treewright.train import Optimizer
+
+
+class Net(Module):
+    kernel: AsArray
+    scale: float = static(default=1.0)
+
+    def __init__(self, kernel: float) -> None:
+        self.kernel = kernel
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.kernel * x * self.scale
+
+
+def loss(net: Net, x: jax.Array) -> jax.Array:
+    return net(x).sum()
+
+
+@jit
+def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
+    return state.apply_gradients(grads=grad(loss)(state.params, x))
+
+
+def train(tx: Optimizer, x: jax.Array) -> Net:
+    return replace(step(TrainState.create(params=Net(1.0), tx=tx), x).params, scale=2.0)
+"""
+
+
+def mypy(*arguments: str, target: str, cwd: Path = ROOT) -> str:
+    """What mypy prints. Caches of its own, since the options that differ from `make test` would spoil the one there."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--python-version", target]
+    cache = ROOT / ".mypy_cache" / ("cases" if cwd == ROOT else "elsewhere")
+    run = subprocess.run(
+        [*command, "--cache-dir", str(cache), *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    return run.stdout + run.stderr
+
+
+def pyright(*arguments: str, target: str, cwd: Path = ROOT) -> str:
+    """The errors of pyright, one a line."""
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonversion", target]
+    run = subprocess.run([*command, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    found = json.loads(run.stdout)["generalDiagnostics"]
+    return "".join(f"{Path(one['file']).name}: {one['message']}\n" for one in found if one["severity"] == "error")
+
+
+def checked(target: str) -> tuple[str, str]:
+    with ThreadPoolExecutor() as pool:
+        cases = str(CASES.relative_to(ROOT))
+        of_mypy = pool.submit(mypy, cases, target=target)
+        of_pyright = pool.submit(pyright, "--pythonpath", sys.executable, cases, target=target)
+        return of_mypy.result(), of_pyright.result()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_both_checkers_accept_and_refuse_what_the_cases_say(target: str) -> None:
+    assert checked(target) == ("", "")
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.py")), ids=lambda path: path.stem)
+def test_what_the_checkers_accept_runs(path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
+
+    run = subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert run.returncode == 0, run.stderr
+
+
+def installed_in(folder: Path, source: Path) -> Path:
+    """The Python of a new environment that sees all that this one does, with `source` installed as the package."""
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    shutil.copytree(source, packages / "treewright")
+    (packages / "rest.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return folder / "bin" / "python"
+
+
+def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "treewright"
+    shutil.copytree(ROOT / "src" / "treewright", source)
+    for file, before, after in MUTATIONS.values():
+        text = (source / file).read_text(encoding="utf-8")
+        assert before in text
+        (source / file).write_text(text.replace(before, after), encoding="utf-8")
+    for name in MUTATIONS:
+        shutil.copy(CASES / name, tmp_path)
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {tmp_path / 'src'}:{ROOT / 'typings'}\n")
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "strict", "extraPaths": ["src"], "reportUnnecessaryTypeIgnoreComment": True})
+    )
+
+    of_mypy = mypy(*MUTATIONS, target=TARGETS[0], cwd=tmp_path)
+    of_pyright = pyright("--pythonpath", sys.executable, *MUTATIONS, target=TARGETS[0], cwd=tmp_path)
+
+    for name in MUTATIONS:
+        assert re.search(f"^{name}:", of_mypy, re.MULTILINE), of_mypy
+        assert re.search(f"^{name}:", of_pyright, re.MULTILINE), of_pyright
+
+
+def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(tmp_path: Path) -> None:
+    python = str(installed_in(tmp_path / "venv", ROOT / "src" / "treewright"))
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "program.py").write_text(PROGRAM, encoding="utf-8")
+    (user / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+
+    assert mypy("--python-executable", python, "program.py", target=TARGETS[0], cwd=user) == ""
+    assert pyright("--pythonpath", python, "program.py", target=TARGETS[0], cwd=user) == ""
+
+
+def test_the_types_of_all_public_names_are_known(tmp_path: Path) -> None:
+    python = str(installed_in(tmp_path / "venv", ROOT / "src" / "treewright"))
+    command = [sys.executable, "-m", "pyright", "--verifytypes", "treewright", "--ignoreexternal", "--outputjson"]
+    environment = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}  # it takes no --pythonpath
+
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    symbols = json.loads(run.stdout)["typeCompleteness"]["symbols"]
+    unknown = [one["name"] for one in symbols if one["isExported"] and not one["isTypeKnown"]]
+    assert symbols
+    assert not unknown
