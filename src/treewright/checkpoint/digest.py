@@ -6,6 +6,7 @@ array can compute its digest anew.
 A sharded array has one digest for each of its blocks, so that no process needs the whole of it.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -125,3 +126,30 @@ def _all_of(array: Any) -> Any:
         gathered: Any = multihost_utils.process_allgather(array, tiled=True)
         return gathered
     return np.asarray(array)
+
+
+# Together with other processes
+
+
+def gathered(digests: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The digests of all blocks of each array, where every process knows those that it holds."""
+    if jax.process_count() == 1:
+        return digests
+    return merged([json.loads(text) for text in all_texts(json.dumps(digests))])
+
+
+def merged(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """One dict for each array, from one list of dicts for each process."""
+    return [{place: digest for held in of_one for place, digest in held.items()} for of_one in zip(*parts, strict=True)]
+
+
+def all_texts(text: str) -> list[str]:
+    """The texts of all processes, in their order. All of them have to call it."""
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes: Any = np.atleast_1d(multihost_utils.process_allgather(np.asarray(len(data))))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(data)] = data
+    rows: Any = np.atleast_2d(multihost_utils.process_allgather(padded))
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]

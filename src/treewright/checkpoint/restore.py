@@ -9,11 +9,10 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from treewright.checkpoint.changes import Moves, renamed_manifest
 from treewright.checkpoint.compare import Difference, leaf_differences, mismatch, node_differences
 from treewright.checkpoint.leaves import CanNotBeSavedError, Form, Placing, form_of, leaves_of, stored
 from treewright.checkpoint.manifest import Leaf, Manifest
-from treewright.checkpoint.moves import Moves
-from treewright.checkpoint.renaming import renamed_manifest
 from treewright.checkpoint.survey import Place, Survey, survey
 from treewright.errors import CheckpointError, CheckpointWarning
 
