@@ -178,6 +178,24 @@ class StaticCodec:
             )
         return found
 
+    def read_float(self, text: str) -> Any:
+        return float(text)
+
+    def read_complex(self, real: str, imag: str) -> Any:
+        return complex(float.fromhex(real), float.fromhex(imag))
+
+    def read_bytes(self, data: str) -> Any:
+        return base64.b64decode(data)
+
+    def read_dtype(self, text: str) -> Any:
+        return _dtype(text)
+
+    def read_array(self, dtype: str, shape: list[int], data: str) -> Any:
+        return freeze(_array(dtype, shape, data))
+
+    def read_scalar(self, dtype: str, shape: list[int], data: str) -> Any:
+        return _array(dtype, shape, data)[()]
+
     def read_items(self, *items: Any) -> Any:
         return tuple(map(self.decode, items))
 
@@ -219,6 +237,11 @@ class StaticCodec:
         return made
 
 
+def is_namedtuple(kind: Any) -> bool:
+    """Whether a class was made by `NamedTuple` or `namedtuple`."""
+    return issubclass(kind, tuple) and hasattr(cast("Any", kind), "_fields")
+
+
 def _is_frozen_dataclass(kind: type[Any]) -> bool:
     parameters: Any = vars(kind).get("__dataclass_params__")
     return parameters is not None and parameters.frozen and parameters.eq
@@ -256,7 +279,7 @@ _FAMILIES: tuple[tuple[Callable[[type[Any]], bool], Callable[[StaticCodec, Any],
     (lambda kind: issubclass(kind, np.dtype), StaticCodec.write_dtype),
     (lambda kind: issubclass(kind, np.generic), StaticCodec.write_scalar),
     (lambda kind: kind is functools.partial, StaticCodec.write_partial),
-    (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), StaticCodec.write_namedtuple),
+    (is_namedtuple, StaticCodec.write_namedtuple),
     (lambda kind: hasattr(kind, "__node_spec__"), StaticCodec.write_node),
     (_is_frozen_dataclass, StaticCodec.write_dataclass),
 )
@@ -274,12 +297,12 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 _DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
     {
-        "float": lambda _, text: float(text),
-        "complex": lambda _, real, imag: complex(float.fromhex(real), float.fromhex(imag)),
-        "bytes": lambda _, data: base64.b64decode(data),
-        "dtype": lambda _, text: _dtype(text),
-        "FrozenArray": lambda _, *parts: freeze(_array(*parts)),
-        "scalar": lambda _, *parts: _array(*parts)[()],
+        "float": StaticCodec.read_float,
+        "complex": StaticCodec.read_complex,
+        "bytes": StaticCodec.read_bytes,
+        "dtype": StaticCodec.read_dtype,
+        "FrozenArray": StaticCodec.read_array,
+        "scalar": StaticCodec.read_scalar,
         "tuple": StaticCodec.read_items,
         "frozenset": StaticCodec.read_frozenset,
         "FrozenMapping": StaticCodec.read_mapping,

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 _STAGING = ".treewright-saving-"
@@ -42,7 +42,7 @@ def try_lock(path: Path) -> Lock | None:
 
 
 @contextlib.contextmanager
-def staging(folder: Path) -> Iterator[Path]:
+def staging(folder: Path) -> Generator[Path]:
     """A new, hidden folder inside `folder`, to write in. At the end it is gone, with what was not published.
 
     Folders that a killed process left are cleared away; a lock tells them from those of a running one.

@@ -1,4 +1,4 @@
-"""Trees that changed since they were saved: entries under other names, fields that are static here and a child there."""
+"""Trees that changed since they were saved: other names, and fields that were static and are a child now."""
 
 import dataclasses
 import difflib
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from treewright._nodes.classes import class_of
 from treewright._nodes.freeze import FrozenMapping
 from treewright.checkpoint.compare import Difference, shown_static
 from treewright.checkpoint.leaves import Placing, leaves_of, stored
@@ -46,7 +47,8 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
     leaves = tuple(dataclasses.replace(leaf, steps=new_steps(leaf.steps)) for leaf in manifest.leaves)
     unused = [".".join(old) for old, _ in runs if old not in used]
     if unused:
-        steps = {step for entry in (*manifest.branches, *manifest.leaves) for step in entry.steps}
+        every = [entry.steps for entry in manifest.branches] + [entry.steps for entry in manifest.leaves]
+        steps = {step for place in every for step in place}
         close = difflib.get_close_matches(unused[0], steps, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{hint}.")
@@ -153,10 +155,10 @@ def _placed(value: Any, place: Place | None) -> Any:
 def _named_leaves(encoded: Any, steps: Steps) -> dict[str, Any] | None:
     """The leaves of a static in typed form, by the names that they would have as children; None if it has others."""
     try:
-        value = ReadingCodec().decode(encoded)
+        value: Any = ReadingCodec().decode(encoded)
     except (CheckpointError, StaticSerializationError, TypeError, ValueError):  # a function: no leaf
         return None
-    found = survey(dict(value) if isinstance(value, FrozenMapping) else value)
+    found = survey(dict(value) if class_of(value) is FrozenMapping else value)
     if found.problems:
         return None
     return {name_of((*steps, *place.steps)): place.value for place in found.leaves}

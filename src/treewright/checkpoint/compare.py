@@ -3,14 +3,16 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from treewright._nodes.classes import class_of
 from treewright.checkpoint.leaves import ARRAYS, Form
 from treewright.checkpoint.manifest import Branch, Steps
 from treewright.checkpoint.names import same_name
 from treewright.errors import CheckpointMismatchError
 
 DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
+Likeness = Literal["same", "described", "different"]
 
 ABSENT: Any = object()
 
@@ -52,7 +54,7 @@ class Difference:
 def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
     """The error for these differences, all of them, with what to do about each kind."""
     found = tuple(differences)
-    kinds = dict.fromkeys(difference.kind for difference in found)
+    kinds: dict[DifferenceKind, None] = dict.fromkeys(difference.kind for difference in found)
     lines = [f"  {difference}" for difference in found]
     remedies = [f"  {_REMEDIES[kind]}" for kind in kinds]
     count = "a difference" if len(found) == 1 else f"{len(found)} differences"
@@ -111,30 +113,31 @@ def _last(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+_UNORDERED = frozenset({"frozenset", "FrozenMapping"})
 _NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})
 
 
-def alike(saved: Any, wanted: Any) -> Literal["same", "described", "different"]:
+def alike(saved: Any, wanted: Any) -> Likeness:
     """Whether two statics in typed form are the same, or differ only where both are mere descriptions."""
-    if isinstance(saved, list) and isinstance(wanted, list):
-        return _alike_lists(cast("list[Any]", saved), cast("list[Any]", wanted))
-    if isinstance(saved, dict) and isinstance(wanted, dict):
-        old, new = cast("dict[str, Any]", saved), cast("dict[str, Any]", wanted)
-        if set(old) != set(new):
-            return "different"
-        return _worst(alike(old[name], new[name]) for name in old)
-    return "same" if type(saved) is type(wanted) and repr(saved) == repr(wanted) else "different"
+    kind = class_of(saved)
+    if class_of(wanted) is not kind:
+        return "different"
+    if kind is list:
+        return _alike_lists(saved, wanted)
+    if kind is dict:
+        return _worst(alike(saved[name], wanted[name]) for name in saved) if set(saved) == set(wanted) else "different"
+    return "same" if repr(saved) == repr(wanted) else "different"
 
 
-def _alike_lists(saved: list[Any], wanted: list[Any]) -> Literal["same", "described", "different"]:
+def _alike_lists(saved: list[Any], wanted: list[Any]) -> Likeness:
     if len(saved) != len(wanted):
         return "different"
-    if saved == wanted == []:
+    if not saved:
         return "same"
     if saved[0] == wanted[0] == "described":
         return "same" if saved == wanted else "described"
-    if saved[0] == wanted[0] == "frozenset":
-        return "same" if sorted(map(repr, saved)) == sorted(map(repr, wanted)) else "different"
+    if saved[0] == wanted[0] and saved[0] in _UNORDERED:
+        return _worst(map(alike, sorted(saved, key=repr), sorted(wanted, key=repr)))
     start = 0
     if saved[0] == wanted[0] and saved[0] in _NAMED and len(saved) > 1:
         if not same_name(str(saved[1]), str(wanted[1])):
@@ -143,9 +146,7 @@ def _alike_lists(saved: list[Any], wanted: list[Any]) -> Literal["same", "descri
     return _worst(map(alike, saved[start:], wanted[start:]))
 
 
-def _worst(
-    found: Iterable[Literal["same", "described", "different"]],
-) -> Literal["same", "described", "different"]:
+def _worst(found: Iterable[Likeness]) -> Likeness:
     seen = set(found)
     if "different" in seen:
         return "different"
@@ -156,9 +157,9 @@ def shown_static(encoded: Any) -> str:
     """A static in typed form as a person would write it."""
     if encoded is ABSENT:
         return "nothing"
-    if not isinstance(encoded, list):
+    if class_of(encoded) is not list:
         return repr(encoded)
-    kind, *parts = cast("list[Any]", encoded) or [""]
+    kind, *parts = encoded or [""]
     if kind in {"name", "described", "dtype", "float"}:
         return " ".join(map(str, parts))
     if kind in {"enum", "flag"}:

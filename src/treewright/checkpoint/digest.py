@@ -16,6 +16,8 @@ import numpy as np
 
 from treewright.errors import CheckpointDamagedError
 
+_jax: Any = jax  # whose annotations leave some types open
+
 WHOLE = "all"
 CHUNK = 1 << 20  # read or write, then digest: the second finds the bytes in the cache
 
@@ -131,9 +133,21 @@ def _all_of(array: Any) -> Any:
 # Together with other processes
 
 
+def process_count() -> int:
+    """How many processes the job has."""
+    count: int = _jax.process_count()
+    return count
+
+
+def is_first_process() -> bool:
+    """Whether this process does what one of them has to."""
+    index: int = _jax.process_index()
+    return index == 0
+
+
 def gathered(digests: list[dict[str, str]]) -> list[dict[str, str]]:
     """The digests of all blocks of each array, where every process knows those that it holds."""
-    if jax.process_count() == 1:
+    if process_count() == 1:
         return digests
     return merged([json.loads(text) for text in all_texts(json.dumps(digests))])
 

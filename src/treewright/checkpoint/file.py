@@ -1,6 +1,5 @@
 """One file to share: a safetensors file whose header carries the manifest. Plain `safetensors` opens it."""
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,21 +16,29 @@ from treewright.checkpoint.digest import CHUNK, WHOLE, bytes_of, contiguous, dig
 from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
 from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_json, parsed
 from treewright.checkpoint.progress import progress_bar, watched
+from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.survey import Place, Survey, survey
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 _KEY = "treewright"
+_jax: Any = jax  # whose annotations leave some types open
+
 _RESERVED = "__metadata__"
-_WORKERS = min(4, os.cpu_count() or 1)
 _RUN = 1 << 24  # bytes that a worker reads at a time
 
 # What safetensors has a name for. Anything else is written as bytes, with one dimension more.
 _CODES = MappingProxyType(
     {
-        **{"bool": "BOOL", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"},
+        "bool": "BOOL",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "float32": "F32",
+        "float64": "F64",
         **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
         **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-        **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+        "complex64": "C64",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
     }
 )
 
@@ -62,12 +69,12 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
     """
     safetensors = engine()
     found = survey(tree)
-    refuse(found, [*_problems(found)])
+    found.refuse(_problems(found))
     values = [stored(place.value) for place in found.leaves]
     if jax.default_backend() != "cpu":
-        jax.copy_to_host_async(values)
+        _jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
-    digests = in_threads(lambda array: digest_of(bytes_of(array)), arrays)
+    digests = in_threads(_digest, arrays)
     leaves = tuple(
         Leaf(place.steps, place.path, place.form, {WHOLE: digest})
         for place, digest in zip(found.leaves, digests, strict=True)
@@ -92,15 +99,8 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
-def refuse(found: Survey, problems: Iterable[str] = ()) -> None:
-    """Raise for all that can't be saved.
-
-    Raises:
-        CheckpointError: If there is anything.
-    """
-    every = [*found.problems, *problems]
-    if every:
-        raise CheckpointError("\n  ".join(["The tree can't be saved, and nothing was written:", *every]))
+def _digest(array: Any) -> str:
+    return digest_of(bytes_of(array))
 
 
 def _problems(found: Survey) -> Iterator[str]:
@@ -150,15 +150,15 @@ class SafetensorsFile:
         self.file = path.open("rb", buffering=0)
         try:
             with safetensors.safe_open(path, framework="np") as opened:
-                header = (opened.metadata() or {}).get(_KEY)
+                metadata: dict[str, str] = opened.metadata() or {}
                 tensors = [(name, opened.get_slice(name)) for name in opened.offset_keys()]
                 shapes = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in tensors}
-            if header is None:
+            if _KEY not in metadata:
                 raise CheckpointError(
                     f"{path} is a safetensors file without a manifest: another program wrote it. "
                     f"from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
                 )
-            self.manifest = from_json(parsed(header))
+            self.manifest = from_json(parsed(metadata[_KEY]))
             self.starts = self._starts(shapes)
         except safetensors.SafetensorError as error:
             self.file.close()
@@ -187,7 +187,7 @@ class SafetensorsFile:
     ) -> None:
         self.file.close()
 
-    def reader(self, progress: bool | None) -> Any:
+    def reader(self, *, progress: bool | None) -> Reader:
         """A reader of arrays, which shows a bar."""
 
         def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
@@ -195,7 +195,7 @@ class SafetensorsFile:
             total = sum(leaf.form.nbytes for run in runs for leaf in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
-                ThreadPoolExecutor(_WORKERS) as pool,
+                ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
             ):
                 for run, arrays in zip(runs, pool.map(self.read_run, runs), strict=True):
                     done(sum(array.nbytes for array in arrays))

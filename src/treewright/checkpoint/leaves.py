@@ -19,6 +19,8 @@ from treewright.errors import CheckpointError
 
 Kind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
+_jax: Any = jax  # whose annotations leave some types open
+
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
@@ -79,7 +81,7 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
         return _jax_form(leaf)
-    if isinstance(leaf, np.generic):
+    if issubclass(cls, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
     if cls in _PLAIN_ARRAYS:
         return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
@@ -116,12 +118,12 @@ def _key_form(leaf: Any) -> Form:
         implementations.append(str(jax.random.key_impl(key)))
         return jax.random.key_data(key)
 
-    data: Any = jax.eval_shape(data_of, leaf)
+    data: Any = _jax.eval_shape(data_of, leaf)
     return Form("key", data.shape, data.dtype.name, key=implementations[0])
 
 
 def _stored_scalar(value: Any) -> Any:
-    stored = np.asarray(value)
+    stored: Any = np.asarray(value)
     if stored.dtype.name in {"object", "uint64"}:
         raise CanNotBeSavedError(f"is the int {value}, which does not fit into 64 bits")
     return stored
@@ -151,12 +153,12 @@ def data_sharding_of(leaf: Any, form: Form) -> Any:
     whole = (None,) * (len(form.shape) - len(leaf.shape))
     rank = len(leaf.shape)
     parts = (*sharding.spec, *(None,) * (rank - len(sharding.spec)), *whole)
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*parts))
+    return jax.sharding.NamedSharding(sharding.mesh, _jax.sharding.PartitionSpec(*parts))
 
 
 def host_leaf_of(value: Any, form: Form) -> Any:
     """A leaf of this form, which is no `jax.Array`, from the array that was stored for it."""
-    array = np.asarray(value, DTYPES[form.dtype])
+    array: Any = np.asarray(value, DTYPES[form.dtype])
     if form.kind == "numpy":
         return array
     return array[()] if form.kind == "numpy scalar" else array.item()
@@ -195,7 +197,7 @@ def leaves_of(values: Sequence[Any], placings: Sequence[Placing]) -> list[Any]:
         else:
             to_place.append((index, cast, sharding))
     # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
-    placed = jax.device_put([value for _, value, _ in to_place], [sharding for *_, sharding in to_place])
+    placed = _jax.device_put([value for _, value, _ in to_place], [sharding for *_, sharding in to_place])
     for (index, *_), value in zip(to_place, placed, strict=True):
         results[index] = value
     for index, placing in enumerate(placings):
@@ -212,7 +214,7 @@ def _finished(leaf: Any, placing: Placing) -> Any:
             f"{placing.path} is a {form.dtype}, and JAX would make it a {leaf.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return leaf if form.key is None else jax.random.wrap_key_data(leaf, impl=form.key)
+    return leaf if form.key is None else _jax.random.wrap_key_data(leaf, impl=form.key)
 
 
 def empty(form: Form) -> Any:

@@ -7,43 +7,20 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import jax
-import numpy as np
-
 from treewright.checkpoint.atomic import Lock, sync, try_lock
-from treewright.checkpoint.digest import digests_of, in_threads, verify
-from treewright.checkpoint.file import refuse
-from treewright.checkpoint.leaves import DTYPES, ON_DEVICE, data_sharding_of, stored
-from treewright.checkpoint.manifest import Leaf, Manifest, Steps, from_json
-from treewright.checkpoint.processes import gathered, is_first_process
-from treewright.checkpoint.restore import Migrate, OnStatic, Options, Reader, restored
-from treewright.checkpoint.survey import Place, Survey, survey
+from treewright.checkpoint.digest import is_first_process
+from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.restore import Migrate, OnStatic, Options, restored
+from treewright.checkpoint.steps import MANIFEST, STATE, engine, items_of, manifest_of, problems, reader_of
+from treewright.checkpoint.survey import survey
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
 
 T = TypeVar("T")
-
-_STATE, _MANIFEST = "state", "manifest"
-_UNKNOWN_DTYPES = frozenset({"uint2"})  # to tensorstore, under Orbax
-
-
-def engine() -> Any:
-    """The Orbax package.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        raise ImportError(
-            "CheckpointManager needs orbax-checkpoint. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
-    return orbax.checkpoint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +42,7 @@ class CheckpointManager:
     Args:
         directory: The folder, on a local or mounted disk. It is made by the first `save`.
         keep: How many steps are kept, the newest; None keeps all.
-        asynchronous: Whether `save` returns when the arrays are copied, and writes in the background.
+        asynchronous: Whether `save` returns when the arrays are copied and digested, and writes in the background.
 
     Raises:
         ImportError: If orbax-checkpoint is not installed.
@@ -120,18 +97,12 @@ class CheckpointManager:
         """
         self._raise_failure()
         found = survey(tree)
-        refuse(found, _problems(found))
+        found.refuse(problems(found))
         self._refuse_existing(step)
-        arrays = [stored(place.value) for place in found.leaves]
-        digests = gathered(in_threads(digests_of, arrays))
-        leaves = tuple(
-            Leaf(place.steps, place.path, place.form, digest)
-            for place, digest in zip(found.leaves, digests, strict=True)
-        )
-        document = Manifest(tuple(found.branches), leaves).to_json()
-        state = _nested((leaf.steps, array) for leaf, array in zip(leaves, arrays, strict=True))
+        state, manifest = items_of(found)
+        self.wait()
         args = self._orbax.args
-        items = {_STATE: args.PyTreeSave(state), _MANIFEST: args.JsonSave(document)}
+        items = {STATE: args.PyTreeSave(state), MANIFEST: args.JsonSave(manifest)}
         with self._telling(f"Step {step} could not be saved"):
             saver = self._opened_for_saving()
             if step in self._damaged:
@@ -139,8 +110,8 @@ class CheckpointManager:
                 self._damaged.discard(step)
             self._step = step
             saver.save(step, args=args.Composite(**items), force=True)
-            if not self._asynchronous:
-                self._sync_step()
+        if not self._asynchronous:
+            self.wait()
 
     def wait(self) -> None:
         """Return when all that was saved is on disk.
@@ -151,6 +122,8 @@ class CheckpointManager:
         if self._saver is not None:
             with self._telling(f"Step {self._step} could not be saved"):
                 self._saver.wait_until_finished()
+                if is_first_process():
+                    sync(self.directory)
 
     def close(self) -> None:
         """Wait, and let go of the folder.
@@ -172,7 +145,7 @@ class CheckpointManager:
         """Orbax's manager. Made by the first save, since it clears away what killed processes left in the folder."""
         if self._saver is not None:
             return self._saver
-        if is_first_process():
+        if self._lock is None and is_first_process():
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = try_lock(self.directory)
             if self._lock is None:
@@ -185,23 +158,21 @@ class CheckpointManager:
             options=orbax.CheckpointManagerOptions(
                 max_to_keep=self._keep,
                 cleanup_tmp_directories=True,
-                enable_async_checkpointing=self._asynchronous,
                 async_options=orbax.AsyncOptions(post_finalization_callback=self._sync_step),
             ),
             item_handlers={
-                _STATE: orbax.PyTreeCheckpointHandler(use_compression=False),
-                _MANIFEST: orbax.JsonCheckpointHandler(),
+                STATE: orbax.PyTreeCheckpointHandler(use_compression=False),
+                MANIFEST: orbax.JsonCheckpointHandler(),
             },
         )
         return self._saver
 
     def _sync_step(self) -> None:
-        """Bring the small files of the step to the disk: Orbax does that for its arrays only."""
-        made = self.directory / str(self._step)
+        """Bring the small files of a step to the disk before it gets its name: Orbax does that for its arrays only."""
         if is_first_process():
-            for path in (*made.rglob("*"), made, self.directory):
-                with contextlib.suppress(OSError):
-                    sync(path)
+            for path in self.directory.glob(f"{self._step}.*"):
+                for inside in (path, *path.rglob("*")):
+                    sync(inside)
 
     def _refuse_existing(self, step: int) -> None:
         if type(step) is not int or step < 0:
@@ -217,7 +188,7 @@ class CheckpointManager:
             self.wait()
 
     @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def _telling(self, what: str) -> Generator[None]:
         try:
             yield
         except CheckpointError:
@@ -255,7 +226,7 @@ class CheckpointManager:
             CheckpointError: If there is no such step.
             CheckpointDamagedError: If the manifest can't be read.
         """
-        return self._manifest(self._existing(step))
+        return manifest_of(self._folder(self._existing(step)))
 
     def restore(
         self,
@@ -277,10 +248,7 @@ class CheckpointManager:
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
-        options = Options(on_static, allow_cast, strict, renamed, migrate)
-        step = self._existing(step)
-        tree: T = restored(self._manifest(step), self._reader(step), like, options)
-        return tree
+        return self._restored(self._existing(step), like, Options(on_static, allow_cast, strict, renamed, migrate))
 
     def restore_latest_valid(
         self,
@@ -304,7 +272,7 @@ class CheckpointManager:
         skipped: dict[int, str] = {}
         for step in reversed(self.all_steps()):
             try:
-                tree: T = restored(self._manifest(step), self._reader(step), like, options)
+                tree = self._restored(step, like, options)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
@@ -317,6 +285,14 @@ class CheckpointManager:
             raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
         return None
 
+    def _folder(self, step: int) -> Path:
+        return self.directory / str(step)
+
+    def _restored(self, step: int, like: T, options: Options) -> T:
+        folder = self._folder(step)
+        tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
+        return tree
+
     def _existing(self, step: int | None) -> int:
         steps = self.all_steps()
         if step is None and steps:
@@ -326,104 +302,6 @@ class CheckpointManager:
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))
         return step
 
-    def _manifest(self, step: int) -> Manifest:
-        with _reading(f"The manifest of step {step}"):
-            reader = self._orbax.Checkpointer(self._orbax.JsonCheckpointHandler())
-            document: Any = reader.restore(self.directory / str(step) / _MANIFEST)
-        return from_json(document)
-
-    def _reader(self, step: int) -> Reader:
-        orbax = self._orbax
-
-        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-            leaves = list(wanted)
-            item = _nested((leaf.steps, _target(leaf, place)) for leaf, place in leaves)
-            restore_args = _nested((leaf.steps, _restore_args(orbax, leaf, place)) for leaf, place in leaves)
-            args = orbax.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-            arrays: Any = {}
-            with _reading(f"Step {step}"):
-                if leaves:
-                    arrays = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(
-                        self.directory / str(step) / _STATE, args=args
-                    )
-                found = [_at(arrays, leaf.steps) for leaf, _ in leaves]
-            in_threads(_verify, found, [leaf for leaf, _ in leaves])
-            yield [leaf for leaf, _ in leaves], found
-
-        return read
-
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:
     return [f"  {step}: {reason}" for step, reason in skipped.items()]
-
-
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Whatever an engine raises on bytes that nobody wrote means damage."""
-    try:
-        yield
-    except Exception as error:
-        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
-
-
-def _problems(found: Survey) -> Iterator[str]:
-    """What a step can't hold."""
-    if not found.leaves and not found.problems:
-        yield "it has no leaves, and Orbax saves no empty tree"
-    for place in found.leaves:
-        if 0 in place.form.shape:
-            yield f"{place.path} has the shape {place.form.shape}, and Orbax saves no array without elements"
-        if place.form.dtype in _UNKNOWN_DTYPES:
-            yield f"{place.path} has the dtype {place.form.dtype}, which Orbax does not save"
-        if jax.process_count() > 1 and isinstance(place.value, jax.Array) and place.value.is_fully_addressable:
-            yield (
-                f"{place.path} lies on this process alone, which others can't see. Place it with a sharding over all "
-                f"of them"
-            )
-
-
-def _nested(values: Iterable[tuple[Steps, Any]]) -> Any:
-    """Nested dicts by the steps to each value."""
-    root: dict[str, Any] = {}
-    for steps, value in values:
-        *above, last = steps or ("value",)
-        inside = root
-        for step in above:
-            inside = inside.setdefault(step, {})
-        inside[last] = value
-    return root
-
-
-def _at(nested: Any, steps: Steps) -> Any:
-    for step in steps or ("value",):
-        nested = nested[step]
-    return nested
-
-
-def _placement(place: Place | None) -> Any:
-    """The sharding with which an array is read; None to read it as a numpy array."""
-    if place is None or place.form.kind not in ON_DEVICE:
-        return None
-    return data_sharding_of(place.value, place.form)
-
-
-def _target(leaf: Leaf, place: Place | None) -> Any:
-    return jax.ShapeDtypeStruct(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=_placement(place))
-
-
-def _restore_args(orbax: Any, leaf: Leaf, place: Place | None) -> Any:
-    sharding = _placement(place)
-    if sharding is None:
-        return orbax.RestoreArgs(restore_type=np.ndarray)
-    return orbax.ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=sharding, global_shape=leaf.form.shape, dtype=DTYPES[leaf.form.dtype]
-    )
-
-
-def _verify(array: Any, leaf: Leaf) -> None:
-    form = leaf.form
-    if array.shape != form.shape or array.dtype != DTYPES[form.dtype]:
-        raise CheckpointDamagedError(
-            f"{leaf.path} is damaged: it is a {array.dtype}{array.shape}, and a {form} was saved."
-        )
-    verify(array, leaf.digests, leaf.path)

@@ -236,7 +236,7 @@ def _size_of(place: str, shape: tuple[int, ...]) -> int:
 def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None:
     """Every entry hangs on exactly one other, but for the root; names are unique."""
     listed = [(*branch.steps, child) for branch in branches for child in branch.children]
-    present = [entry.steps for entry in (*branches, *leaves)]
+    present = [branch.steps for branch in branches] + [leaf.steps for leaf in leaves]
     if len(set(present)) != len(present) or len(set(listed)) != len(listed) or {(), *listed} != set(present):
         raise _WrongError("its entries do not make one tree")
     names = [leaf.name for leaf in leaves]

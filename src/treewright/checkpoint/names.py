@@ -4,7 +4,7 @@ import importlib
 import re
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from treewright._nodes.classes import class_of, import_path
 from treewright._nodes.representation import text
@@ -75,7 +75,7 @@ def _described(value: Any, inside: tuple[Any, ...]) -> str:
         captured = ", ".join(_captured(function, (*inside, function)))
         return f"{name}({captured})"[:_LENGTH]
     if isinstance(value, tuple | list):
-        items: Any = value[:_ITEMS]
+        items: Any = cast("Any", value)[:_ITEMS]
         return f"({', '.join(_described(item, inside) for item in items)})"[:_LENGTH]
     path = import_path(value)
     if path is not None:

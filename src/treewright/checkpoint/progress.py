@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ _LARGE = 1 << 28  # bytes
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, what: str, *, show: bool | None) -> Iterator[Callable[[int], object]]:
+def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Callable[[int], object]]:
     """A function to call with the number of bytes that were done.
 
     Args:
@@ -43,7 +43,7 @@ def _has_tqdm() -> bool:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, done: Callable[[int], object]) -> Iterator[None]:
+def watched(folder: Path, done: Callable[[int], object]) -> Generator[None]:
     """Report the growth of the files in a folder while an engine writes them in one call."""
     finished, seen = threading.Event(), 0
 

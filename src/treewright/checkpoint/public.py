@@ -6,11 +6,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
-from treewright.checkpoint.file import SafetensorsFile, refuse, write
-from treewright.checkpoint.leaves import Placing, leaves_of
+from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.names import ReadingCodec
-from treewright.checkpoint.rebuild import Rebuilding
+from treewright.checkpoint.rebuild import rebuilt
 from treewright.checkpoint.restore import Migrate, OnStatic, Options, fitted, restored, template
 from treewright.checkpoint.survey import survey
 
@@ -118,15 +117,10 @@ def load(
     """
     options = Options(on_static, allow_cast, strict, renamed, migrate)
     with SafetensorsFile(Path(path)) as file:
-        read = file.reader(progress)
+        read = file.reader(progress=progress)
         if like is not _ALONE:
             return restored(file.manifest, read, like, options)
-        rebuilding = Rebuilding(file.manifest, ReadingCodec(["treewright", *modules]))
-        values: dict[str, Any] = {}
-        for leaves, arrays in read((leaf, None) for leaf in file.manifest.leaves):
-            placings = [Placing(leaf.form, None, leaf.path) for leaf in leaves]
-            values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
-    return rebuilding.tree(values)
+        return rebuilt(file.manifest, read, ReadingCodec(["treewright", *modules]))
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -162,7 +156,7 @@ def to_names(tree: object) -> dict[str, Any]:
         {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
     """
     found = survey(tree)
-    refuse(found)
+    found.refuse()
     return {place.name: place.value for place in found.leaves}
 
 

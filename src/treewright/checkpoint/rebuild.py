@@ -3,13 +3,31 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from treewright._nodes.classes import class_of
+from treewright.checkpoint.leaves import Placing, leaves_of
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, Steps
 from treewright.checkpoint.names import ReadingCodec, class_name
+from treewright.checkpoint.restore import Reader
 from treewright.errors import CheckpointError
 
 
-class Rebuilding:
-    """Everything but the leaves, checked before an array is read; `tree` puts them in."""
+def rebuilt(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any:
+    """The tree of a checkpoint, of classes and functions that the codec finds.
+
+    Raises:
+        CheckpointError: If one can't be found or made. No array has been read then.
+        CheckpointDamagedError: If an array is not what was saved.
+    """
+    parts = _Parts(manifest, codec)
+    values: dict[str, Any] = {}
+    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves):
+        placings = [Placing(leaf.form, None, leaf.path) for leaf in leaves]
+        values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
+    return parts.part((), values)
+
+
+class _Parts:
+    """Everything but the leaves, checked before an array is read; `part` puts them in."""
 
     def __init__(self, manifest: Manifest, codec: ReadingCodec) -> None:
         """Find all classes and statics.
@@ -64,10 +82,6 @@ class Rebuilding:
                 raise CheckpointError(f"the static {name} was saved as a description only: load(path, like=...).")
         return cls, self.codec.decode_statics(cls, dict(branch.statics))
 
-    def tree(self, values: Mapping[str, Any]) -> Any:
-        """The tree with these leaves, by flat name."""
-        return self.part((), values)
-
     def part(self, steps: Steps, values: Mapping[str, Any]) -> Any:
         """The part of the tree that begins here."""
         leaf: Leaf | None = self.leaves.get(steps)
@@ -93,9 +107,6 @@ class Rebuilding:
 
 
 def _is_described(encoded: Any) -> bool:
-    if isinstance(encoded, dict):
-        return any(map(_is_described, cast("dict[str, Any]", encoded).values()))
-    if not isinstance(encoded, list) or not encoded:
-        return False
-    items = cast("list[Any]", encoded)
-    return items[0] == "described" or any(map(_is_described, items[1:]))
+    if class_of(encoded) is dict:
+        return any(map(_is_described, encoded.values()))
+    return class_of(encoded) is list and (encoded[:1] == ["described"] or any(map(_is_described, encoded[1:])))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import jax
-import numpy as np
 
 from treewright.checkpoint.changes import Moves, renamed_manifest
 from treewright.checkpoint.compare import Difference, leaf_differences, mismatch, node_differences
@@ -165,7 +164,7 @@ def fitted(values: Mapping[str, Any], target: Survey, options: Options) -> Any:
 
 
 def _copied(array: Any) -> Any:
-    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change theirs
+    return array if isinstance(array, jax.Array) else array.copy()  # the caller may change theirs
 
 
 def _refuse_abstract(places: Iterable[Place]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,11 +11,12 @@ import numpy as np
 from treewright._nodes.classes import class_of
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
+from treewright._nodes.static_json import is_namedtuple
 from treewright._trees.paths import Path, entries_of, path_text, place_of
 from treewright.checkpoint.leaves import CanNotBeSavedError, Form, form_of
 from treewright.checkpoint.manifest import DEPTH, Branch, Steps, name_of
 from treewright.checkpoint.names import WritingCodec, class_name
-
+from treewright.errors import CheckpointError
 
 _LEAVES = (jax.Array, np.ndarray)  # seen at once; JAX takes 5 us to say so
 
@@ -42,6 +44,16 @@ class Survey:
     branches: list[Branch]
     leaves: list[Place]
     problems: list[str]
+
+    def refuse(self, others: Iterable[str] = ()) -> None:
+        """Raise for all that can't be saved.
+
+        Raises:
+            CheckpointError: If there is anything, here or among the problems that an engine adds.
+        """
+        every = [*self.problems, *others]
+        if every:
+            raise CheckpointError("\n  ".join(["The tree can't be saved, and nothing was written:", *every]))
 
 
 def survey(tree: Any, *, abstract: bool = False) -> Survey:
@@ -102,7 +114,7 @@ class _Walk:
             return Branch(steps, at, "dict", children, keys=keys)
         if part is None or cls in {list, tuple}:
             return Branch(steps, at, "none" if part is None else cls.__name__, children)
-        kind = "namedtuple" if issubclass(cls, tuple) and hasattr(cls, "_fields") else "other"
+        kind = "namedtuple" if is_namedtuple(cls) else "other"
         return Branch(steps, at, kind, children, class_name(cls))
 
     def refuse_collisions(self) -> None:
