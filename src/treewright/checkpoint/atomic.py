@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and locks that a dead process does not keep."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -27,11 +28,7 @@ class Lock:
 
 
 def try_lock(path: Path) -> Lock | None:
-    """A lock, or None if another has it. Where the system has no such locks (Windows), nothing is locked."""
-    try:
-        import fcntl
-    except ImportError:
-        return Lock(-1)
+    """A lock, or None if another has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,15 +50,23 @@ def staging(folder: Path) -> Generator[Path]:
             if lock is not None:
                 shutil.rmtree(left)
                 lock.close()
-    made = folder / f"{_STAGING}{secrets.token_hex(8)}"
-    made.mkdir()
-    lock = try_lock(made)
+    made, lock = _made_in(folder)
     try:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
-        if lock is not None:
-            lock.close()
+        lock.close()
+
+
+def _made_in(folder: Path) -> tuple[Path, Lock]:
+    """A new folder and its lock; another, if someone took it for one that was left before it was locked."""
+    while True:
+        made = folder / f"{_STAGING}{secrets.token_hex(8)}"
+        made.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            lock = try_lock(made)
+            if lock is not None and made.exists():
+                return made, lock
 
 
 def publish(made: Path, target: Path) -> None:

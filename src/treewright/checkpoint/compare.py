@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from treewright._nodes.classes import class_of
 from treewright.checkpoint.leaves import ARRAYS, Form
-from treewright.checkpoint.manifest import Branch, Steps
+from treewright.checkpoint.manifest import Branch, Manifest, Steps
 from treewright.checkpoint.names import same_name
+from treewright.checkpoint.survey import Survey
 from treewright.errors import CheckpointMismatchError
 
 DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
@@ -65,39 +66,41 @@ def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
 # Nodes
 
 
-def node_differences(saved: Iterable[Branch], wanted: Iterable[Branch], moved: set[Steps]) -> Iterator[Difference]:
+def node_differences(saved: Manifest, wanted: Survey, moved: set[Steps]) -> Iterator[Difference]:
     """Classes and statics that differ, and nodes without leaves that only one side has.
 
     Args:
-        saved: The nodes and containers of the manifest.
-        wanted: Those of the tree.
+        saved: The manifest.
+        wanted: The tree, taken apart.
         moved: The places of fields that are static on one side and a child on the other; they are compared elsewhere.
     """
-    theirs = {branch.steps: branch for branch in wanted}
-    ours = {branch.steps: branch for branch in saved}
-    for steps, old in ours.items():
-        new = theirs.get(steps)
-        if new is not None and old.cls is not None and new.cls is not None:
-            yield from _both(old, new, moved)
-    yield from (_lone(branch, "unexpected") for branch in _lone_statics(ours, theirs))
-    yield from (_lone(branch, "missing") for branch in _lone_statics(theirs, ours))
+    ours = {branch.steps: branch for branch in saved.branches}
+    theirs = {branch.steps: branch for branch in wanted.branches}
+    for steps, branch in ours.items():
+        if steps in theirs:
+            yield from _both(branch, theirs[steps], moved)
+    yield from _lone(saved, {*theirs, *(leaf.steps for leaf in wanted.leaves)}, "unexpected")
+    yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
 
-def _lone_statics(some: Mapping[Steps, Branch], others: Mapping[Steps, Branch]) -> Iterator[Branch]:
+def _lone(entries: Manifest | Survey, others: set[Steps], kind: DifferenceKind) -> Iterator[Difference]:
     """Nodes of one side alone that hold statics and no leaves: nothing else would tell of them."""
-    for steps, branch in some.items():
-        if branch.statics and not branch.children and steps not in others:
-            yield branch
-
-
-def _lone(branch: Branch, kind: DifferenceKind) -> Difference:
-    shown = f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
-    return Difference(branch.path or "the tree", kind, shown, shown)
+    above_leaves = {leaf.steps[:end] for leaf in entries.leaves for end in range(len(leaf.steps))}
+    for branch in entries.branches:
+        if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
+            statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
+            shown = f"{branch.cls}({statics})"
+            saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
+            yield Difference(branch.path or "the tree", kind, saved, wanted)
 
 
 def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Difference]:
-    saved, wanted = str(old.cls), str(new.cls)
-    if not (same_name(saved, wanted) or (old.kind == new.kind == "namedtuple" and _last(saved) == _last(wanted))):
+    saved, wanted = old.cls or old.kind, new.cls or new.kind
+    if "node" in {old.kind, new.kind}:
+        same = same_name(saved, wanted)
+    else:  # containers: only the names of classes tell them apart, wherever these are defined
+        same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
+    if not same:
         yield Difference(new.path or "the tree", "class", saved, wanted)
     for name in {**old.statics, **new.statics}:
         if (*new.steps, name) in moved:

@@ -248,7 +248,10 @@ class CheckpointManager:
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
-        return self._restored(self._existing(step), like, Options(on_static, allow_cast, strict, renamed, migrate))
+        options = Options(on_static, allow_cast, strict, renamed, migrate)
+        folder = self._folder(self._existing(step))
+        tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
+        return tree
 
     def restore_latest_valid(
         self,
@@ -271,8 +274,9 @@ class CheckpointManager:
         options = Options(on_static, allow_cast, strict, renamed, migrate)
         skipped: dict[int, str] = {}
         for step in reversed(self.all_steps()):
+            folder = self._folder(step)
             try:
-                tree = self._restored(step, like, options)
+                tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
@@ -287,11 +291,6 @@ class CheckpointManager:
 
     def _folder(self, step: int) -> Path:
         return self.directory / str(step)
-
-    def _restored(self, step: int, like: T, options: Options) -> T:
-        folder = self._folder(step)
-        tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
-        return tree
 
     def _existing(self, step: int | None) -> int:
         steps = self.all_steps()

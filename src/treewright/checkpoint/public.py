@@ -81,7 +81,7 @@ def load(
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
         modules: Where classes and functions may come from, as modules or their names. They are imported. Only their
-            own classes and functions are found, and those of Treewright.
+            own classes and functions are found, and Treewright's.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
             static that has no exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
@@ -98,7 +98,6 @@ def load(
         CheckpointDamagedError: If the file is not what was saved.
         CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
         OSError: If it can't be opened.
-        ImportError: If safetensors or xxhash is not installed.
 
     Example:
         >>> import tempfile, os

@@ -68,7 +68,7 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
     target = template(like)
     manifest = renamed_manifest(manifest, options.renamed or {})
     moves = Moves.between(manifest, target)
-    nodes = node_differences(manifest.branches, target.branches, moves.fields)
+    nodes = node_differences(manifest, target, moves.fields)
     through, hard = _sorted(options, nodes, moves.differences)
     if options.migrate is None:
         hard += _leaf_problems(manifest, target, moves, options)
