@@ -1,6 +1,7 @@
 """What differs between a saved manifest and the tree that it is to be loaded into, by path, before an array is read."""
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from treewright.errors import CheckpointMismatchError
 
 DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 Likeness = Literal["same", "described", "different"]
+_LENGTH = 200  # of a static in a message
 
 ABSENT: Any = object()
 
@@ -49,7 +51,17 @@ class Difference:
             return f"{self.path}: not saved, the tree has {self.wanted}"
         if self.kind == "unexpected":
             return f"{self.path}: saved as {self.saved}, not in the tree"
-        return f"{self.path}: {self.kind} {self.saved} saved, {self.wanted} in the tree"
+        saved, wanted = _excerpts(self.saved, self.wanted)
+        return f"{self.path}: {self.kind} {saved} saved, {wanted} in the tree"
+
+
+def _excerpts(*texts: str) -> list[str]:
+    """Texts that may be long, from shortly before the place where they begin to differ."""
+    if max(map(len, texts)) <= _LENGTH:
+        return [*texts]
+    start = max(0, len(os.path.commonprefix(texts)) - _LENGTH // 4)
+    lead = "..." if start else ""
+    return [f"{lead}{text[start : start + _LENGTH]}{'...' * (len(text) > start + _LENGTH)}" for text in texts]
 
 
 def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
@@ -170,8 +182,7 @@ def shown_static(encoded: Any) -> str:
     if kind == "tuple":
         return f"({', '.join(map(shown_static, parts))}{',' if len(parts) == 1 else ''})"
     name = str(parts.pop(0)) if kind in _NAMED else kind
-    shown = f"{name}({', '.join(map(shown_static, parts))})"
-    return shown if len(shown) <= 200 else f"{shown[:197]}..."
+    return f"{name}({', '.join(map(shown_static, parts))})"
 
 
 # Leaves

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -66,7 +66,7 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
         CheckpointDamagedError: If an array is not what was saved.
     """
     target = template(like)
-    manifest = renamed_manifest(manifest, options.renamed or {})
+    originals, manifest = manifest.leaves, renamed_manifest(manifest, options.renamed or {})
     moves = Moves.between(manifest, target)
     nodes = node_differences(manifest, target, moves.fields)
     through, hard = _sorted(options, nodes, moves.differences)
@@ -74,7 +74,7 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
         hard += _leaf_problems(manifest, target, moves, options)
     if hard:
         raise mismatch(hard)
-    values = _values(manifest, target, moves, read, options)
+    values = _values(manifest, originals, target, moves, read, options)
     more, hard = _sorted(options, moves.statics_that_differ(values))
     if hard:
         raise mismatch(hard)
@@ -111,17 +111,22 @@ def _leaf_problems(manifest: Manifest, target: Survey, moves: Moves, options: Op
     return list(leaf_differences(saved, wanted, allow_cast=options.allow_cast, strict=options.strict))
 
 
-def _values(manifest: Manifest, target: Survey, moves: Moves, read: Reader, options: Options) -> dict[str, Any]:
-    """The saved arrays by name: those that the tree has a place for, or all of them for `migrate`."""
+def _values(
+    manifest: Manifest, originals: Sequence[Leaf], target: Survey, moves: Moves, read: Reader, options: Options
+) -> dict[str, Any]:
+    """The saved arrays by name: those that the tree has a place for, or all of them for `migrate`.
+
+    The engines know them by the names of `originals`, the leaves before they were renamed.
+    """
     places = {place.name: place for place in target.leaves}
-    needed = [
-        leaf
-        for leaf in manifest.leaves
+    needed = {
+        original.name: (original, leaf)
+        for original, leaf in zip(originals, manifest.leaves, strict=True)
         if options.migrate is not None or leaf.name in places or leaf.name in moves.to_static
-    ]
+    }
     values: dict[str, Any] = {}
-    runs = read((leaf, places.get(leaf.name)) for leaf in needed)
-    for leaves, arrays in runs:
+    for found, arrays in read((original, places.get(leaf.name)) for original, leaf in needed.values()):
+        leaves = [needed[original.name][1] for original in found]
         placings = [_placing(leaf, places.get(leaf.name), options) for leaf in leaves]
         values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
     return values
