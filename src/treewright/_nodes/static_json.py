@@ -205,6 +205,9 @@ class StaticCodec:
     def read_mapping(self, *items: Any) -> Any:
         return FrozenMapping({self.decode(key): self.decode(item) for key, item in items})
 
+    def read_name(self, name: str) -> Any:
+        return self.find(name)
+
     def read_enum(self, name: str, member: str) -> Any:
         return self.find_class(name, "enum", enum.Enum, "__members__").__members__[member]
 
@@ -312,6 +315,6 @@ _DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyT
         "namedtuple": StaticCodec.read_namedtuple,
         "node": StaticCodec.read_node,
         "dataclass": StaticCodec.read_dataclass,
-        "name": StaticCodec.find,
+        "name": StaticCodec.read_name,
     }
 )

@@ -108,7 +108,7 @@ class ReadingCodec(StaticCodec):
         self.modules = tuple(
             importlib.import_module(module) if isinstance(module, str) else module for module in modules
         )
-        self.known = dict(_named_in(self.modules))
+        self.known = tuple(_named_in(self.modules))
 
     def find(self, name: str) -> Any:
         """What has this name in the modules.
@@ -116,7 +116,7 @@ class ReadingCodec(StaticCodec):
         Raises:
             CheckpointError: If nothing has it, or two things do.
         """
-        found = {id(value): value for known, value in self.known.items() if same_name(known, str(name))}
+        found = {id(value): value for known, value in self.known if same_name(known, str(name))}
         if len(found) == 1:
             return next(iter(found.values()))
         listed = ", ".join(module.__name__ for module in self.modules) or "none"

@@ -16,7 +16,6 @@ from treewright.checkpoint.survey import Place, Survey
 from treewright.errors import CheckpointDamagedError
 
 STATE, MANIFEST = "state", "manifest"
-_UNKNOWN_DTYPES = frozenset({"uint2"})  # to tensorstore, under Orbax
 
 
 def engine() -> Any:
@@ -44,13 +43,23 @@ def problems(found: Survey) -> Iterator[str]:
     for place in found.leaves:
         if 0 in place.form.shape:
             yield f"{place.path} has the shape {place.form.shape}, and Orbax saves no array without elements"
-        if place.form.dtype in _UNKNOWN_DTYPES:
+        if not _is_dtype_of_engine(place.form.dtype):
             yield f"{place.path} has the dtype {place.form.dtype}, which Orbax does not save"
         if process_count() > 1 and isinstance(place.value, jax.Array) and place.value.is_fully_addressable:
             yield (
                 f"{place.path} lies on this process alone, which others can't see. Place it with a sharding over all "
                 f"of them"
             )
+
+
+def _is_dtype_of_engine(name: str) -> bool:
+    import tensorstore  # on which Orbax stands
+
+    try:
+        tensorstore.dtype(name)
+    except ValueError:
+        return False
+    return True
 
 
 def items_of(found: Survey) -> tuple[dict[str, Any], dict[str, Any]]:
