@@ -230,8 +230,8 @@ def test_a_bar_follows_a_file_that_grows(tmp_path: Path) -> None:
     from treewright.checkpoint.progress import watched
 
     sizes: list[int] = []
-    with watched(tmp_path, sizes.append):
-        (tmp_path / "x").write_bytes(b"123")
+    with watched(tmp_path, 3, sizes.append):
+        (tmp_path / "x").write_bytes(b"1234")
         while not sum(sizes):
             time.sleep(0.01)
     assert sum(sizes) == 3

@@ -90,10 +90,10 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
         with (
             staging(target.parent) as folder,
             progress_bar(total, f"saving {target.name}", show=progress) as done,
-            watched(folder, done),
         ):
             made = folder / "file"
-            safetensors.serialize_file(tensors, str(made), metadata={_KEY: header})
+            with watched(folder, total, done):
+                safetensors.serialize_file(tensors, str(made), metadata={_KEY: header})
             publish(made, target)
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
@@ -149,7 +149,8 @@ class SafetensorsFile:
         self.path = path
         self.file = path.open("rb", buffering=0)
         try:
-            with safetensors.safe_open(path, framework="np") as opened:
+            # By its descriptor: under its path there may be another file already.
+            with safetensors.safe_open(f"/dev/fd/{self.file.fileno()}", framework="np") as opened:
                 metadata: dict[str, str] = opened.metadata() or {}
                 tensors = [(name, opened.get_slice(name)) for name in opened.offset_keys()]
                 shapes = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in tensors}

@@ -69,6 +69,7 @@ class CheckpointManager:
         self._lock: Lock | None = None
         self._saver: Any = None  # Orbax's manager, from the first save on
         self._step: int | None = None  # that was saved last
+        self._pending = False  # whether nobody has waited for it
         self._damaged: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -110,6 +111,7 @@ class CheckpointManager:
                 self._damaged.discard(step)
             self._step = step
             saver.save(step, args=args.Composite(**items), force=True)
+            self._pending = True
         if not self._asynchronous:
             self.wait()
 
@@ -119,7 +121,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: If it could not be written.
         """
-        if self._saver is not None:
+        if self._pending:
+            self._pending = False
             with self._telling(f"Step {self._step} could not be saved"):
                 self._saver.wait_until_finished()
                 if is_first_process():
@@ -131,13 +134,13 @@ class CheckpointManager:
         Raises:
             CheckpointError: If a step could not be written.
         """
-        saver, self._saver = self._saver, None
-        lock, self._lock = self._lock, None
         try:
-            if saver is not None:
-                with self._telling(f"Step {self._step} could not be saved"):
-                    saver.close()
+            self.wait()
         finally:
+            saver, self._saver = self._saver, None
+            lock, self._lock = self._lock, None
+            if saver is not None:
+                saver.close()
             if lock is not None:
                 lock.close()
 
@@ -184,7 +187,7 @@ class CheckpointManager:
 
     def _raise_failure(self) -> None:
         """Raise if a save failed in the background; return at once while one is going on."""
-        if self._saver is not None and not self._saver.is_saving_in_progress():
+        if self._pending and not self._saver.is_saving_in_progress():
             self.wait()
 
     @contextlib.contextmanager

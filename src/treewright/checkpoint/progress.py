@@ -43,14 +43,14 @@ def _has_tqdm() -> bool:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, done: Callable[[int], object]) -> Generator[None]:
-    """Report the growth of the files in a folder while an engine writes them in one call."""
+def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generator[None]:
+    """Report the growth of the files in a folder, up to `total`, while an engine writes them in one call."""
     finished, seen = threading.Event(), 0
 
     def report() -> None:
         nonlocal seen
         with contextlib.suppress(OSError):  # a file that is renamed meanwhile
-            size = sum(file.stat().st_size for file in folder.iterdir())
+            size = min(total, sum(file.stat().st_size for file in folder.iterdir()))
             done(size - seen)
             seen = size
 

@@ -125,7 +125,9 @@ def reader_of(folder: Path) -> Reader:
         with _reading(f"Step {folder.name}"):
             nested = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / STATE, args=args)
             arrays = [_at(nested, leaf.steps) for leaf in leaves]
-        in_threads(_verify, arrays, leaves)
+        for array, leaf in zip(arrays, leaves, strict=True):
+            _check_form(array, leaf)
+        in_threads(verify, arrays, [leaf.digests for leaf in leaves], [leaf.path for leaf in leaves])
         yield leaves, arrays
 
     return read
@@ -158,10 +160,10 @@ def _restore_args(orbax: Any, leaf: Leaf, place: Place | None) -> Any:
     )
 
 
-def _verify(array: Any, leaf: Leaf) -> None:
-    form = leaf.form
-    if array.shape != form.shape or array.dtype != DTYPES[form.dtype]:
+def _check_form(array: Any, leaf: Leaf) -> None:
+    if not isinstance(array, jax.Array | np.ndarray):  # Orbax gives what it was asked with for what it does not find
+        raise CheckpointDamagedError(f"{leaf.path} is damaged: the step has no array for it.")
+    if array.shape != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:
         raise CheckpointDamagedError(
-            f"{leaf.path} is damaged: it is a {array.dtype}{array.shape}, and a {form} was saved."
+            f"{leaf.path} is damaged: it is a {array.dtype}{array.shape}, and a {leaf.form} was saved."
         )
-    verify(array, leaf.digests, leaf.path)
