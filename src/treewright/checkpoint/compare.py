@@ -38,6 +38,14 @@ class Difference:
     """One difference: where, of what kind, what was saved and what the tree has.
 
     `soft` marks a static that has no exact form, such as a closure, and whose description differs.
+
+    Example:
+        >>> from treewright.checkpoint import from_names
+        >>> try:
+        ...     from_names({"w": jnp.ones(3)}, like={"w": jnp.ones(4)})
+        ... except errors.CheckpointMismatchError as error:
+        ...     error.differences
+        (Difference(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
 
     path: str

@@ -25,7 +25,17 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored(Generic[T]):
-    """What `CheckpointManager.restore_latest_valid` found: the step, its tree, and the damaged steps it skipped."""
+    """What `CheckpointManager.restore_latest_valid` found: the step, its tree, and the damaged steps it skipped.
+
+    Example:
+        >>> import tempfile
+        >>> from treewright.checkpoint import CheckpointManager
+        >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
+        ...     manager.save(10, {"w": 1.5})
+        ...     manager.wait()
+        ...     manager.restore_latest_valid(like={"w": 0.0})
+        Restored(step=10, tree={'w': 1.5}, skipped={})
+    """
 
     step: int
     tree: T

@@ -32,7 +32,17 @@ def name_of(steps: Steps) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
-    """A node or container: its place, its class, the steps to its children, and if it is a node, fields and statics."""
+    """A node or container: its place, its class, the steps to its children, and if it is a node, fields and statics.
+
+    Example:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"name": Static("first")})
+        >>> root, name = read_manifest(path).branches
+        >>> root.kind, root.children, name.cls, name.statics
+        ('dict', ('name',), 'treewright._nodes.wrapper:Static', {'value': 'first'})
+    """
 
     steps: Steps
     path: str
@@ -46,7 +56,17 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf: its place, its form, and the digests of its blocks."""
+    """A leaf: its place, its form, and the digests of its blocks.
+
+    Example:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"layers": [jnp.arange(3.0)]})
+        >>> (leaf,) = read_manifest(path).leaves
+        >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
+        ('layers.0', "['layers'][0]", 'float32[3] (array)', ['all'])
+    """
 
     steps: Steps
     path: str
@@ -61,7 +81,18 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests."""
+    """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests.
+
+    Example:
+        >>> import tempfile
+        >>> from treewright.checkpoint import CheckpointManager
+        >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
+        ...     manager.save(1, {"w": jnp.ones(3)})
+        ...     manager.wait()
+        ...     manifest = manager.manifest()
+        >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
+        (['dict'], ['w'])
+    """
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]
