@@ -1,7 +1,7 @@
 """What a checkpoint costs beside the bytes themselves: against a raw write and read, and against bare Orbax.
 
-`python benchmarks/checkpoint.py` prints throughputs and ratios of medians from one interleaved run; README.md beside this
-file says how to read them.
+`python benchmarks/checkpoint.py` prints throughputs and ratios of medians from one interleaved run; README.md beside
+this file says how to read them.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def digests(repeats: int) -> list[list[str]]:
-    """The throughput of the digests that there were to choose from, over 64 MB; those that are not installed are left out."""
+    """The throughput of the digests that there were to choose from, over 64 MB; what is not installed is left out."""
     data = np.random.default_rng(0).bytes(64_000_000)
     ways: dict[str, Callable[[bytes], object]] = {
         "xxh3_128 (used)": xxhash.xxh3_128_digest,

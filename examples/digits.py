@@ -339,9 +339,9 @@ def run(settings: Settings, train: Images, test: Images) -> None:
     print(parameter_table(model))
 
     step = TrainingStep()
-    state, curves = trained(settings, state, step, train, test)
-    draw(*curves, settings.output / PICTURE)
-    print(f"test accuracy: {curves[1].accuracy[-1]:.4f}")
+    state, (learned, tested) = trained(settings, state, step, train, test)
+    draw(learned, tested, settings.output / PICTURE)
+    print(f"test accuracy: {tested.accuracy[-1]:.4f}")
     print(f"curves of loss and accuracy: {settings.output / PICTURE}")
     print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
     for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):

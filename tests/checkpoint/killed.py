@@ -52,4 +52,5 @@ if __name__ == "__main__":
     engine()
     for line in sys.stdin:
         place, _, after = line.rpartition(" ")
-        print(killed_round(Path(place), float(after)), flush=True)
+        sys.stdout.write(f"{killed_round(Path(place), float(after))}\n")
+        sys.stdout.flush()

@@ -13,6 +13,9 @@ import optax
 
 from treewright import Module, StaticValue, TrainState, buffer, freeze, static
 
+# jax.sharding's own annotations leave it untyped.
+spec: Any = jax.sharding.PartitionSpec
+
 
 class Color(enum.Enum):
     RED = "r"

@@ -78,9 +78,9 @@ def test_what_a_module_only_imports_is_not_its_own(tmp_path: Path) -> None:
 
 
 def test_nothing_is_imported_by_name(tmp_path: Path) -> None:
-    module = types.ModuleType("evil_module")
-    evil = type("Evil", (Module,), {"__module__": "evil_module", "__annotations__": {"x": Any}})
-    module.Evil = evil  # type: ignore[attr-defined]
+    module: Any = types.ModuleType("evil_module")
+    evil: Any = type("Evil", (Module,), {"__module__": "evil_module", "__annotations__": {"x": Any}})
+    module.Evil = evil
     sys.modules["evil_module"] = module
     try:
         save(tmp_path / "x", evil(1))
@@ -107,9 +107,9 @@ def test_no_constructor_converter_or_check_runs(tmp_path: Path) -> None:
         def __check_init__(self) -> None:
             ran.append("check")
 
-    home = types.ModuleType("home")
+    home: Any = types.ModuleType("home")
     Loud.__module__, Loud.__qualname__ = "home", "Loud"
-    home.Loud = Loud  # type: ignore[attr-defined]
+    home.Loud = Loud
     save(tmp_path / "x", Loud(1))
     ran.clear()
 
@@ -174,7 +174,7 @@ def test_a_class_with_other_fields_now_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_a_foreign_container_needs_a_template(tmp_path: Path) -> None:
-    tree: Any = flax_freeze({"a": 1})  # type: ignore[no-untyped-call]
+    tree: Any = flax_freeze({"a": 1})
     save(tmp_path / "x", tree)
 
     with pytest.raises(CheckpointError, match="FrozenDict is neither a node nor a container of Python"):
@@ -218,8 +218,8 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
-    from treewright.checkpoint.manifest import Branch, Leaf, Manifest
     from treewright.checkpoint.leaves import Form
+    from treewright.checkpoint.manifest import Branch, Leaf, Manifest
     from treewright.checkpoint.names import ReadingCodec
     from treewright.checkpoint.rebuild import rebuilt
 

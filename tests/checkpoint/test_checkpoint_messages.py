@@ -45,7 +45,8 @@ def newer(folder: Path) -> Any:
 def soft(folder: Path) -> Any:
     with pytest.warns(CheckpointWarning) as seen:
         loaded(folder, Settings(scaled(1.0)), like=Settings(scaled(2.0)))
-    raise seen[0].message  # type: ignore[misc]  # a warning is an exception
+    warning: Any = seen[0].message
+    raise warning
 
 
 def busy(folder: Path) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from tests.checkpoint.models import net
+from tests.checkpoint.models import net, spec
 from tests.checkpoint.test_load import assert_same
-from treewright.checkpoint import from_names, load, read_manifest, save
 from treewright.checkpoint import file as file_module
+from treewright.checkpoint import from_names, load, read_manifest, save
 from treewright.checkpoint.progress import progress_bar
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -58,7 +58,7 @@ def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path:
 
 
 def test_sharded_arrays_are_gathered(tmp_path: Path) -> None:
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), PartitionSpec("a"))
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     x = jnp.arange(8.0)
     save(tmp_path / "x", {"x": jax.device_put(x, sharding)})
 
@@ -165,20 +165,15 @@ def test_a_manifest_that_is_too_long_for_the_header_is_refused(tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-class Elsewhere:
-    """An array of which other processes hold parts; a real one needs several processes."""
-
-    is_fully_addressable = False
+# An array of which other processes hold parts; a real one needs several processes.
+FAR_ARRAY: Any = type("FarArray", (), {"is_fully_addressable": False, "__class__": jax.Array})
 
 
 def test_arrays_of_several_processes_are_refused() -> None:
     from treewright.checkpoint.leaves import Form
     from treewright.checkpoint.survey import Place, Survey
 
-    class FarArray(Elsewhere):
-        __class__ = jax.Array  # type: ignore[assignment]
-
-    place = Place(("x",), ".x", FarArray(), Form("array", (2,), "float32"))
+    place = Place(("x",), ".x", FAR_ARRAY(), Form("array", (2,), "float32"))
     with pytest.raises(CheckpointError, match=r"\.x lies on several processes: CheckpointManager saves those"):
         Survey(None, [], [place], []).refuse(file_module._problems(Survey(None, [], [place], [])))
 

@@ -32,6 +32,7 @@ def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_fo
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as killer:
+        latest: int | None = None
         assert killer.stdin is not None
         assert killer.stdout is not None
         for _ in range(ROUNDS):

@@ -90,14 +90,14 @@ def test_typed_keys_come_back(implementation: str, shape: tuple[int, ...], engin
 
 
 def test_empty_containers_and_none_come_back(engine: Any) -> None:
-    tree = {"a": None, "b": [], "c": (), "d": {}, "x": 1}
+    tree: Any = {"a": None, "b": [], "c": (), "d": {}, "x": 1}
     engine.save(tree)
 
     assert engine.load(like=tree) == tree
 
 
 def test_arrays_without_elements_come_back_from_a_file_and_are_refused_by_the_manager(tmp_path: Path) -> None:
-    tree = {"a": jnp.zeros((0, 3)), "b": np.zeros(0), "c": jnp.ones(1)}
+    tree: Any = {"a": jnp.zeros((0, 3)), "b": np.zeros(0), "c": jnp.ones(1)}
     file = ByFile(tmp_path)
     file.save(tree)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from tests.checkpoint.models import STATICS, Dense, Net, Settings, net, scaled, train_state, twice
+from tests.checkpoint.models import STATICS, Dense, Net, Settings, net, scaled, spec, train_state, twice
 from tests.conftest import count_traces
 from treewright import Module, TrainState, replace, static
 from treewright.checkpoint import CheckpointManager, Difference, load, save
@@ -22,7 +20,8 @@ from treewright.checkpoint.file import SafetensorsFile
 from treewright.checkpoint.restore import Options, restored
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
-Engine = Callable[..., Any]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class ByFile:
@@ -106,10 +105,10 @@ def test_weak_types_come_back_strong(engine: Any) -> None:
 
 def test_arrays_come_back_where_those_of_the_template_lie(engine: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
-    sharded, other = NamedSharding(mesh, PartitionSpec("a", "b")), NamedSharding(mesh, PartitionSpec("b"))
+    sharded, other = NamedSharding(mesh, spec("a", "b")), NamedSharding(mesh, spec("b"))
     x = jnp.arange(32.0).reshape(4, 8)
     engine.save({"x": jax.device_put(x, sharded), "key": jax.random.key(0), "host": np.ones(2), "here": x})
-    keys = NamedSharding(mesh, PartitionSpec())
+    keys = NamedSharding(mesh, spec())
     like = {
         "x": jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=other),  # type: ignore[no-untyped-call]
         "key": jax.device_put(jax.random.key(1), keys),
@@ -127,7 +126,7 @@ def test_arrays_come_back_where_those_of_the_template_lie(engine: Any) -> None:
 
 
 def test_keys_that_are_sharded_keep_their_sharding(engine: Any) -> None:
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), PartitionSpec("a"))
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), sharding)
     engine.save(keys)
 
@@ -231,7 +230,7 @@ BY_PATH: dict[str, tuple[Any, Any, list[tuple[str, str, str, str]]]] = {
         [("[0]", "kind", "uint32[2] (key threefry2x32)", "uint32[2] (array)")],
     ),
     "static": (net(), replace(net(), width=4), [(".width", "static", "3", "4")]),
-    "static of another type": (Settings(1), Settings(True), [(".value", "static", "1", "True")]),  # noqa: FBT003
+    "static of another type": (Settings(1), Settings(True), [(".value", "static", "1", "True")]),
     "zeros": (Settings(0.0), Settings(-0.0), [(".value", "static", "0.0", "-0.0")]),
     "function": (
         Settings(twice),
@@ -365,7 +364,7 @@ def test_a_static_that_has_only_a_description_is_warned_of(engine: Any) -> None:
         engine.load(like=Settings(scaled(2.0)), on_static="ignore")
     with pytest.warns(CheckpointWarning, match=r"\(factor=0\.5\) saved, .*\(factor=2\.0\) in the tree"):
         engine.load(like=Settings(scaled(2.0)))
-    with pytest.raises(CheckpointMismatchError, match="static tests.checkpoint.models:scaled"):
+    with pytest.raises(CheckpointMismatchError, match=r"static tests\.checkpoint\.models:scaled"):
         engine.load(like=Settings(3))
 
 
@@ -434,7 +433,7 @@ def test_wrong_options_and_templates_are_refused(engine: Any) -> None:
 
 
 def test_64_bits_need_jax_to_have_them(engine: Any) -> None:
-    with jax.enable_x64(True):  # type: ignore[no-untyped-call]
+    with jax.enable_x64(True):
         tree = {"x": jnp.ones(2, jnp.float64)}
         engine.save(tree)
         assert_same(engine.load(like=tree), tree)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from tests.checkpoint.models import net, train_state
+from tests.checkpoint.models import net, spec, train_state
 from tests.checkpoint.test_load import assert_same
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names
@@ -194,10 +194,10 @@ def test_a_failure_is_raised_by_the_next_save_and_by_close(tmp_path: Path, monke
     monkeypatch.setattr("treewright.checkpoint.manager.sync", fail)
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"x": 1})
-    with pytest.raises(CheckpointError, match="Step 1 could not be saved .*: no space left"):
+    with pytest.raises(CheckpointError, match=r"Step 1 could not be saved .*: no space left"):
         manager.save(2, {"x": 1})
     manager.save(2, {"x": 1})
-    with pytest.raises(CheckpointError, match="Step 2 could not be saved .*: no space left"):
+    with pytest.raises(CheckpointError, match=r"Step 2 could not be saved .*: no space left"):
         manager.close()
     assert CheckpointManager(tmp_path).latest_step() is None
 
@@ -283,7 +283,9 @@ def test_plain_orbax_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
         manager.save(1, state)
 
     plain = ocp.CheckpointManager(tmp_path, item_names=("state", "manifest"))
-    found = plain.restore(1, args=ocp.args.Composite(state=ocp.args.StandardRestore(), manifest=ocp.args.JsonRestore()))
+    found: Any = plain.restore(
+        1, args=ocp.args.Composite(state=ocp.args.StandardRestore(), manifest=ocp.args.JsonRestore())
+    )
     plain.close()
     np.testing.assert_array_equal(found.state["params"]["layers"]["0"]["kernel"], state.params.layers[0].kernel)
     np.testing.assert_array_equal(
@@ -317,7 +319,7 @@ def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_sharded_step_comes_back_on_any_number_of_devices(count: int, tmp_path: Path) -> None:
     def sharded(devices: Any) -> NamedSharding:
-        return NamedSharding(Mesh(np.array(devices), ("a",)), PartitionSpec("a"))
+        return NamedSharding(Mesh(np.array(devices), ("a",)), spec("a"))
 
     x = jnp.arange(64.0).reshape(8, 8)
     with CheckpointManager(tmp_path) as manager:
@@ -330,7 +332,7 @@ def test_a_sharded_step_comes_back_on_any_number_of_devices(count: int, tmp_path
 
 
 def test_a_flipped_bit_in_a_shard_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), PartitionSpec("a"))
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     x = jax.device_put(jnp.zeros(8), sharding)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": x})

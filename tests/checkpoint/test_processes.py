@@ -15,6 +15,7 @@ import pytest
 from treewright.checkpoint import CheckpointManager, digest, steps
 from treewright.errors import CheckpointError
 
+ALONE = "lies on this process alone, which others can't see. Place it with a sharding over all of them"
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,8 +41,7 @@ def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
             assert process.returncode == 0, errors[-3000:]
             lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
             assert lines == [
-                "refused: ['z'] lies on this process alone, which others can't see. Place it with a sharding over all of "
-                "them",
+                f"refused: ['z'] {ALONE}",
                 "digests: ['0:2,0:2', '2:4,0:2', '4:6,0:2', '6:8,0:2']",
                 "restored: (1,) 3",
             ]

@@ -1,7 +1,7 @@
 """What differs between a saved manifest and the tree that it is to be loaded into, by path, before an array is read."""
 
 import dataclasses
-import os
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -67,7 +67,8 @@ def _excerpts(*texts: str) -> list[str]:
     """Texts that may be long, from shortly before the place where they begin to differ."""
     if max(map(len, texts)) <= _LENGTH:
         return [*texts]
-    start = max(0, len(os.path.commonprefix(texts)) - _LENGTH // 4)
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    start = max(0, sum(1 for _ in same) - _LENGTH // 4)
     lead = "..." if start else ""
     return [f"{lead}{text[start : start + _LENGTH]}{'...' * (len(text) > start + _LENGTH)}" for text in texts]
 

@@ -16,8 +16,6 @@ from treewright.checkpoint.survey import survey
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
 
-_ALONE: Any = object()  # `like=None` is a tree: None itself
-
 
 def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
     """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
@@ -62,7 +60,7 @@ def load(path: StrPath, *, modules: Sequence[str | ModuleType] = ..., progress: 
 def load(
     path: StrPath,
     *,
-    like: Any = _ALONE,
+    like: Any = ...,  # None is a tree
     modules: Sequence[str | ModuleType] = (),
     on_static: OnStatic = "error",
     allow_cast: bool = False,
@@ -117,7 +115,7 @@ def load(
     options = Options(on_static, allow_cast, strict, renamed, migrate)
     with SafetensorsFile(Path(path)) as file:
         read = file.reader(progress=progress)
-        if like is not _ALONE:
+        if like is not ...:
             return restored(file.manifest, read, like, options)
         return rebuilt(file.manifest, read, ReadingCodec(["treewright", *modules]))
 

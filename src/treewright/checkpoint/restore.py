@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import jax
@@ -40,7 +40,7 @@ class Reader(Protocol):
     With each goes the leaf of the template that it is for, whose sharding it may have at once, or None.
     """
 
-    def __call__(self, wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+    def __call__(self, wanted: Iterable[tuple[Leaf, Place | None]], /) -> Iterator[tuple[list[Leaf], list[Any]]]:
         """The arrays, some at a time and in any order, each with what the manifest says of it."""
         ...
 
@@ -74,7 +74,7 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
         hard += _leaf_problems(manifest, target, moves, options)
     if hard:
         raise mismatch(hard)
-    values = _values(manifest, originals, target, moves, read, options)
+    values = _values(zip(originals, manifest.leaves, strict=True), target, moves, read, options)
     more, hard = _sorted(options, moves.statics_that_differ(values))
     if hard:
         raise mismatch(hard)
@@ -112,23 +112,23 @@ def _leaf_problems(manifest: Manifest, target: Survey, moves: Moves, options: Op
 
 
 def _values(
-    manifest: Manifest, originals: Sequence[Leaf], target: Survey, moves: Moves, read: Reader, options: Options
+    leaves: Iterable[tuple[Leaf, Leaf]], target: Survey, moves: Moves, read: Reader, options: Options
 ) -> dict[str, Any]:
     """The saved arrays by name: those that the tree has a place for, or all of them for `migrate`.
 
-    The engines know them by the names of `originals`, the leaves before they were renamed.
+    Each leaf comes with what it was before it was renamed, since the engines know it by that.
     """
     places = {place.name: place for place in target.leaves}
     needed = {
         original.name: (original, leaf)
-        for original, leaf in zip(originals, manifest.leaves, strict=True)
+        for original, leaf in leaves
         if options.migrate is not None or leaf.name in places or leaf.name in moves.to_static
     }
     values: dict[str, Any] = {}
     for found, arrays in read((original, places.get(leaf.name)) for original, leaf in needed.values()):
-        leaves = [needed[original.name][1] for original in found]
-        placings = [_placing(leaf, places.get(leaf.name), options) for leaf in leaves]
-        values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
+        renamed = [needed[original.name][1] for original in found]
+        placings = [_placing(leaf, places.get(leaf.name), options) for leaf in renamed]
+        values.update(zip((leaf.name for leaf in renamed), leaves_of(arrays, placings), strict=True))
     return values
 
 
