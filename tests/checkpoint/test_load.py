@@ -327,6 +327,7 @@ def test_sets_and_mappings_are_compared_without_their_order() -> None:
     assert alike(["tuple", 1, 2], ["tuple", 2, 1]) == "different"
     assert alike({"a": 1}, {"b": 1}) == "different"
     assert alike([], []) == "same"
+    assert alike(["tuple"], ["tuple", 1]) == "different"
     assert shown_static(["tuple", 1]) == "(1,)"
     assert shown_static(["enum", "m:Color", "RED"]) == "m:Color.RED"
     assert shown_static(["node", "m:Net", {"a": 1}]) == "m:Net({'a': 1})"

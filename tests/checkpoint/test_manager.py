@@ -365,3 +365,22 @@ def test_statics_are_compared_by_the_manager_too(tmp_path: Path) -> None:
         manager.wait()
         with pytest.raises(CheckpointMismatchError, match=r"\.width: static 3 saved, 5 in the tree"):
             manager.restore_latest_valid(like=replace(net(), width=5))
+
+
+def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointError, match=r"Step 1 could not be saved in .*Not a directory"):
+        CheckpointManager(tmp_path / "file" / "steps").save(1, {"x": 1})
+
+
+def test_a_tree_that_asks_for_nothing_reads_nothing(tmp_path: Path) -> None:
+    with saved(tmp_path, 1) as manager:
+        assert manager.restore(like={"y": 3}, strict=False) == {"y": 3}
+
+
+def test_a_step_without_an_array_of_its_manifest_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with saved(tmp_path, 1) as manager:
+        monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", lambda *_, **__: {"x": ...})
+        with pytest.raises(CheckpointDamagedError, match=r"\['x'\] is damaged: the step has no array for it"):
+            manager.restore(like={"x": jnp.zeros(2, int)})

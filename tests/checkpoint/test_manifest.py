@@ -115,10 +115,10 @@ def test_a_description_holds_no_address_and_ends(tmp_path: Path) -> None:
         def __repr__(self) -> str:
             raise RuntimeError("no")
 
-    odd, plain, many = Odd(), object(), tuple(range(1000))
+    odd, plain, many, named = Odd(), object(), tuple(range(1000)), print
 
     def function() -> object:
-        return odd, plain, many, recursive, test_a_description_holds_no_address_and_ends
+        return odd, plain, many, named, recursive, test_a_description_holds_no_address_and_ends
 
     kind, text = manifest_of(Settings(function), tmp_path).branches[0].statics["value"]
     assert kind == "described"
@@ -126,6 +126,7 @@ def test_a_description_holds_no_address_and_ends(tmp_path: Path) -> None:
     assert "Odd ...," in text
     assert "98, 99)" in text
     assert "recursive=" in text
+    assert "named=builtins:print" in text
     assert manifest_of(Settings(unbound), tmp_path).branches[0].statics["value"][1].endswith("unbound()")
     later = 1
 

@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
-from treewright.checkpoint import CheckpointManager, digest, steps
-from treewright.errors import CheckpointError
+from treewright.checkpoint import CheckpointManager, digest, manager, steps
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
 ALONE = "lies on this process alone, which others can't see. Place it with a sharding over all of them"
 ROOT = Path(__file__).parents[2]
@@ -69,3 +72,32 @@ def test_digests_of_all_processes_come_together(monkeypatch: pytest.MonkeyPatch)
     assert digest.gathered(parts[0]) == parts[0]
     monkeypatch.setattr(digest, "process_count", lambda: 2)
     assert digest.gathered(parts[0]) == parts[0]  # of this one process, through the collective
+    assert digest.in_threads(abs, [-1, 2]) == [1, 2]
+
+
+def test_an_array_that_lies_in_other_blocks_on_other_processes_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(4, dtype=np.int32)
+    far: Any = type("Far", (), {"is_fully_addressable": False, "__class__": jax.Array, "shape": (4,)})()
+    monkeypatch.setattr(digest, "_all_places", lambda _: {"all"})
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda *_, **__: values)
+    digests = {f"{i}:{i + 2}": digest.digest_of(values[i : i + 2]) for i in (0, 2)}
+
+    digest.verify(far, digests, ".x")
+    values[3] = 5
+    with pytest.raises(CheckpointDamagedError, match=r"\.x\[2:4\] is damaged"):
+        digest.verify(far, digests, ".x")
+
+
+def test_only_the_first_process_locks_the_folder_and_brings_it_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        pytest.fail("it did")
+
+    monkeypatch.setattr(manager, "is_first_process", lambda: False)
+    monkeypatch.setattr(manager, "try_lock", fail)
+    monkeypatch.setattr(manager, "sync", fail)
+    tmp_path.joinpath("steps").mkdir()
+    with CheckpointManager(tmp_path / "steps") as saving:
+        saving.save(1, {"x": 1})
+    assert saving.latest_step() == 1

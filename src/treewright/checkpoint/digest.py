@@ -45,7 +45,12 @@ def digest_of(data: Any) -> str:
 
 
 def in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """`map` over arrays: large ones in threads, since their digests leave Python free, small ones at once."""
+    """`map` over arrays: large ones in threads, since their digests leave Python free, small ones at once.
+
+    In a job of several processes one after the other: they may gather, and have to do that in one order.
+    """
+    if process_count() > 1:
+        return list(map(function, arrays, *others))
     with ThreadPoolExecutor() as pool:
         pending = [
             pool.submit(function, array, *more) if array.nbytes >= CHUNK else (array, *more)
@@ -70,11 +75,12 @@ def digests_of(array: Any) -> dict[str, str]:
     return {place: digest_of(bytes_of(contiguous(block))) for place, block in _blocks(array).items()}
 
 
-def _blocks(array: Any) -> dict[str, Any]:
-    """Each distinct block of an array that this process is the first to hold, by its place."""
+def _blocks(array: Any, *, replicas: bool = False) -> dict[str, Any]:
+    """Each distinct block of an array that this process holds, by its place; without replicas, is the first to hold."""
     if not isinstance(array, jax.Array):
         return {WHOLE: array}
-    return {_place(shard.index, array.shape): shard.data for shard in array.addressable_shards if shard.replica_id == 0}
+    shards = [shard for shard in array.addressable_shards if replicas or shard.replica_id == 0]
+    return {_place(shard.index, array.shape): shard.data for shard in shards}
 
 
 def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
@@ -103,21 +109,31 @@ def index_of(place: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
 def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
     """Compare an array that was read with the digests that were saved.
 
+    Each process looks at the blocks that it holds. An array that now lies in other blocks comes to each as a whole.
+
     Raises:
         CheckpointDamagedError: If a block differs.
     """
-    held = _blocks(array)
-    for place, saved in digests.items():
-        block = held.get(place)
-        if block is None:
-            block = _all_of(array)[index_of(place, array.shape)]
-        found = digest_of(bytes_of(contiguous(block)))
+    if set(digests) <= _all_places(array):  # the same on every process, so that all or none of them gather
+        blocks = _blocks(array, replicas=True)
+    else:
+        whole = _all_of(array)
+        blocks = {place: whole[index_of(place, array.shape)] for place in digests}
+    for place, block in blocks.items():
+        found, saved = digest_of(bytes_of(contiguous(block))), digests[place]
         if found != saved:
             where = "" if place == WHOLE else f"[{place}]"
             raise CheckpointDamagedError(
                 f"{path}{where} is damaged: its bytes have the digest {found}, and {saved} was saved. "
                 f"Load an earlier checkpoint."
             )
+
+
+def _all_places(array: Any) -> set[str]:
+    """The places of the blocks in which an array lies, on this process and on others."""
+    if not isinstance(array, jax.Array):
+        return {WHOLE}
+    return {_place(index, array.shape) for index in array.sharding.devices_indices_map(array.shape).values()}
 
 
 def _all_of(array: Any) -> Any:
