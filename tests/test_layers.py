@@ -75,7 +75,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "checkpoint.leaves": ("_nodes.classes", "_nodes.freeze", "_nodes.representation", "errors"),
     "checkpoint.manifest": ("checkpoint.digest", "checkpoint.leaves", "errors"),
     "checkpoint.names": ("_nodes.classes", "_nodes.representation", "_nodes.static_json", "errors"),
-    "checkpoint.compare": ("_nodes.classes", "checkpoint.leaves", "checkpoint.manifest", "checkpoint.names", "errors"),
     "checkpoint.progress": (),
     "checkpoint.survey": (
         "_nodes.classes",
@@ -86,6 +85,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "checkpoint.leaves",
         "checkpoint.manifest",
         "checkpoint.names",
+        "errors",
+    ),
+    "checkpoint.compare": (
+        "_nodes.classes",
+        "checkpoint.leaves",
+        "checkpoint.manifest",
+        "checkpoint.names",
+        "checkpoint.survey",
         "errors",
     ),
     "checkpoint.changes": (

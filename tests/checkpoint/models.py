@@ -63,6 +63,12 @@ class Net(Module):
         return x
 
 
+class Other(Module):
+    layers: Any
+    count: Any
+    width: int = static(default=3)
+
+
 class Settings(Module):
     """A static of each kind."""
 

@@ -13,8 +13,8 @@ import pytest
 from flax.core import freeze as flax_freeze
 
 from tests.checkpoint import models
+from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import Color, Net, Settings, Size, net, scaled, train_state, twice
-from tests.checkpoint.test_load import assert_same
 from treewright import Module, Static, pytree_dataclass, static
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointError

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests.checkpoint.test_load import ByFile, assert_same
-from tests.checkpoint.test_load import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from tests.checkpoint.engines import ByFile, assert_same
+from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from treewright import Module, Static, StaticValue, TrainState, freeze, static
 from treewright.checkpoint import from_names, load, read_manifest, save, to_names
 from treewright.errors import CheckpointError, CheckpointMismatchError

@@ -17,8 +17,8 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding
 
+from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import net, spec
-from tests.checkpoint.test_load import assert_same
 from treewright.checkpoint import file as file_module
 from treewright.checkpoint import from_names, load, read_manifest, save
 from treewright.checkpoint.progress import progress_bar

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.checkpoint.test_load import ByFile, ByManager, assert_same
-from tests.checkpoint.test_load import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from tests.checkpoint.engines import ByFile, ByManager, assert_same
+from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from treewright import FrozenArray, freeze
 from treewright.checkpoint import CheckpointManager, load, save
 from treewright.checkpoint.leaves import DTYPES, Form, empty

@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
+from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import net, spec, train_state
-from tests.checkpoint.test_load import assert_same
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning

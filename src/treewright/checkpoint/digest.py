@@ -133,7 +133,8 @@ def _all_places(array: Any) -> set[str]:
     """The places of the blocks in which an array lies, on this process and on others."""
     if not isinstance(array, jax.Array):
         return {WHOLE}
-    return {_place(index, array.shape) for index in array.sharding.devices_indices_map(array.shape).values()}
+    sharding: Any = array.sharding
+    return {_place(index, array.shape) for index in sharding.devices_indices_map(array.shape).values()}
 
 
 def _all_of(array: Any) -> Any:

@@ -62,10 +62,10 @@ class Leaf:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-        >>> save(path, {"layers": [jnp.arange(3.0)]})
+        >>> save(path, {"w": jnp.arange(3.0)})
         >>> (leaf,) = read_manifest(path).leaves
         >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
-        ('layers.0', "['layers'][0]", 'float32[3] (array)', ['all'])
+        ('w', "['w']", 'float32[3] (array)', ['all'])
     """
 
     steps: Steps

@@ -95,7 +95,6 @@ def load(
             was saved and what the tree has; `differences` has them as data.
         CheckpointDamagedError: If the file is not what was saved.
         CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
-        OSError: If it can't be opened.
 
     Example:
         >>> import tempfile, os
@@ -134,8 +133,8 @@ def read_manifest(path: StrPath) -> Manifest:
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> save(path, {"w": jnp.arange(3.0)})
-        >>> [(leaf.name, leaf.form.shape) for leaf in read_manifest(path).leaves]
-        [('w', (3,))]
+        >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
+        {'w': (3,)}
     """
     with SafetensorsFile(Path(path)) as file:
         return file.manifest
