@@ -155,7 +155,7 @@ def test_a_static_that_differs_is_an_error_a_warning_or_nothing(engine: Any) -> 
         CheckpointWarning, match=r"the tree keeps its own:\n  \.width: static 3 saved, 4 in the tree"
     ) as seen:
         assert engine.load(like=like, on_static="warn").width == 4
-    assert seen[0].filename == __file__
+    assert seen[0].filename.endswith("engines.py")
     assert engine.load(like=like, on_static="ignore").width == 4
 
 

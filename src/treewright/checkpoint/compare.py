@@ -39,7 +39,7 @@ class Difference:
 
     `soft` marks a static that has no exact form, such as a closure, and whose description differs.
 
-    Example:
+    Examples:
         >>> from treewright.checkpoint import from_names
         >>> try:
         ...     from_names({"w": jnp.ones(3)}, like={"w": jnp.ones(4)})

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Restored(Generic[T]):
     """What `CheckpointManager.restore_latest_valid` found: the step, its tree, and the damaged steps it skipped.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from treewright.checkpoint import CheckpointManager
         >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
@@ -58,7 +58,7 @@ class CheckpointManager:
         ImportError: If orbax-checkpoint is not installed.
         ValueError: If `keep` is less than 1.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from treewright.checkpoint import CheckpointManager
         >>> state = {"w": jnp.ones(3), "step": 10}

@@ -34,7 +34,7 @@ def name_of(steps: Steps) -> str:
 class Branch:
     """A node or container: its place, its class, the steps to its children, and if it is a node, fields and statics.
 
-    Example:
+    Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -58,7 +58,7 @@ class Branch:
 class Leaf:
     """A leaf: its place, its form, and the digests of its blocks.
 
-    Example:
+    Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -83,7 +83,7 @@ class Leaf:
 class Manifest:
     """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from treewright.checkpoint import CheckpointManager
         >>> with CheckpointManager(tempfile.mkdtemp()) as manager:

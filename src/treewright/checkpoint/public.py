@@ -32,7 +32,7 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
         CheckpointError: If something in the tree can't be saved, all of it by path, or the file can't be written.
         ImportError: If safetensors or xxhash is not installed.
 
-    Example:
+    Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -96,7 +96,7 @@ def load(
         CheckpointDamagedError: If the file is not what was saved.
         CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
 
-    Example:
+    Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -128,7 +128,7 @@ def read_manifest(path: StrPath) -> Manifest:
         CheckpointDamagedError: If header or manifest is damaged.
         CheckpointError: If there is no manifest, or a newer Treewright wrote it.
 
-    Example:
+    Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -146,7 +146,7 @@ def to_names(tree: object) -> dict[str, Any]:
     Raises:
         CheckpointError: If two leaves would have one name, or one can't be saved.
 
-    Example:
+    Examples:
         >>> from treewright.checkpoint import to_names
         >>> to_names({"layers": [{"bias": 1.0}, {"bias": 2.0}]})
         {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
@@ -168,7 +168,7 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
 
-    Example:
+    Examples:
         >>> from treewright.checkpoint import from_names
         >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
