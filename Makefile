@@ -42,6 +42,7 @@ bench: $(VENV)/bench.installed ## measure against built-in containers and other 
 	$(BIN)/python benchmarks/retrace.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/typing/compare.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

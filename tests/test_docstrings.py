@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import treewright
+import treewright.checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ NAMESPACE = {
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
-    **{name: getattr(treewright, name) for name in PUBLIC},
+    **{name: getattr(treewright, name) for name in [*PUBLIC, "errors"]},
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -64,5 +65,12 @@ def test_every_public_name_without_a_docstring_of_ours_is_in_the_guide(name: str
 @pytest.mark.parametrize("name", sorted({*PUBLIC} - {*ELSEWHERE}))
 def test_every_public_name_has_an_example(name: str) -> None:
     home = getattr(treewright, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES
+
+
+@pytest.mark.parametrize("name", treewright.checkpoint.__all__)
+def test_every_public_name_of_checkpoints_has_an_example(name: str) -> None:
+    home = getattr(treewright.checkpoint, name).__module__
 
     assert f"{home}.{name}" in EXAMPLES

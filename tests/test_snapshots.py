@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treewright
+import treewright.checkpoint
 from treewright import (
     Module,
     at,
@@ -83,6 +84,8 @@ def _parameters(value: Any) -> str:
 
 def test_the_public_interface_is_the_one_on_file() -> None:
     lines = [line for name in treewright.__all__ for line in interface_of(name, getattr(treewright, name))]
+    for name in treewright.checkpoint.__all__:
+        lines += interface_of(f"checkpoint.{name}", getattr(treewright.checkpoint, name))
     compare("public_api.txt", "\n".join(lines) + "\n")
 
 
