@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import textwrap
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def interface_of(name: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         classes = (getattr(value, inner) for inner in dir(value))
         return [f"{name}.{cls.__name__}({cls.__base__.__name__})" for cls in classes if isinstance(cls, type)]  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    if typing.get_origin(value) is typing.Annotated:
+        return [f"{name} (an annotation)"]  # how Python shows the rest changes with its releases
     if not str(getattr(value, "__module__", "")).startswith("treewright"):
         return [f"{name} (of JAX's)"]  # whose parameters change with its releases
     lines = [f"{name}{_parameters(value)}"]
