@@ -115,8 +115,7 @@ def _trace(history: History, call: Call, limit: int | None, sink: Callable[[Retr
         began = time.perf_counter()
         result = call.function(*call.args, **call.kwargs)
     except BaseException:
-        if entry is not None:
-            history.forget(entry)
+        history.forget(entry)
         raise
     found = dataclasses.replace(found, seconds=time.perf_counter() - began)
     if entry is not None:

@@ -119,10 +119,12 @@ class History:
         with self.definition.lock:
             self.definition.last = described(self._function())
 
-    def forget(self, entry: Entry) -> None:
-        """Take back a trace that has failed."""
-        with self.definition.lock, contextlib.suppress(ValueError):  # one of many traces at a time, and long gone
-            self.entries.remove(entry)
+    def forget(self, entry: Entry | None) -> None:
+        """Take back a trace that has failed, if it was remembered and still is."""
+        with self.definition.lock:
+            kept = [one for one in self.entries if one is not entry]
+            self.entries.clear()
+            self.entries.extend(kept)
 
 
 class Histories:
