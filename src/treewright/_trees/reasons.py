@@ -37,15 +37,17 @@ class Remembered:
     __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text", "wrapped")
 
     def __init__(self, value: Any, *, captured: dict[str, Any] | None = None, wrapped: Any = None) -> None:
-        owner = value.__self__ if isinstance(value, types.MethodType) else value
-        self.kind = class_of(value)
-        self.text = short_text(value)
-        self.code = getattr(value, "__code__", None) if captured is not None else None
-        self.captured = captured
-        self.function = getattr(value, "__func__", None)
-        self.wrapped = wrapped
-        self.attributes = {name: short_text(item) for name, item in list(vars_of(value).items())[:_ATTRIBUTES]}
-        self.address = id(owner)
+        owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
+        self.kind: type[Any] = class_of(value)
+        self.text: str = short_text(value)
+        self.code: Any = getattr(value, "__code__", None) if captured is not None else None
+        self.captured: dict[str, Any] | None = captured
+        self.function: Any = getattr(value, "__func__", None)
+        self.wrapped: Any = wrapped
+        self.attributes: dict[str, str] = {
+            name: short_text(item) for name, item in list(vars_of(value).items())[:_ATTRIBUTES]
+        }
+        self.address: int = id(owner)
         try:
             self.reference: Callable[[], Any] = weakref.ref(owner)
         except TypeError:

@@ -12,7 +12,7 @@ from treewright._nodes.classes import class_of
 from treewright._nodes.exact import tracer_in
 from treewright.errors import TooManyTracesError
 from treewright.retrace.frames import called_by_a_library, caller
-from treewright.retrace.history import History, definition_of, name_of
+from treewright.retrace.history import Entry, History, definition_of, name_of
 from treewright.retrace.process import PROCESS
 from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many, trace_report
 from treewright.retrace.signature import Call, signature_of
@@ -98,21 +98,28 @@ def _has_no_tracer(_name: str, _place: int, value: Any) -> bool:
 
 
 def _trace(history: History, call: Call, limit: int | None, sink: Callable[[RetraceReport], object] | None) -> Any:
-    number, own = history.begin()
+    entry: Entry | None = None
+    with history.definition.lock:  # so that of traces at the same time each is compared with those that began before
+        number, own = history.begin()
+        try:
+            signature = signature_of(call, history.newest)
+            found = trace_report(history, number, history.compare(signature), caller())
+            entry = history.record(signature, number)
+        except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's: the program must go on
+            found = RetraceReport(history.definition.name, "count", number, caller=caller())
     try:
-        signature = signature_of(call, history.newest)
-        found = trace_report(history, number, history.compare(signature), caller())
-    except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's: the program must go on
-        signature, found = None, RetraceReport(history.definition.name, "count", number, caller=caller())
-    if limit is not None and own > limit:
-        raise TooManyTracesError(too_many(limit, found))
-    for listener in PROCESS.listeners:
-        listener.trace_begins(definition_of(call.function), found)
-    began = time.perf_counter()
-    result = call.function(*call.args, **call.kwargs)
+        if limit is not None and own > limit:
+            raise TooManyTracesError(too_many(limit, found))
+        for listener in PROCESS.listeners:
+            listener.trace_begins(definition_of(call.function), found)
+        began = time.perf_counter()
+        result = call.function(*call.args, **call.kwargs)
+    except BaseException:
+        history.forget(entry)
+        raise
     found = dataclasses.replace(found, seconds=time.perf_counter() - began)
-    if signature is not None:
-        history.record(signature, number)
+    if entry is not None:
+        history.succeeded()
     if found.is_retrace:
         _deliver(found, sink)
     return result

@@ -34,6 +34,10 @@ def package_of(frame: Frame) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
+def _is_of_a_library(frame: Frame) -> bool:
+    return package_of(frame) in _LIBRARIES
+
+
 def frames_above() -> Iterator[Frame]:
     """The frames of the stack, the innermost first, without Treewright's own."""
     frame = inspect.currentframe()
@@ -46,7 +50,7 @@ def frames_above() -> Iterator[Frame]:
 def caller() -> str:
     """The nearest place in the user's own code: `train.py:69 in main`."""
     for frame in frames_above():
-        if package_of(frame) not in _LIBRARIES:
+        if not _is_of_a_library(frame):
             file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
             name = frame.f_code.co_qualname.replace(".<locals>", "")
             return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
@@ -106,9 +110,8 @@ def options_in(info: Any) -> tuple[Any, Any]:
 
 def _of_wrapper(above: list[Frame]) -> Call | None:
     """The call as the user wrote it, where equinox or flax stands between."""
-    for frame in above:
-        if package_of(frame) not in _LIBRARIES:  # before Python 3.13, reading f_locals would keep what is in it alive
-            return None
+    # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
+    for frame in itertools.takewhile(_is_of_a_library, above):
         names, module = frame.f_locals, str(frame.f_globals.get("__name__", ""))
         if module == "equinox._jit" and _has(frame, "jit_wrapper", "args", "kwargs"):
             function = names["jit_wrapper"].__wrapped__
@@ -120,7 +123,7 @@ def _of_wrapper(above: list[Frame]) -> Call | None:
 
 def is_of_users() -> bool:
     """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
-    frames = list(itertools.takewhile(lambda frame: package_of(frame) in _LIBRARIES, frames_above()))
+    frames = list(itertools.takewhile(_is_of_a_library, frames_above()))
     modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     inside = any(module.startswith(("jax._src.numpy", "jax._src.lax", "jax._src.random")) for module in modules)
     return not inside and all(frame.f_code.co_name != "apply_primitive" for frame in frames)

@@ -1,6 +1,7 @@
 """What has been traced and compiled: of each function the last signatures, of each definition how many."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -20,7 +21,7 @@ _COMPARED = 8  # of the signatures, newest first, with which a new one is compar
 THE_FUNCTION = Named("the function itself", "function")
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Entry:
     """A signature that has been traced, and whether a program has been compiled for it."""
 
@@ -55,10 +56,10 @@ class Definition:
     """All functions that one `def` or `lambda` has made: `jit` keeps programs for each of them apart."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.lock = threading.RLock()
-        self.traces = 0
-        self.compiles = 0
+        self.name: str = name
+        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.traces: int = 0
+        self.compiles: int = 0
         self.last: Remembered | None = None  # the function that was traced last
 
 
@@ -66,9 +67,9 @@ class History:
     """The signatures with which one function has been traced, the newest last."""
 
     def __init__(self, function: Any, definition: Definition) -> None:
-        self.definition = definition
+        self.definition: Definition = definition
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
-        self.traces = 0
+        self.traces: int = 0
         self._function = weakref.ref(function)
 
     def is_of(self, function: Any) -> bool:
@@ -107,12 +108,23 @@ class History:
             return self.definition.traces, self.traces
 
     def record(self, signature: Level, number: int) -> Entry:
-        """Remember a trace that has succeeded."""
+        """Remember a trace, so that later ones are compared with it."""
         entry = Entry(signature, number)
         with self.definition.lock:
             self.entries.append(entry)
-            self.definition.last = described(self._function())
         return entry
+
+    def succeeded(self) -> None:
+        """Remember the function as the last of its definition that was traced."""
+        with self.definition.lock:
+            self.definition.last = described(self._function())
+
+    def forget(self, entry: Entry | None) -> None:
+        """Take back a trace that has failed, if it was remembered and still is."""
+        with self.definition.lock:
+            kept = [one for one in self.entries if one is not entry]
+            self.entries.clear()
+            self.entries.extend(kept)
 
 
 class Histories:

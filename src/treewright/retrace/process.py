@@ -30,7 +30,7 @@ class Process:
     """One for each process."""
 
     def __init__(self) -> None:
-        self.histories = Histories()
+        self.histories: Histories = Histories()
         self.listeners: tuple[Listener, ...] = ()
         self._lock = threading.Lock()
 

@@ -136,6 +136,7 @@ class Watch:
         number, _ = seen.history.begin()
         report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
+        seen.history.succeeded()
         if hasattr(seen.call.function, MARK):  # it tells of itself
             return _Begun(seen.history, entry, None, seconds)
         report = dataclasses.replace(report, seconds=seconds)
