@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProcessesFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print(outputs[0], end="")
+    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
     return 0
 
 

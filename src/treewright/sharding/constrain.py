@@ -136,7 +136,7 @@ def _placed(x: Any, spec: PartitionSpec) -> Any:
 
 
 def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
-    """What a spec says of the mesh axes of one kind; for Auto ones, nothing of an array's axis that has others."""
+    """What a spec says of the mesh axes of one kind. An axis of the array that has both is left to the Explicit ones."""
     mesh = _mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
@@ -144,7 +144,7 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
         axes = (entry,) if isinstance(entry, str) else entry or ()
         mine = tuple(axis for axis in axes if kinds[axis] is kind)
         others = len(mine) < len(axes) and kind is AxisType.Auto
-        entries.append(mine or (PartitionSpec.UNCONSTRAINED if others else None))
+        entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)
     return PartitionSpec(*entries)
 
 

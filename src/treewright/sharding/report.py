@@ -112,9 +112,9 @@ def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnM
         >>> layer = jax.eval_shape(lambda: Layer(jnp.ones((256, 1024)), jnp.ones(1024)))
         >>> mesh = jax.sharding.AbstractMesh((8, 4), ("data", "tensor"))
         >>> print(sharding_report(layer, mesh, {"embed": None, "mlp": "tensor"}))
-        leaf     array                    split over      bytes  on a device
-        .kernel  f32[256,1024](abstract)  -, tensor   1,048,576      262,144
-        .bias    f32[1024](abstract)      replicated      4,096        4,096
+        leaf     array          split over      bytes  on a device
+        .kernel  f32[256,1024]  -, tensor   1,048,576      262,144
+        .bias    f32[1024]      replicated      4,096        4,096
         1,052,672 bytes on 32 devices (data 8, tensor 4): 266,240 on each, 4,096 of them replicated
     """
     sizes = sizes_of(mesh)
@@ -125,7 +125,14 @@ def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnM
         axes = [axis for entry in fit.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
         parts = math.prod(sizes[axis] for axis in axes)
         leaves.append(
-            ShardedLeaf(path_text(place.path), text(place.leaf), fit.spec, nbytes, nbytes // parts, fit.misfits)
+            ShardedLeaf(
+                path_text(place.path),
+                text(place.leaf).removesuffix("(abstract)"),
+                fit.spec,
+                nbytes,
+                nbytes // parts,
+                fit.misfits,
+            )
         )
     return ShardingReport(dict(sizes), tuple(leaves), resolver.absent)
 
