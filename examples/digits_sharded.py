@@ -36,22 +36,18 @@ from treewright.sharding import (
 
 BATCH = 32
 AXES = ("data", "fsdp", "tensor")
+LAYOUTS = ("data", "fully-sharded", "tensor")
 
 # The model says what its axes are, the rules what that means on a mesh. An axis of one device splits nothing, so one
 # set of rules serves all three layouts, and a laptop without any.
-RULES: Rules = MappingProxyType(
-    {"batch": ("data", "fsdp"), "embed": "fsdp", "hidden": "tensor", "classes": None, "pixels": "fsdp"}
-)
+RULES: Rules = MappingProxyType({"embed": "fsdp", "pixels": "fsdp", "hidden": "tensor", "classes": None})
 
 
 def mesh_of(layout: str, devices: int) -> Mesh:
     """All devices of all processes, for a layout."""
     tensor = math.gcd(devices, 4)
-    shape = {
-        "data": (devices, 1, 1),
-        "fully-sharded": (1, devices, 1),
-        "tensor": (devices // tensor, 1, tensor),
-    }[layout]
+    shapes = {"data": (devices, 1, 1), "fully-sharded": (1, devices, 1), "tensor": (devices // tensor, 1, tensor)}
+    shape = shapes[layout]
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -71,7 +67,7 @@ class Linear(Module):
         self.axes = axes
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`f32[batch, outputs]` from `f32[batch, inputs]`."""
+        """`f32[outputs]` from `f32[inputs]`."""
         return x @ self.kernel + self.bias
 
 
@@ -89,14 +85,14 @@ class MLP(Module):
         self.last = Linear((embed, CLASSES), ("embed", "classes"), keys[2])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The logits of images, `f32[batch, 10]`."""
-        x = constrain(jax.nn.relu(self.first(x)), "batch", "hidden", rules=RULES)
+        """The logits of one image, `f32[10]`."""
+        x = constrain(jax.nn.relu(self.first(x)), "hidden", rules=RULES)
         return self.last(jax.nn.relu(self.second(x)))
 
 
 def loss_of(model: MLP, pixels: jax.Array, digits: jax.Array) -> jax.Array:
     """The mean cross entropy."""
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(pixels), digits))
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(pixels), digits))
 
 
 def make_state(key: jax.Array) -> TrainState[MLP]:
@@ -158,6 +154,7 @@ def work(layout: str, steps: int) -> None:
     # Before anything is computed: a process with other settings would train another model, or wait for ever.
     target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
     assert_same_on_all_processes(target)
+    say(f"\n{layout}: {steps} steps on {jax.device_count()} devices in {jax.process_count()} processes")
     say(sharding_report(target.params, mesh, RULES))
 
     with jax.set_mesh(mesh):
@@ -168,7 +165,6 @@ def work(layout: str, steps: int) -> None:
         state = train(lowered.compile(), state, batches, put)
 
     alone = train(update, make_state(key), batches, jnp.asarray)
-    say(f"{steps} steps on {jax.device_count()} devices in {jax.process_count()} processes, layout {layout}")
     say(f"largest difference to one device: {largest_difference(state.params, alone.params):.1e}")
     say(f"loss: {float(loss_of(alone.params, jnp.asarray(images.pixels), jnp.asarray(images.digits))):.4f}")
 
@@ -180,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--layout", choices=("data", "fully-sharded", "tensor"), default="fully-sharded", help="how the work is split")
+    add("--layout", choices=LAYOUTS, nargs="+", default=LAYOUTS, help="how the work is split: one or several, in turn")
     add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
     add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
     add("--steps", type=int, default=20, help="updates of the model")
@@ -190,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{settings.processes} processes need as many devices, got {settings.devices}")
     if settings.worker:
         with joined():
-            work(settings.layout, settings.steps)
+            for layout in settings.layout:
+                work(layout, settings.steps)
         return 0
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = [sys.executable, __file__, "--worker", *arguments]

@@ -96,7 +96,7 @@ def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | No
         (4, 3)
         >>> with jax.set_mesh(jax.make_mesh((4,), ("data",))):
         ...     out_sharding("data", None)
-        PartitionSpec('data',)
+        P('data',)
     """
     spec = _fit("out_sharding", names, (0,) * len(names), rules).spec
     return _part(spec, AxisType.Explicit) if AxisType.Explicit in _mesh().axis_types else None

@@ -74,7 +74,7 @@ def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules
         >>> mesh = jax.make_mesh((4,), ("tensor",))
         >>> layer = abstract_state(lambda: Layer(jnp.ones((6, 4))), mesh=mesh, rules={"embed": None, "mlp": "tensor"})
         >>> layer.kernel.sharding.spec
-        PartitionSpec(None, 'tensor')
+        P(None, 'tensor')
     """
     make, arrays = _of_arrays(fn, args)
     with jax.set_mesh(_with_auto_axes(mesh)):

@@ -159,7 +159,7 @@ def partition_specs(tree: T, rules: Rules, *, mesh: AnyMesh | None = None, on_mi
         >>> layer = Layer(jnp.ones((4, 8)), jnp.ones(8))
         >>> specs = partition_specs(layer, {"embed": None, "mlp": "tensor"})
         >>> print(specs.kernel, specs.bias)
-        PartitionSpec(None, 'tensor') PartitionSpec('tensor',)
+        P(None, 'tensor') P('tensor',)
     """
     found = fitted(tree, Resolver(rules, None if mesh is None else sizes_of(mesh)), on_misfit)
     specs: T = jax.tree.structure(tree).unflatten(fit.spec for _, fit in found)
@@ -190,7 +190,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer = Layer(jnp.ones((4, 8)))
         >>> layer = jax.device_put(layer, shardings(layer, mesh, {"embed": "fsdp", "mlp": "tensor"}))
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
-        (PartitionSpec(None, 'tensor'), (4, 4))
+        (P(None, 'tensor'), (4, 4))
     """
     found = fitted(tree, Resolver(rules, sizes_of(mesh)), on_misfit)
     by_spec: dict[PartitionSpec, NamedSharding] = {fit.spec: NamedSharding(mesh, fit.spec) for _, fit in found}

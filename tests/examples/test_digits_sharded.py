@@ -1,0 +1,51 @@
+"""The demo over 8 devices: three layouts in 1, 2 and 4 processes, each with the parameters of one device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples import digits_sharded
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "digits_sharded.py"
+
+
+def output_of(*arguments: object) -> str:
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_each_layout_gives_the_parameters_of_one_device(processes: int) -> None:
+    output = output_of("--processes", processes)
+
+    for layout in ("data", "fully-sharded", "tensor"):
+        assert f"{layout}: 20 steps on 8 devices in {processes} processes" in output
+    differences = [float(found) for found in re.findall(r"largest difference to one device: (\S+)", output)]
+    assert len(differences) == 3
+    assert max(differences) <= 1e-6
+    assert "(data 1, fsdp 8, tensor 1): 9,096 on each" in output
+    assert "(data 2, fsdp 1, tensor 4): 19,368 on each" in output
+
+
+def test_more_processes_than_devices_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        digits_sharded.main(["--processes", "4", "--devices", "2"])
+
+    assert caught.value.code == 2
+    assert "4 processes need as many devices, got 2" in capsys.readouterr().err
+
+
+def test_a_process_that_fails_ends_the_demo_with_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digits_sharded, "__file__", "no such program")
+
+    assert digits_sharded.main(["--processes", "2"]) == 1
+    assert "Process 0 ended with code 2" in capsys.readouterr().err
