@@ -21,17 +21,23 @@ def output_of(*arguments: object) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_each_layout_gives_the_parameters_of_one_device(processes: int) -> None:
-    output = output_of("--processes", processes)
+EACH = {
+    "data": "(data 8, fsdp 1, tensor 1): 68,904 on each",
+    "fully-sharded": "(data 1, fsdp 8, tensor 1): 9,096 on each",
+    "tensor": "(data 2, fsdp 1, tensor 4): 19,368 on each",
+}
 
-    for layout in ("data", "fully-sharded", "tensor"):
-        assert f"{layout}: 20 steps on 8 devices in {processes} processes" in output
+
+@pytest.mark.parametrize(("processes", "layouts"), [(1, [*EACH]), (2, [*EACH]), (4, ["tensor"])])
+def test_each_layout_gives_the_parameters_of_one_device(processes: int, layouts: list[str]) -> None:
+    output = output_of("--processes", processes, "--steps", 12, "--layout", *layouts)
+
+    for layout in layouts:
+        assert f"{layout}: 12 steps on 8 devices in {processes} process" in output
+        assert EACH[layout] in output
     differences = [float(found) for found in re.findall(r"largest difference to one device: (\S+)", output)]
-    assert len(differences) == 3
+    assert len(differences) == len(layouts)
     assert max(differences) <= 1e-6
-    assert "(data 1, fsdp 8, tensor 1): 9,096 on each" in output
-    assert "(data 2, fsdp 1, tensor 4): 19,368 on each" in output
 
 
 def test_more_processes_than_devices_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:

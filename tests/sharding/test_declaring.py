@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError
 from treewright._nodes.spec import spec_of
+from treewright.errors import NodeDefinitionError
 
 
 class Layer(Module):
@@ -80,8 +80,7 @@ def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
     [
         (
             field(sharding="embed"),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
-            r"Example.kernel: sharding='embed' is no tuple with a name or None for each axis of the array. Write a tuple, "
-            r"such as \('embed',\).",
+            r"Example.kernel: sharding='embed' is no tuple with a name or None for each axis .* such as \('embed',\).",
         ),
         (field(sharding=["embed"]), r"sharding=\['embed'\] is no tuple .* such as \(\"embed\", None\)."),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
         (field(sharding=("embed", 3)), r"sharding=\('embed', 3\) is no tuple"),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -106,9 +105,7 @@ def test_static_takes_no_sharding() -> None:
 
 
 def test_a_field_annotated_anew_does_not_lose_its_names_in_silence() -> None:
-    with pytest.raises(
-        NodeDefinitionError, match=r"kernel is annotated anew without field\(\), so its sharding would be"
-    ):
+    with pytest.raises(NodeDefinitionError, match=r"Lost.kernel is annotated anew without field\(\), so its"):
 
         class Lost(Layer):  # pyright: ignore[reportUnusedClass]
             kernel: jax.Array = jnp.float32  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]

@@ -171,63 +171,69 @@ def test_mesh_axes_that_are_absent_or_of_one_device_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "rules", "message"),
+    ("tree", "rules", "places"),
     [
         (
             Net((Linear(jnp.ones((4, 7)), jnp.ones(7)),)),
             RULES,
-            "2 of 3 leaves can't be split as the rules say:\n"
-            "  .layers[0].kernel, f32[4,7]: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)\n"
-            "  .layers[0].bias, f32[7]: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)\n"
-            'on_misfit="replicate" keeps such an axis, or array, whole on every device.',
+            [
+                ".layers[0].kernel, f32[4,7]: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
+                ".layers[0].bias, f32[7]: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
+            ],
         ),
         (
             Single(jnp.ones((4, 4))),
             {"embed": "tensor", "mlp": "tensor"},
-            "1 of 1 leaves can't be split as the rules say:\n"
-            "  .value, f32[4,4]: axis 1 ('mlp', length 4) wants mesh axis 'tensor', which axis 0 has\n"
-            'on_misfit="replicate" keeps such an axis, or array, whole on every device.',
+            [".value, f32[4,4]: axis 1 ('mlp', length 4) wants mesh axis 'tensor', which axis 0 has"],
         ),
         (
             Single(jnp.ones((4, 4))),
             {"embed": ("data", "data"), "mlp": None},
-            "1 of 1 leaves can't be split as the rules say:\n"
-            "  .value, f32[4,4]: axis 0 ('embed', length 4) wants a mesh axis twice: ('data', 'data')\n"
-            'on_misfit="replicate" keeps such an axis, or array, whole on every device.',
+            [".value, f32[4,4]: axis 0 ('embed', length 4) wants a mesh axis twice: ('data', 'data')"],
         ),
+        (Single(jnp.ones(6)), RULES, [".value, f32[6]: 2 names ('embed', 'mlp') for 1 axis"]),
         (
-            Single(jnp.ones(6)),
-            RULES,
-            "1 of 1 leaves can't be split as the rules say:\n"
-            "  .value, f32[6]: 2 names ('embed', 'mlp') for 1 axes\n"
-            'on_misfit="replicate" keeps such an axis, or array, whole on every device.',
-        ),
-        (
-            Single([jnp.ones((6, 6)), jnp.ones((6, 6))]),
-            {"embed": ("data", "fsdp"), "mpl": "tensor"},
-            "2 of 2 leaves can't be split as the rules say:\n"
-            "  .value[0], f32[6,6]: no rule for 'mlp' (did you mean mpl?)\n"
-            "  .value[1], f32[6,6]: no rule for 'mlp' (did you mean mpl?)\n"
-            "A name needs a rule; None is the rule for an axis that is not split.",
-        ),
-        (
-            Single([jnp.ones((6, 6))] * 25),
+            Single(jnp.ones((6, 6))),
             {"embed": ("data", "fsdp"), "mlp": "tensor"},
-            "25 of 25 leaves can't be split as the rules say:\n"
-            + "".join(
-                f"  .value[{i}], f32[6,6]: axis 0 ('embed', length 6) does not divide by 'data' (2) x 'fsdp' (2)\n"
-                for i in range(20)
-            )
-            + "  and 5 more\n"
-            'on_misfit="replicate" keeps such an axis, or array, whole on every device.',
+            [".value, f32[6,6]: axis 0 ('embed', length 6) does not divide by 'data' (2) x 'fsdp' (2)"],
         ),
     ],
 )
-def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, message: str) -> None:
+def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, places: list[str]) -> None:
     with pytest.raises(ShardingError) as caught:
         shardings(tree, mesh(data=2, fsdp=2, tensor=2), rules)
 
-    assert str(caught.value) == message
+    first, *listed, cure = str(caught.value).splitlines()
+    assert first.endswith("leaves can't be split as the rules say:")
+    assert listed == [f"  {place}" for place in places]
+    assert cure == 'on_misfit="replicate" keeps such an axis, or array, whole on every device.'
+
+
+def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
+    with pytest.raises(ShardingError) as caught:
+        partition_specs([Single(jnp.ones((6, 6))), Single(3)], {"embed": None, "mpl": "tensor"})
+
+    assert str(caught.value).splitlines() == [
+        "2 of 2 leaves can't be split as the rules say:",
+        "  [0].value, f32[6,6]: no rule for 'mlp' (did you mean mpl?)",
+        "  [1].value, 3: no rule for 'mlp' (did you mean mpl?)",
+        "A name needs a rule; None is the rule for an axis that is not split.",
+    ]
+
+
+def test_at_most_twenty_leaves_are_listed() -> None:
+    with pytest.raises(ShardingError, match=r"^25 of 25 leaves (.*\n){21}  and 5 more\n"):
+        partition_specs(Single([jnp.ones(6)] * 25), RULES)
+
+
+def test_a_stack_counts_among_the_names() -> None:
+    class Deep(Module):
+        blocks: Linear = field(stack="layers")
+
+    with pytest.raises(
+        ShardingError, match=r"\.blocks\.bias, f32\[8\]: 2 names, 1 of a stack, \('layers', 'mlp'\) for 1 axis"
+    ):
+        partition_specs(Deep(linear()), RULES)
 
 
 def test_what_does_not_fit_can_be_replicated_instead() -> None:

@@ -115,4 +115,4 @@ def fails() -> None:
 if __name__ == "__main__":
     with joined():
         result = {"checks": checks, "made": made, "dies": dies, "fails": fails}[sys.argv[1]]()
-        print("result:", json.dumps(result))
+        sys.stdout.write(f"result: {json.dumps(result)}\n")

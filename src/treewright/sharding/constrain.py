@@ -1,7 +1,6 @@
-"""One model for any mesh: what splits values under Auto axes, types them under Explicit ones, and is nothing without."""
+"""One model for any mesh: values are split under Auto axes, typed under Explicit ones, and left alone without a mesh."""
 
 import functools
-from collections.abc import Hashable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -117,7 +116,7 @@ def _usable_axes() -> dict[str, int]:
 
 
 def _fit(what: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> Fit:
-    own: dict[Hashable, Name] = {name: name for name in names if name is not None}
+    own = {name: name for name in names if name is not None}
     given: Any = own if rules is None else rules
     fit = Resolver(given, _usable_axes()).fit((), names, shape)
     problems = fit.unknown or fit.misfits
@@ -136,7 +135,7 @@ def _placed(x: Any, spec: PartitionSpec) -> Any:
 
 
 def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
-    """What a spec says of the mesh axes of one kind. An axis of the array that has both is left to the Explicit ones."""
+    """What a spec says of the mesh axes of one kind. An axis of the array with both is left to the Explicit ones."""
     mesh = _mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []

@@ -76,8 +76,8 @@ class ShardingReport:
         axes = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
         devices = math.prod(self.mesh.values())
         lines.append(
-            f"{self.nbytes:,} bytes on {devices} device{'s' * (devices != 1)} ({axes}): {self.device_nbytes:,} on each, "
-            f"{self.replicated_nbytes:,} of them replicated"
+            f"{self.nbytes:,} bytes on {devices} device{'s' * (devices != 1)} ({axes}): "
+            f"{self.device_nbytes:,} on each, {self.replicated_nbytes:,} of them replicated"
         )
         return "\n".join(lines)
 

@@ -67,15 +67,15 @@ class Resolver:
         if unknown:
             return Fit(PartitionSpec(), (), unknown)
         if len(everything) != len(shape):
-            of_stacks = f", {len(stacks)} of them of a stack," if stacks else ""
-            names_are = f"{len(everything)} {'name' if len(everything) == 1 else 'names'}{of_stacks}"
-            return Fit(PartitionSpec(), (f"{names_are} {everything} for {len(shape)} axes",))
+            of_stacks = f", {len(stacks)} of a stack," if stacks else ""
+            counted = f"{_counted(len(everything), 'name', 'names')}{of_stacks} {everything}"
+            return Fit(PartitionSpec(), (f"{counted} for {_counted(len(shape), 'axis', 'axes')}",))
         entries: list[Any] = []
         misfits: list[str] = []
         taken: dict[str, int] = {}
         for place, (name, length) in enumerate(zip(everything, shape, strict=True)):
             axes = () if name is None else self._present(self._axes[name])
-            misfit = self._misfit(place, axes, length, taken)
+            misfit = self._misfit(axes, length, taken)
             if misfit is not None:
                 misfits.append(f"axis {place} ({name!r}, length {length}) {misfit}")
                 axes = ()
@@ -89,7 +89,7 @@ class Resolver:
         sizes = self._sizes
         return axes if sizes is None else tuple(axis for axis in axes if sizes.get(axis, 1) > 1)
 
-    def _misfit(self, place: int, axes: tuple[str, ...], length: int, taken: Mapping[str, int]) -> str | None:
+    def _misfit(self, axes: tuple[str, ...], length: int, taken: Mapping[str, int]) -> str | None:
         for axis in axes:
             if axis in taken:
                 return f"wants mesh axis {axis!r}, which axis {taken[axis]} has"
@@ -103,6 +103,10 @@ class Resolver:
     def _without_rule(self, name: Hashable) -> str:
         close = difflib.get_close_matches(str(name), [str(known) for known in self._axes], 1)
         return f"no rule for {name!r}{f' (did you mean {close[0]}?)' if close else ''}"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
