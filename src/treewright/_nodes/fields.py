@@ -130,7 +130,7 @@ def field(
         stack: The name of one more leading axis, of all arrays in the field and in the nodes below it: for layers that
             `vmap` has made and `scan` runs through. Or a function of the node that gives it.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> @pytree_dataclass
         ... class Layer:
@@ -213,7 +213,7 @@ def static(
             `treewright.sharding.assert_same_on_all_processes` leaves it out.
         converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: float
@@ -276,7 +276,7 @@ def buffer(
 
     Takes what `field` takes. To JAX it is a child like any other; the field's kind says that it is not trained.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Norm:
         ...     scale: float
