@@ -1,15 +1,14 @@
 """Train on handwritten digits over 8 devices: data parallel, fully sharded or tensor parallel, in 1, 2 or 4 processes.
 
 One model and one set of rules; the layouts differ by the mesh alone. Every machine has the devices: they are parts of
-its CPU. `python examples/digits_sharded.py --layout tensor --processes 2`, where `pip install ".[examples]"` has been
-done.
+its CPU. In a checkout: `python -m examples.digits_sharded --layout tensor --processes 2`, where
+`pip install ".[examples]"` has been done.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import jax
@@ -18,8 +17,6 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the other examples are found from any folder
 
 from examples.digits import CLASSES, PIXELS, Images, train_and_test_images
 from examples.processes import ProcessesFailedError, joined, run
@@ -123,7 +120,8 @@ def train(
 
 def putting(mesh: Mesh) -> Callable[[np.ndarray], jax.Array]:
     """What makes a batch an array over the mesh. Each process hands over the images of its own devices."""
-    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
+    sharding = NamedSharding(mesh, spec(("data", "fsdp")))
     return lambda whole: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
@@ -190,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 work(layout, settings.steps)
         return 0
     arguments = sys.argv[1:] if argv is None else list(argv)
-    command = [sys.executable, __file__, "--worker", *arguments]
+    command = [sys.executable, "-m", "examples.digits_sharded", "--worker", *arguments]
     try:
         outputs = run(command, settings.processes, devices=settings.devices // settings.processes, seconds=300)
     except ProcessesFailedError as error:

@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple
 
 import jax
 
+CHECKOUT = Path(__file__).parents[1]
 PLACE = "EXAMPLE_PROCESS"  # in the environment of each: coordinator, number of processes, its own number
 HEARTBEAT = 10  # seconds without a sign of life after which a process is taken for dead
 
@@ -50,7 +52,7 @@ def run(
     """Start `count` processes of a program, each with `devices` CPU devices, and wait; what each has printed.
 
     Args:
-        command: The program and its arguments, as for `subprocess`.
+        command: The program and its arguments, as for `subprocess`. It runs in the folder of this checkout.
         count: How many processes.
         devices: The devices of each.
         seconds: How long they may take together.
@@ -66,8 +68,8 @@ def run(
         for number in range(count):
             output, errors = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             environment = {**settings, PLACE: f"{address} {count} {number}"}
-            process = subprocess.Popen(  # noqa: S603  what the caller names is what is to run
-                command, env=environment, stdout=output, stderr=errors
+            process = subprocess.Popen(  # noqa: S603  the caller says what is to run
+                command, cwd=CHECKOUT, env=environment, stdout=output, stderr=errors
             )
             ending.callback(_end, process)
             workers.append(Worker(process, output, errors))
@@ -115,7 +117,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[None]:
+def joined() -> Generator[None]:
     """In a process that `run` has started, be one of them; anywhere else, be alone. Before anything else of JAX's."""
     address, count, number = os.environ.get(PLACE, " 1 0").split(" ")
     if count == "1":
@@ -131,7 +133,8 @@ def joined() -> Iterator[None]:
         shutdown_timeout_seconds=2 * HEARTBEAT,
     )
     yield
-    jax.distributed.shutdown()
+    shutdown: Callable[[], None] = jax.distributed.shutdown  # which has no annotations
+    shutdown()
 
 
 def _fail(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

@@ -16,7 +16,7 @@ from treewright import FrozenMapping, Module, field, freeze, static
 from treewright.errors import ShardingError
 from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, sharded_init, shardings
 
-P = PartitionSpec
+P: Any = PartitionSpec  # whose constructor has no annotations
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KEPT: Rules = {"embed": "fsdp", "hidden": "tensor", "batch": "fsdp"}
 USED: Rules = {**KEPT, "embed": None}
@@ -40,7 +40,7 @@ class MLP(Module):
 
 def make(key: jax.Array) -> MLP:
     up, down = jax.random.split(key)
-    return MLP(jax.random.normal(up, (8, 16)), jax.random.normal(down, (16, 8)), USED)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return MLP(jax.random.normal(up, (8, 16)), jax.random.normal(down, (16, 8)), USED)  # type: ignore[arg-type]
 
 
 def loss(model: MLP, x: jax.Array) -> jax.Array:
@@ -65,12 +65,12 @@ def test_one_model_trains_alike_without_a_mesh_and_on_any(name: str) -> None:
         expected = jax.tree.map(lambda p, g: p - g / 100, expected, jax.grad(loss)(expected, jnp.asarray(x)))
 
     if kinds is None:
-        model, data, context = make(key), jnp.asarray(x), contextlib.nullcontext()
+        model, data = make(key), jnp.asarray(x)
     else:
         mesh = mesh_of(kinds)
-        model, context = sharded_init(make, key, mesh=mesh, rules=KEPT), jax.set_mesh(mesh)
+        model = sharded_init(make, key, mesh=mesh, rules=KEPT)
         data = jax.device_put(x, NamedSharding(mesh, P("fsdp")))
-    with context:
+    with contextlib.nullcontext() if kinds is None else jax.set_mesh(mesh_of(kinds)):
         for _ in range(3):
             model = step(model, data)
 

@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from treewright import FrozenMapping, Module, freeze, static
 from treewright.sharding.describe import described, description
 
+P: Any = PartitionSpec  # whose constructor has no annotations
+
 
 class Color(enum.Enum):
     RED = 1
@@ -158,7 +160,7 @@ def test_a_list_that_holds_itself_is_described() -> None:
 
 def test_a_tree_is_described_place_by_place() -> None:
     mesh = jax.make_mesh((2,), ("data",))
-    split = jax.device_put(jnp.ones((2, 3)), NamedSharding(mesh, PartitionSpec("data")))
+    split = jax.device_put(jnp.ones((2, 3)), NamedSharding(mesh, P("data")))
     tree = {"a": [Layer(split, jnp.tanh, "mine")], "b": (None, 3, jnp.asarray(2.0), 0.5 + jnp.asarray(0.5))}
 
     assert described(tree) == {

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.experimental import multihost_utils
 
 from treewright import Module, static
@@ -18,6 +17,8 @@ from treewright.sharding.processes import _names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import pytest
 
 
 class Layer(Module):
@@ -196,7 +197,12 @@ def test_processes_are_named_in_ranges() -> None:
 def test_the_digest_that_is_gathered_is_of_32_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda value: sizes.append(value.nbytes) or [value] * 2)  # type: ignore[func-returns-value]
+
+    def gather(value: Any) -> Any:
+        sizes.append(value.nbytes)
+        return np.stack([value, value])
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
 
     assert_same_on_all_processes(Layer(jnp.ones(2)))
 

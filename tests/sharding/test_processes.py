@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.processes import ProcessesFailedError, run
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 180  # a hard limit; a run takes a few
 
 
 def results(scenario: str, count: int = 2) -> list[dict[str, Any]]:
     """What each process of a scenario gave, with hashes of its own, as a pod has them."""
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), scenario]
+    command = [sys.executable, "-m", "tests.sharding.worker", scenario]
     outputs = run(command, count, devices=2, seconds=SECONDS)
     lines = [line for output in outputs for line in output.splitlines() if line.startswith("result: ")]
     return [json.loads(line.removeprefix("result: ")) for line in lines]
@@ -63,7 +61,7 @@ def test_a_state_is_made_over_two_processes_as_over_one_device() -> None:
     ],
 )
 def test_a_process_that_dies_ends_them_all_and_is_named(scenario: str, message: str) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), scenario]
+    command = [sys.executable, "-m", "tests.sharding.worker", scenario]
     started: list[int] = []
 
     with pytest.raises(ProcessesFailedError, match=message):

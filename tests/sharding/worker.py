@@ -7,15 +7,12 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.experimental import multihost_utils
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.processes import joined
 from treewright import Module, TrainState, field, static

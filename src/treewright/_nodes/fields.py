@@ -5,7 +5,7 @@ treat field specifiers best when they are imported.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from treewright._nodes.static_types import MYPY, Declared, S
@@ -54,7 +54,9 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
 
 def names_problem(names: Any) -> str | None:
     """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
-    if isinstance(names, tuple) and all(isinstance(name, str | None) and name != "" for name in names):
+    is_tuple = isinstance(names, tuple)
+    items: Iterable[Any] = names if is_tuple else ()
+    if is_tuple and all(isinstance(name, str | None) and name != "" for name in items):
         return None
     cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
     return f"is no tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"

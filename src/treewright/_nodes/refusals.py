@@ -124,8 +124,8 @@ def _refuse_lost_sharding(
     if declared is None and inherited is not None and (inherited.sharding or inherited.stack):
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{field.name} is annotated anew without field(), so its sharding would be lost and "
-            f"every device would hold all of it. Write {field.name}: ... = field(...) with the sharding= or stack= it is to "
-            f"have, or a bare field() for none."
+            f"every device would hold all of it. Write {field.name}: ... = field(...) with the sharding= or stack= "
+            f"that it is to have, or a bare field() for none."
         )
 
 

@@ -1,4 +1,4 @@
-"""One model for any mesh: values are split under Auto axes, typed under Explicit ones, and left alone without a mesh."""
+"""One model for any mesh: values are split under Auto axes, typed under Explicit ones, left alone without a mesh."""
 
 import functools
 from typing import Any, TypeAlias, TypeVar
@@ -8,10 +8,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 from treewright._nodes.representation import text
 from treewright.errors import ShardingError
-from treewright.sharding.rules import Fit, Resolver, Rules
+from treewright.sharding.rules import Fit, Resolver, Rules, partition_spec
 from treewright.sharding.specs import OnMisfit, fitted
 
 T = TypeVar("T")
+_jax: Any = jax  # whose annotations leave much open
 Name: TypeAlias = str | tuple[str, ...] | None
 
 
@@ -42,7 +43,8 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
         ...     double(jnp.ones((4, 3))).sharding.num_devices
         4
     """
-    return _placed(x, _fit(f"constrain({text(x)})", names, x.shape, rules).spec)
+    constrained: jax.Array = _placed(x, _fit(f"constrain({text(x)})", names, x.shape, rules).spec)
+    return constrained
 
 
 def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
@@ -128,7 +130,7 @@ def _fit(what: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rule
 def _placed(x: Any, spec: PartitionSpec) -> Any:
     kinds = {*_mesh().axis_types}
     if AxisType.Explicit in kinds:
-        x = jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
+        x = _jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
     if AxisType.Auto in kinds:
         x = _constrained(x, _part(spec, AxisType.Auto))
     return x
@@ -144,10 +146,10 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
         mine = tuple(axis for axis in axes if kinds[axis] is kind)
         others = len(mine) < len(axes) and kind is AxisType.Auto
         entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)
-    return PartitionSpec(*entries)
+    return partition_spec(entries)
 
 
-@functools.partial(jax.jit, static_argnums=1, inline=True)
+@functools.partial(_jax.jit, static_argnums=1, inline=True)
 def _constrained(x: Any, spec: PartitionSpec) -> Any:
     """Under `jit`, since an array that is on no mesh yet can't be constrained outside."""
-    return jax.lax.with_sharding_constraint(x, spec)
+    return _jax.lax.with_sharding_constraint(x, spec)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -54,17 +55,17 @@ def _describe(part: Any, path: Path, found: dict[str, str]) -> None:
 
 
 def _leaf_text(leaf: Any) -> str:
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if not isinstance(shape, tuple) or dtype is None:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not isinstance(getattr(leaf, "shape", None), tuple):
         return description(leaf)
+    shape: tuple[Any, ...] = leaf.shape
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
     sharding = getattr(leaf, "sharding", None)
     split = ""
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         split = f" split by {sharding.spec} on {dict(sizes)}"
-    sizes_text: tuple[Any, ...] = shape
-    return f"{short_dtype(dtype)}[{','.join(map(str, sizes_text))}]{weak}{split}"
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{weak}{split}"
 
 
 def description(value: object) -> str:
@@ -112,7 +113,7 @@ class _Description:
         shown = f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             return shown
-        plain = jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         return f"{shown}#{_digest(np.asarray(plain).tobytes())}"
 
     def node(self, value: Any) -> str:

@@ -11,6 +11,7 @@ from treewright.sharding.rules import Resolver, Rules
 from treewright.sharding.specs import OnMisfit, fitted, sizes_of
 
 T = TypeVar("T")
+_jax: Any = jax  # whose annotations leave much open
 
 
 def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
@@ -44,8 +45,12 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
     make, arrays = _of_arrays(fn, args)
     with jax.set_mesh(_with_auto_axes(mesh)):
         treedef, leaves = _abstract(make, arrays, mesh, rules, on_misfit)
-        made = jax.jit(lambda given: jax.tree.leaves(make(given)), out_shardings=[leaf.sharding for leaf in leaves])
+
         # Leaves and not the tree: a static that compares by identity differs between the two traces of `fn`.
+        def leaves_of(given: list[Any]) -> list[Any]:
+            return jax.tree.leaves(make(given))
+
+        made = _jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves])
         result: T = treedef.unflatten(made(arrays))
     return result
 
@@ -111,18 +116,18 @@ def _untyped(array: Any) -> Any:
     placed = getattr(array, "sharding", None)
     if not isinstance(placed, NamedSharding) or not isinstance(placed.mesh, Mesh):
         return array
-    return jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
+    return _jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
 
 
 def _abstract(
     make: Callable[[list[Any]], Any], arrays: list[Any], mesh: Mesh, rules: Rules, on_misfit: OnMisfit
 ) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    abstract = jax.eval_shape(make, arrays)
+    abstract = _jax.eval_shape(make, arrays)
     leaves: list[jax.ShapeDtypeStruct] = []
     for place, fit in fitted(abstract, Resolver(rules, sizes_of(mesh)), on_misfit):
         leaf = place.leaf
         leaves.append(
-            jax.ShapeDtypeStruct(
+            _jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, fit.spec), weak_type=leaf.weak_type
             )
         )

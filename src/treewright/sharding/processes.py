@@ -15,6 +15,7 @@ import numpy as np
 from treewright.errors import ProcessMismatchError
 from treewright.sharding.describe import described
 
+_jax: Any = jax  # whose annotations leave much open
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _ABSENT = "nothing"
@@ -44,7 +45,7 @@ def assert_same_on_all_processes(tree: object) -> None:
         ...     log_name: str = static(default="", local=True)
         >>> assert_same_on_all_processes(Layer(jnp.ones(2), log_name=f"process {jax.process_index()}"))
     """
-    if jax.process_count() == 1:
+    if _jax.process_count() == 1:
         return
     mine = described(tree)
     everyones = _everyones(json.dumps(mine).encode())
@@ -84,7 +85,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         >>> step(jnp.ones(2)).tolist()
         [2.0, 2.0]
     """
-    if jax.process_count() == 1:
+    if _jax.process_count() == 1:
         return
     lines = lowered.as_text().splitlines()
     digests = [hashlib.sha256(line.encode()).digest()[:8] for line in lines]

@@ -84,7 +84,7 @@ class ShardingReport:
 
 def _spec_text(spec: PartitionSpec) -> str:
     entries: tuple[Any, ...] = tuple(spec)
-    shown = [" x ".join(entry) if isinstance(entry, tuple) else entry or "-" for entry in entries]
+    shown: list[str] = [entry if isinstance(entry, str) else " x ".join(entry or "-") for entry in entries]
     return ", ".join(shown) or "replicated"
 
 

@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Hashable, Mapping
+import types
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jax.sharding import PartitionSpec
@@ -11,6 +12,8 @@ from jax.sharding import PartitionSpec
 # Which mesh axes the axes of an array with this name are split over; None for not at all.
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
 Rules: TypeAlias = Mapping[str, MeshAxes]
+
+_no_sizes: Mapping[str, int] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,6 +23,13 @@ class Fit:
     spec: PartitionSpec
     misfits: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+
+
+def partition_spec(entries: Iterable[Any]) -> PartitionSpec:
+    """The spec with these entries."""
+    make: Any = PartitionSpec  # whose constructor has no annotations
+    spec: PartitionSpec = make(*entries)
+    return spec
 
 
 class Resolver:
@@ -44,7 +54,7 @@ class Resolver:
     @property
     def absent(self) -> tuple[str, ...]:
         """The mesh axes that rules speak of and the mesh does not have."""
-        sizes = {} if self._sizes is None else self._sizes
+        sizes = _no_sizes if self._sizes is None else self._sizes
         return tuple(sorted({axis for axes in self._axes.values() for axis in axes if axis not in sizes}))
 
     def fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
@@ -65,11 +75,11 @@ class Resolver:
         everything = (*stacks, *((None,) * (len(shape) - len(stacks)) if names is None else names))
         unknown = tuple(self._without_rule(name) for name in everything if not (name is None or name in self._axes))
         if unknown:
-            return Fit(PartitionSpec(), (), unknown)
+            return Fit(partition_spec(()), (), unknown)
         if len(everything) != len(shape):
             of_stacks = f", {len(stacks)} of a stack," if stacks else ""
             counted = f"{_counted(len(everything), 'name', 'names')}{of_stacks} {everything}"
-            return Fit(PartitionSpec(), (f"{counted} for {_counted(len(shape), 'axis', 'axes')}",))
+            return Fit(partition_spec(()), (f"{counted} for {_counted(len(shape), 'axis', 'axes')}",))
         entries: list[Any] = []
         misfits: list[str] = []
         taken: dict[str, int] = {}
@@ -83,7 +93,7 @@ class Resolver:
             entries.append(axes[0] if len(axes) == 1 else axes or None)
         while entries and entries[-1] is None:  # as JAX writes the shardings of its results
             entries.pop()
-        return Fit(PartitionSpec(*entries), tuple(misfits))
+        return Fit(partition_spec(entries), tuple(misfits))
 
     def _present(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         sizes = self._sizes
@@ -95,7 +105,7 @@ class Resolver:
                 return f"wants mesh axis {axis!r}, which axis {taken[axis]} has"
         if len({*axes}) < len(axes):
             return f"wants a mesh axis twice: {axes}"
-        sizes = {} if self._sizes is None else self._sizes
+        sizes = _no_sizes if self._sizes is None else self._sizes
         if length % math.prod(sizes.get(axis, 1) for axis in axes):
             return f"does not divide by {' x '.join(f'{axis!r} ({sizes[axis]})' for axis in axes)}"
         return None
@@ -110,8 +120,10 @@ def _counted(count: int, one: str, many: str) -> str:
 
 
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
-    axes = () if rule is None else (rule,) if isinstance(rule, str) else rule
-    if not isinstance(axes, tuple) or not all(isinstance(axis, str) for axis in axes):
+    given: Any = () if rule is None else (rule,) if isinstance(rule, str) else rule
+    is_tuple = isinstance(given, tuple)
+    axes: tuple[str, ...] = given
+    if not is_tuple or not all(isinstance(axis, str) for axis in given):
         raise TypeError(
             f"The rule for {name!r} is {rule!r}. A rule is a mesh axis, a tuple of mesh axes, or None for an axis that "
             f"is not split."

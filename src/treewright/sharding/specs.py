@@ -96,8 +96,10 @@ def _place(path: Path) -> str:
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of an array, live, abstract or traced; of anything else, that of a number."""
-    shape = getattr(leaf, "shape", ())
-    return shape if isinstance(shape, tuple) else ()
+    found: Any = getattr(leaf, "shape", ())
+    is_shape = isinstance(found, tuple)  # and no method of that name
+    shape: tuple[int, ...] = found if is_shape else ()
+    return shape
 
 
 def fitted(tree: object, resolver: Resolver, on_misfit: OnMisfit) -> list[tuple[Place, Fit]]:
