@@ -71,7 +71,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "_trees.paths": ("_nodes.node", "_nodes.spec"),
     "sharding.rules": (),
     "sharding.specs": (
-        "_nodes.classes",
         "_nodes.fields",
         "_nodes.node",
         "_nodes.representation",

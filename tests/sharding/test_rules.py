@@ -265,7 +265,7 @@ def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> No
         (lambda: specs(linear(), "tensor"), TypeError, "Rules are a mapping from names to mesh axes"),
         (lambda: specs(linear(), {"mlp": 3}), TypeError, "The rule for 'mlp' is 3. A rule is a mesh axis"),
         (lambda: specs(linear(), {"mlp": (None,)}), TypeError, r"The rule for 'mlp' is \(None,\)"),
-        (lambda: specs(linear(), RULES, mesh={"a": 2}), TypeError, "mesh= is a jax.sharding.Mesh or .* a dict"),
+        (lambda: specs(linear(), RULES, mesh={"a": 2}), TypeError, "mesh= is a jax.sharding.Mesh or .*, got {'a': 2}"),
         (lambda: specs(linear(), RULES, on_misfit="skip"), ValueError, "on_misfit= is .*, got 'skip'"),
     ],
 )

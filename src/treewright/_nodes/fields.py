@@ -54,9 +54,8 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
 
 def names_problem(names: Any) -> str | None:
     """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
-    is_tuple = isinstance(names, tuple)
-    items: Iterable[Any] = names if is_tuple else ()
-    if is_tuple and all(isinstance(name, str | None) and name != "" for name in items):
+    items: Iterable[Any] = names if issubclass(type(names), tuple) else ("",)
+    if all(isinstance(name, str | None) and name != "" for name in items):
         return None
     cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
     return f"is no tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"

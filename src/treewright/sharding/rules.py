@@ -121,9 +121,8 @@ def _counted(count: int, one: str, many: str) -> str:
 
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
     given: Any = () if rule is None else (rule,) if isinstance(rule, str) else rule
-    is_tuple = isinstance(given, tuple)
-    axes: tuple[str, ...] = given
-    if not is_tuple or not all(isinstance(axis, str) for axis in given):
+    axes: tuple[Any, ...] = given if issubclass(type(given), tuple) else (None,)
+    if not all(isinstance(axis, str) for axis in axes):
         raise TypeError(
             f"The rule for {name!r} is {rule!r}. A rule is a mesh axis, a tuple of mesh axes, or None for an axis that "
             f"is not split."

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treewright._nodes.classes import class_of
 from treewright._nodes.fields import AxisNames, names_problem
 from treewright._nodes.node import finished_pair
 from treewright._nodes.representation import text
@@ -97,8 +96,7 @@ def _place(path: Path) -> str:
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of an array, live, abstract or traced; of anything else, that of a number."""
     found: Any = getattr(leaf, "shape", ())
-    is_shape = isinstance(found, tuple)  # and no method of that name
-    shape: tuple[int, ...] = found if is_shape else ()
+    shape: tuple[int, ...] = found if issubclass(type(found), tuple) else ()  # not a method of that name
     return shape
 
 
@@ -208,6 +206,6 @@ def sizes_of(mesh: AnyMesh) -> Mapping[str, int]:
     """
     given: Any = mesh
     if not isinstance(given, Mesh | AbstractMesh):
-        raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got a {class_of(given).__name__}.")
+        raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got {given!r}.")
     shape: Mapping[str, int] = mesh.shape
     return shape

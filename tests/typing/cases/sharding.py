@@ -4,6 +4,7 @@ from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
 from treewright import Module, buffer, field, pytree_dataclass, static
 from treewright.sharding import (
@@ -34,8 +35,14 @@ class Net:
 
 
 rules: Rules = {"embed": "fsdp", "mlp": ("fsdp", "tensor"), "layers": None}
-mesh = jax.make_mesh((1,), ("fsdp",))
+mesh = AbstractMesh((1,), ("fsdp",))
 layer = Layer(jnp.ones((2, 3)), jnp.ones(3))
+
+
+def initialised(on: Mesh) -> None:
+    """Needs a mesh of devices."""
+    assert_type(sharded_init(make, jax.random.key(0), mesh=on, rules=rules), Layer)
+    assert_type(abstract_state(make, jax.random.key(0), mesh=on, rules=rules), Layer)
 
 
 def make(key: jax.Array) -> Layer:
@@ -49,8 +56,6 @@ assert_type(partition_specs(layer, rules), Layer)
 assert_type(shardings({"a": layer}, mesh, rules), dict[str, Layer])
 assert_type(sharding_report(layer, mesh, rules), ShardingReport)
 assert_type(sharding_report(layer, mesh, rules).device_nbytes, int)
-assert_type(sharded_init(make, jax.random.key(0), mesh=mesh, rules=rules), Layer)
-assert_type(abstract_state(make, jax.random.key(0), mesh=mesh, rules=rules), Layer)
 assert_type(constrain(jnp.ones((2, 3)), "fsdp", None), jax.Array)
 assert_type(constrain_tree(layer, rules), Layer)
 print(Net(layer, layer))
@@ -60,9 +65,9 @@ def refused() -> None:
     """Never called: each line is an error of the checkers."""
 
     class Wrong(Module, kw_only=True):
-        a: jax.Array = field(sharding="embed")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
-        b: jax.Array = field(sharding=("embed", 3))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
-        c: jax.Array = buffer(stack=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
+        a: jax.Array = field(sharding="embed")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+        b: jax.Array = field(sharding=("embed", 3))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        c: jax.Array = buffer(stack=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
         d: int = static(sharding=("embed",))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
         e: int = static(local="yes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
 
