@@ -39,6 +39,7 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
 	$(BIN)/python benchmarks/node.py $(ARGS)
+	$(BIN)/python benchmarks/sharding.py
 	$(BIN)/python benchmarks/typing/compare.py
 
 clean: ## remove .venv and all caches

@@ -151,6 +151,13 @@ def test_a_local_static_of_a_static_node_is_left_out() -> None:
     assert description(Layer(1, log="a")) == description(Layer(1, log="b"))
 
 
+def test_of_an_array_that_is_partly_in_other_processes_shape_and_dtype_count() -> None:
+    class Elsewhere(np.ndarray[Any, Any]):
+        is_fully_addressable = False
+
+    assert description(np.ones(3, np.float32).view(Elsewhere)) == "f32[3]"
+
+
 def test_a_list_that_holds_itself_is_described() -> None:
     endless: list[Any] = [1]
     endless.append(endless)

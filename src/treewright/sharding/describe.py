@@ -111,7 +111,7 @@ class _Description:
 
     def array(self, value: Any) -> str:
         shown = f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
-        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        if not getattr(value, "is_fully_addressable", True):
             return shown
         plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         return f"{shown}#{_digest(np.asarray(plain).tobytes())}"
