@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from treewright import Module, TrainState, field, static
 from treewright.errors import ShardingError
-from treewright.sharding import Rules, abstract_state, sharded_init, sharding_report
+from treewright.sharding import Rules, abstract_state, init, sharded_init, sharding_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,6 +135,22 @@ def test_what_does_not_fit_is_known_before_anything_is_made() -> None:
     assert made.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
 
 
+def test_a_large_tree_is_made_in_parts_of_a_fourth(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def make(key: jax.Array) -> Net:
+        made.append(1)
+        return Net([64] * 13, key)
+
+    whole = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
+    assert len(made) == 2
+    monkeypatch.setattr(init, "_SMALL", 1)
+    parts = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
+
+    assert len(made) == 2 + 1 + 5
+    assert parts == whole
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_no_device_makes_more_than_its_part(kind: AxisType, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, programs = mesh_of(kind), list[Any]()
@@ -153,7 +169,7 @@ def test_no_device_makes_more_than_its_part(kind: AxisType, monkeypatch: pytest.
     with jax.set_mesh(mesh):
         made = sharded_init(lambda key: Linear(512, 512, key), jax.random.key(0), mesh=mesh, rules=RULES)
 
-    (memory,) = programs
+    (memory,) = programs  # one for a small tree
     part = sharding_report(made, mesh, RULES).device_nbytes
     assert memory.output_size_in_bytes < 1.1 * part
     assert memory.temp_size_in_bytes < 4 * part  # random bits, a counter and what they become; whole, it were 16

@@ -32,7 +32,7 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
     Raises:
         ShardingError: If the names do not count the axes of `x`, a name has no rule, or a length does not divide.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import constrain
         >>> @jax.jit
         ... def double(x):
@@ -61,7 +61,7 @@ def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T
     Raises:
         ShardingError: As for `partition_specs`.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import constrain_tree
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
@@ -89,7 +89,7 @@ def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | No
     Raises:
         ShardingError: If a name has no rule, or two want one mesh axis.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import out_sharding
         >>> def project(x, kernel):
         ...     return jnp.dot(x, kernel, out_sharding=out_sharding("data", None))

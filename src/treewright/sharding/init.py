@@ -1,6 +1,7 @@
 """Making a tree where it will live: no host and no device ever holds all of it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -11,13 +12,14 @@ from treewright.sharding.rules import Resolver, Rules
 from treewright.sharding.specs import OnMisfit, fitted, sizes_of
 
 T = TypeVar("T")
+_SMALL = 2**26  # bytes on a device, below which one program makes all
 _jax: Any = jax  # whose annotations leave much open
 
 
 def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
     """What `fn(*args)` gives, made in parts: each device computes and holds its own part alone.
 
-    `fn` runs under `jit`, twice. Its random numbers are those of a run without a mesh. It may make statics that
+    `fn` runs under `jit`, twice; five times for a large tree, which is made in four parts. Its random numbers are those of a run without a mesh. It may make statics that
     compare by identity, such as optimisers. In several processes each calls this with the same arguments.
 
     Args:
@@ -31,7 +33,7 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
         ShardingError: As for `partition_specs`.
         TypeError: If the rules are none.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import sharded_init
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
@@ -46,12 +48,15 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
     with jax.set_mesh(_with_auto_axes(mesh)):
         treedef, leaves = _abstract(make, arrays, mesh, rules, on_misfit)
 
-        # Leaves and not the tree: a static that compares by identity differs between the two traces of `fn`.
-        def leaves_of(given: list[Any]) -> list[Any]:
-            return jax.tree.leaves(make(given))
+        made: list[Any] = []
+        for part in _in_parts(leaves):
+            # Leaves and not the tree: a static that compares by identity differs from trace to trace of `fn`.
+            def leaves_of(given: list[Any], part: slice = part) -> list[Any]:
+                return jax.tree.leaves(make(given))[part]
 
-        made = _jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves])
-        result: T = treedef.unflatten(made(arrays))
+            jitted = _jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves[part]])
+            made += jax.block_until_ready(jitted(arrays))
+        result: T = treedef.unflatten(made)
     return result
 
 
@@ -72,7 +77,7 @@ def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules
         ShardingError: As for `partition_specs`.
         TypeError: If the rules are none.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import abstract_state
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
@@ -100,6 +105,28 @@ def _of_arrays(fn: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[l
         )
 
     return make, [_untyped(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
+
+
+def _in_parts(leaves: list[jax.ShapeDtypeStruct]) -> Iterator[slice]:
+    """The leaves that one program makes: all of a small tree, a fourth of the bytes of a large one.
+
+    A program holds random bits beside all arrays that it makes of them, so that one for all would need twice the
+    memory of the tree (benchmarks/sharding.py).
+    """
+    sizes = [_bytes_on_a_device(leaf) for leaf in leaves]
+    limit = max(_SMALL, sum(sizes) // 4)
+    start, held = 0, 0
+    for place, size in enumerate(sizes):
+        if held and held + size > limit:
+            yield slice(start, place)
+            start, held = place, 0
+        held += size
+    yield slice(start, len(leaves))
+
+
+def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
+    sharding: Any = leaf.sharding
+    return math.prod(sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:

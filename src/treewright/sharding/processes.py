@@ -37,7 +37,7 @@ def assert_same_on_all_processes(tree: object) -> None:
     Raises:
         ProcessMismatchError: If two processes differ. The message has each place, and what each process has there.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import assert_same_on_all_processes
         >>> class Layer(Module):
         ...     kernel: jax.Array
@@ -77,7 +77,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         ProcessMismatchError: If two processes differ. The message has the first line of the program that does, and how
             it reads in each process.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import assert_same_program_on_all_processes
         >>> lowered = jax.jit(lambda x: x * 2).lower(jnp.ones(2))
         >>> assert_same_program_on_all_processes(lowered)

@@ -104,7 +104,7 @@ def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnM
         ShardingError: As for `partition_specs`.
         TypeError: If the rules are none.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import sharding_report
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))

@@ -151,7 +151,7 @@ def partition_specs(tree: T, rules: Rules, *, mesh: AnyMesh | None = None, on_mi
         ShardingError: If leaves can't be split as the rules say; the message lists all of them by path.
         TypeError: If the rules are none.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import partition_specs
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
@@ -182,7 +182,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         ShardingError: As for `partition_specs`.
         TypeError: If the rules are none.
 
-    Example:
+    Examples:
         >>> from treewright.sharding import shardings
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
