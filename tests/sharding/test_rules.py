@@ -310,6 +310,17 @@ def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_
     assert counted.count == 1
 
 
+def test_names_leave_the_program_as_it_is() -> None:
+    def program_of(**options: Any) -> str:
+        class Layer(Module):
+            kernel: Any = untyped_field(**options)
+
+        lowered = jax.jit(lambda layer: jax.tree.map(lambda leaf: leaf * 2, layer)).lower(Layer(jnp.ones((4, 4))))
+        return lowered.as_text()
+
+    assert program_of(sharding=("embed", "mlp"), stack="layers") == program_of()
+
+
 def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
     tree = {"net": Net((Linear(jnp.ones((4, 7)), jnp.ones(7, jnp.bfloat16)),)), "key": jax.random.key(0)}
     rules: Rules = {"embed": ("data", "fsdp"), "mlp": "tensor", "experts": "expert"}
