@@ -9,6 +9,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 import jax
@@ -21,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from examples.digits import CLASSES, PIXELS, Images, train_and_test_images
 from examples.processes import ProcessesFailedError, joined, run
 from treewright import Module, TrainState, field, static
+from treewright.checkpoint import CheckpointManager
 from treewright.sharding import (
     Rules,
     abstract_state,
@@ -139,15 +141,37 @@ def largest_difference(left: object, right: object) -> float:
     return max(float(np.max(np.abs(a - b))) for a, b in zip(whole(left), whole(right), strict=True))
 
 
-def work(layout: str, steps: int) -> None:
+def restore(layout: str, folder: Path) -> None:
+    """Read what another run has saved onto the devices of this one, whatever devices that had; print what differs."""
+    mesh, key = mesh_of(layout, jax.device_count()), jax.random.key(0)
+    target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
+    assert_same_on_all_processes(target)
+    with CheckpointManager(folder / layout) as manager:
+        state = manager.restore(like=target)
+    steps = int(state.step)
+    alone = train(update, make_state(key), batches_of(steps), jnp.asarray)
+    places = jax.tree.map(lambda leaf, like: leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim), state, target)
+    if jax.process_index() == 0:
+        print(f"\n{layout}: restored step {steps} on {jax.device_count()} devices")
+    difference = largest_difference(state.params, alone.params)
+    if jax.process_index() == 0:
+        print(f"every leaf where it belongs: {all(jax.tree.leaves(places))}")
+        print(f"largest difference to one device: {difference:.1e}")
+
+
+def batches_of(steps: int) -> list[Images]:
+    """The batches of so many steps, the same in each process."""
+    images, _ = train_and_test_images(seed=0)
+    epoch = list(images.batches(BATCH, np.random.default_rng(0)))
+    return [epoch[number % len(epoch)] for number in range(steps)]
+
+
+def work(layout: str, steps: int, folder: Path | None) -> None:
     """Train over all devices, and on one; print what differs."""
     mesh = mesh_of(layout, jax.device_count())
     say = print if jax.process_index() == 0 else lambda *_: None
     key = jax.random.key(0)
-    images, _ = train_and_test_images(seed=0)
-    random = np.random.default_rng(0)
-    epoch = list(images.batches(BATCH, random))
-    batches = [epoch[number % len(epoch)] for number in range(steps)]
+    batches = batches_of(steps)
 
     # Before anything is computed: a process with other settings would train another model, or wait for ever.
     target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
@@ -163,8 +187,10 @@ def work(layout: str, steps: int) -> None:
         state = train(lowered.compile(), state, batches, put)
 
     alone = train(update, make_state(key), batches, jnp.asarray)
+    if folder is not None:
+        with CheckpointManager(folder / layout) as manager:
+            manager.save(steps, state)
     say(f"largest difference to one device: {largest_difference(state.params, alone.params):.1e}")
-    say(f"loss: {float(loss_of(alone.params, jnp.asarray(images.pixels), jnp.asarray(images.digits))):.4f}")
 
 
 # The command line
@@ -178,6 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
     add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
     add("--steps", type=int, default=20, help="updates of the model")
+    add("--save", metavar="FOLDER", type=Path, help="save the last step of each layout there")
+    add("--restore", metavar="FOLDER", type=Path, help="do not train, but restore what another run has saved there")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     settings = parser.parse_args(argv)
     if settings.devices < settings.processes:
@@ -185,7 +213,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if settings.worker:
         with joined():
             for layout in settings.layout:
-                work(layout, settings.steps)
+                if settings.restore is None:
+                    work(layout, settings.steps, settings.save)
+                else:
+                    restore(layout, settings.restore)
         return 0
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = [sys.executable, "-m", "examples.digits_sharded", "--worker", *arguments]

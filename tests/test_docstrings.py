@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import treewright
+import treewright.checkpoint
 from treewright import sharding
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ NAMESPACE = {
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
-    **{name: getattr(treewright, name) for name in PUBLIC},
+    **{name: getattr(treewright, name) for name in [*PUBLIC, "errors"]},
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -72,5 +73,12 @@ def test_every_function_of_sharding_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*PUBLIC} - {*ELSEWHERE}))
 def test_every_public_name_has_an_example(name: str) -> None:
     home = getattr(treewright, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES
+
+
+@pytest.mark.parametrize("name", treewright.checkpoint.__all__)
+def test_every_public_name_of_checkpoints_has_an_example(name: str) -> None:
+    home = getattr(treewright.checkpoint, name).__module__
 
     assert f"{home}.{name}" in EXAMPLES

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import treewright
+import treewright.checkpoint
 from treewright import Module, errors, field, freeze, pytree_dataclass, replace, sharding, static
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -61,8 +62,10 @@ def _parameters(value: Any) -> str:
 
 def test_the_public_interface_is_the_one_on_file() -> None:
     lines = [line for name in treewright.__all__ for line in interface_of(name, getattr(treewright, name))]
-    inner = ((f"sharding.{name}", getattr(sharding, name)) for name in sharding.__all__ if name != "Rules")
-    lines += [line for name, value in inner for line in interface_of(name, value)]
+    for name in treewright.checkpoint.__all__:
+        lines += interface_of(f"checkpoint.{name}", getattr(treewright.checkpoint, name))
+    for name in (name for name in sharding.__all__ if name != "Rules"):  # an alias
+        lines += interface_of(f"sharding.{name}", getattr(sharding, name))
     compare("public_api.txt", "\n".join(lines) + "\n")
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from examples import digits_sharded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -37,6 +41,19 @@ def test_each_layout_gives_the_parameters_of_one_device(
     differences = [float(found) for found in re.findall(r"largest difference to one device: (\S+)", output)]
     assert len(differences) == len(layouts)
     assert max(differences) <= 1e-6
+
+
+def test_what_8_devices_saved_is_restored_on_4_and_on_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ("--layout", "tensor")
+    lines_of(capsys, *layout, "--steps", 3, "--save", tmp_path)
+
+    for devices, processes in ((4, 2), (1, 1)):
+        output = lines_of(capsys, *layout, "--devices", devices, "--processes", processes, "--restore", tmp_path)
+
+        assert f"tensor: restored step 3 on {devices} devices" in output
+        assert "every leaf where it belongs: True" in output
+        (difference,) = re.findall(r"largest difference to one device: (\S+)", output)
+        assert float(difference) <= 1e-6
 
 
 def test_more_processes_than_devices_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
