@@ -56,7 +56,7 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
                 return jax.tree.leaves(make(given))[part]
 
             jitted = _jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves[part]])
-            made += jax.block_until_ready(jitted(arrays))
+            made += _jax.block_until_ready(jitted(arrays))
         result: T = treedef.unflatten(made)
     return result
 
@@ -127,7 +127,8 @@ def _in_parts(leaves: list[jax.ShapeDtypeStruct]) -> Iterator[slice]:
 
 def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
     sharding: Any = leaf.sharding
-    return math.prod(sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
+    shape: tuple[int, ...] = sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * int(leaf.dtype.itemsize)
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:
