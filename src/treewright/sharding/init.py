@@ -20,8 +20,8 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
     """What `fn(*args)` gives, made in parts: each device computes and holds its own part alone.
 
     `fn` runs under `jit`, twice; about five times for a large tree, which is made in about four parts. Its random
-    numbers are those of a run without a mesh. It may make statics that compare by identity, such as optimisers. In
-    several processes each calls this with the same arguments.
+    numbers are those of a run without a mesh, but for rounding. It may make statics that compare by identity, such as
+    optimisers. In several processes each calls this with the same arguments.
 
     Args:
         fn: A function or class. It must give arrays at all leaves, or numbers, which become arrays.
