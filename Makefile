@@ -41,6 +41,7 @@ bench: $(VENV)/bench.installed ## measure against built-in containers and other 
 	$(BIN)/python benchmarks/node.py $(ARGS)
 	$(BIN)/python benchmarks/retrace.py
 	$(BIN)/python benchmarks/trees.py
+	$(BIN)/python benchmarks/sharding.py
 	$(BIN)/python benchmarks/typing/compare.py
 	$(BIN)/python benchmarks/checkpoint.py
 

@@ -15,6 +15,7 @@ import pytest
 
 import treewright
 import treewright.checkpoint
+from treewright import sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,13 @@ def test_every_public_name_without_a_docstring_of_ours_is_in_the_guide(name: str
     guide = (Path(__file__).parents[1] / "docs" / "types.md").read_text(encoding="utf-8")
 
     assert f"`{name}`" in guide or f"{name}(" in guide or f"@{name}" in guide
+
+
+@pytest.mark.parametrize("name", sorted({*sharding.__all__} - {"Rules", "ShardedLeaf", "ShardingReport"}))
+def test_every_function_of_sharding_has_an_example(name: str) -> None:
+    home = getattr(sharding, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES
 
 
 @pytest.mark.parametrize("name", sorted({*PUBLIC} - {*ELSEWHERE}))

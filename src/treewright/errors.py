@@ -55,6 +55,21 @@ class StaticSerializationError(ValueError):
     """A static value can't be written into, or read from, an exported program (`jax.export`)."""
 
 
+class ShardingError(ValueError):
+    """Leaves of a tree can't be split over a mesh as the names of their fields and the rules say.
+
+    The message lists all of them by path. A rule is missing, the names do not count the axes of the array, two axes
+    want one mesh axis, or a length does not divide by the number of devices.
+    """
+
+
+class ProcessMismatchError(RuntimeError):
+    """The processes of one run hold different trees or programs. Every process raises it, before any has computed.
+
+    Going on, a collective would wait without end, or each process would silently train with settings of its own.
+    """
+
+
 class CheckpointError(Exception):
     """A checkpoint can't be saved or loaded as asked. Nothing has been changed on disk, and nothing half loaded.
 
