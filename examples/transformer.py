@@ -238,7 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = Text.of_python()
     train, test = text.split()
     key, writing = jax.random.split(jax.random.key(settings.seed))
-    model = Transformer(len(text.alphabet), settings.context, settings.width, settings.layers, settings.heads, key)
+    sizes = {"width": settings.width, "layers": settings.layers, "heads": settings.heads}
+    model = Transformer(len(text.alphabet), settings.context, key, **sizes)
     print(f"{len(train):,} characters to learn from, {len(test):,} to test with, {len(text.alphabet)} different ones")
     show_model(model)
 
