@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import subprocess
 import sys
 import tomllib
@@ -226,7 +225,7 @@ def test_files_that_run_generated_code_are_found(tmp_path: Path) -> None:
     assert files_that_exec(tmp_path) == ["one", "two"]
 
 
-# The top level, the stubs, the settings
+# The top level, the settings
 
 
 def strangers(root: Path) -> set[str]:
@@ -235,27 +234,6 @@ def strangers(root: Path) -> set[str]:
     ignored = [line for line in lines if line and not line.startswith("#")]
     names = {path.name for path in root.iterdir()} - TOP_LEVEL
     return {name for name in names if not any(fnmatch(name, pattern) for pattern in ignored)}
-
-
-def missing_at_run_time(stubs: Path) -> Iterator[str]:
-    """Public names in stub files that the real modules lack."""
-    for path in python_files(stubs):
-        module = ".".join(part for part in path.relative_to(stubs).with_suffix("").parts if part != "__init__")
-        real = importlib.import_module(module)
-        for statement in tree(path).body:
-            match statement:
-                case ast.ClassDef(name=name, body=body):
-                    inside = [f"{name}.{member.name}" for member in body if isinstance(member, ast.FunctionDef)]
-                case ast.FunctionDef(name=name):
-                    inside = []
-                case ast.AnnAssign(target=ast.Name(id=name)):
-                    inside = []
-                case _:
-                    continue
-            for dotted in (name, *inside):
-                holder, _, last = dotted.rpartition(".")
-                if not hasattr(getattr(real, holder, real), last):
-                    yield f"{module}.{dotted}"
 
 
 def test_the_top_level_stays_small() -> None:
@@ -268,19 +246,6 @@ def test_strangers_at_the_top_level_are_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
 
     assert strangers(tmp_path) == {"setup.py", "scripts"}
-
-
-def test_all_names_in_our_stubs_exist() -> None:
-    hold(missing_at_run_time(ROOT / "typings"))
-
-
-def test_names_in_stubs_that_do_not_exist_are_found(tmp_path: Path) -> None:
-    (tmp_path / "decimal.pyi").write_text(
-        "MAX_PREC: int\nMAX_FUN: int\ndef nothing() -> None: ...\n"
-        "class Decimal:\n    def sqrt(self): ...\n    def cube(self): ...\n"
-    )
-
-    assert list(missing_at_run_time(tmp_path)) == ["decimal.MAX_FUN", "decimal.nothing", "decimal.Decimal.cube"]
 
 
 def test_tests_see_four_cpu_devices_and_no_rank_promotion() -> None:

@@ -28,6 +28,15 @@ MUTATIONS = {
     "statics.py": ("_nodes/static_types.py", ", bound=AnyStatic", ""),
 }
 
+# Neither reads the suppressions of the other, and each tells which of its own are stale.
+PYRIGHT = {
+    "typeCheckingMode": "strict",
+    "enableTypeIgnoreComments": False,
+    "reportUnnecessaryTypeIgnoreComment": True,
+}
+
+UNTOUCHED = "construction.py"  # by all of them
+
 # No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
 PROGRAM = """
 import jax
@@ -57,6 +66,58 @@ def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
 
 def train(tx: Optimizer, x: jax.Array) -> Net:
     return replace(step(TrainState.create(params=Net(1.0), tx=tx), x).params, scale=2.0)
+"""
+
+# Not a file of cases: the syntax is of 3.12, and tools here run on 3.11.
+PEP_695 = """
+from typing import assert_type
+
+from treewright import Module, TrainState, jit, pytree_dataclass, replace, static
+
+
+@pytree_dataclass
+class Box[T]:
+    value: T
+    label: str = static(default="")
+
+
+class Pair[A, B: Module](Module):
+    left: A
+    right: B
+
+    @jit
+    def swap(self, x: A) -> "Pair[A, B]":
+        return replace(self, left=x)
+
+
+class Unit(Module):
+    size: int = static(default=1)
+
+
+class Averaged[M](TrainState[M]):
+    average: M
+
+
+type Rows = tuple[Box[int], ...]
+
+assert_type(Box(3), Box[int])
+assert_type(Box[int](3).value, int)
+assert_type(replace(Box(3), value=4), Box[int])
+assert_type(Pair(1.0, Unit()).right, Unit)
+assert_type(Pair(1.0, Unit()).swap(2.0), Pair[float, Unit])
+rows: Rows = (Box(3), Box(4))
+
+
+def refused() -> None:
+    Box[int]("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Box(3, label=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    replace(Box(3), value="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    replace(Box(3), nope=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Pair(1.0, 2.0)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+    Pair(1.0, Unit()).swap(Unit())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+print(refused)
 """
 
 
@@ -118,30 +179,34 @@ def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) ->
         text = (source / file).read_text(encoding="utf-8")
         assert before in text
         (source / file).write_text(text.replace(before, after), encoding="utf-8")
-    for name in MUTATIONS:
+    for name in (*MUTATIONS, UNTOUCHED):
         shutil.copy(CASES / name, tmp_path)
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {tmp_path / 'src'}:{ROOT / 'typings'}\n")
     (tmp_path / "pyrightconfig.json").write_text(
-        json.dumps({"typeCheckingMode": "strict", "extraPaths": ["src"], "reportUnnecessaryTypeIgnoreComment": True})
+        json.dumps({**PYRIGHT, "extraPaths": ["src"], "stubPath": str(ROOT / "typings")})
     )
 
-    of_mypy = mypy(*MUTATIONS, target=TARGETS[0], cwd=tmp_path)
-    of_pyright = pyright("--pythonpath", sys.executable, *MUTATIONS, target=TARGETS[0], cwd=tmp_path)
+    of_mypy = mypy(*MUTATIONS, UNTOUCHED, target=TARGETS[0], cwd=tmp_path)
+    of_pyright = pyright("--pythonpath", sys.executable, *MUTATIONS, UNTOUCHED, target=TARGETS[0], cwd=tmp_path)
 
-    for name in MUTATIONS:
-        assert re.search(f"^{name}:", of_mypy, re.MULTILINE), of_mypy
-        assert re.search(f"^{name}:", of_pyright, re.MULTILINE), of_pyright
+    for found in (of_mypy, of_pyright):
+        assert set(re.findall(r"^(\w+\.py):", found, re.MULTILINE)) == set(MUTATIONS), found
 
 
-def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "program"), [("3.11", PROGRAM), ("3.13", PEP_695)])
+def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(
+    target: str, program: str, tmp_path: Path
+) -> None:
     python = str(installed_in(tmp_path / "venv", ROOT / "src" / "treewright"))
     user = tmp_path / "user"
     user.mkdir()
-    (user / "program.py").write_text(PROGRAM, encoding="utf-8")
-    (user / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    (user / "program.py").write_text(program, encoding="utf-8")
+    (user / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
 
-    assert mypy("--python-executable", python, "program.py", target=TARGETS[0], cwd=user) == ""
-    assert pyright("--pythonpath", python, "program.py", target=TARGETS[0], cwd=user) == ""
+    assert mypy("--python-executable", python, "program.py", target=target, cwd=user) == ""
+    assert pyright("--pythonpath", python, "program.py", target=target, cwd=user) == ""
+    if sys.version_info >= tuple(int(part) for part in target.split(".")):
+        subprocess.run([python, "program.py"], cwd=user, check=True, timeout=120)
 
 
 def test_the_types_of_all_public_names_are_known(tmp_path: Path) -> None:

@@ -134,13 +134,20 @@ def install(cls: type[Any], methods: Mapping[str, Any]) -> None:
             setattr(cls, name, method)
 
 
+def writes_hash(cls: type[Any]) -> bool:
+    """Whether the body of `cls` says how it is hashed; `__hash__ = None` says that it is not.
+
+    Beside an `__eq__`, Python puts that None into the body by itself, and it says nothing.
+    """
+    own = vars(cls)
+    return own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
+
+
 def install_comparison(cls: type[Any], options: Options) -> None:
     """`__repr__`, `__eq__` and `__hash__` by the rules of `dataclass(frozen=True)`."""
-    own = vars(cls)
     if options.repr:
         install(cls, protocols.REPR)
-    # Python puts `__hash__ = None` beside an `__eq__` in a class body; that is no hash of the user's own.
-    own_hash = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
+    own_hash = writes_hash(cls)
     if options.eq:
         install(cls, {"__eq__": protocols.equal})
         if not own_hash:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from treewright._nodes import protocols
 from treewright._nodes.dataclass import refuse_options
-from treewright._nodes.definition import define, document
+from treewright._nodes.definition import define, document, writes_hash
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.methods import wrap_methods
 from treewright._nodes.node import PAIR, replaced
@@ -109,13 +109,11 @@ def _choose_comparison(cls: type[Any], options: Options) -> None:
         "__hash__": protocols.hash_of if options.eq else object.__hash__,
         "__repr__": protocols.REPR["__repr__"] if options.repr else object.__repr__,
     }
-    own = vars(cls)
+    written = (wanted.keys() & vars(cls).keys()) - (set() if writes_hash(cls) else {"__hash__"})
     for name, method in wanted.items():
         writer = next(base for base in cls.__mro__ if name in vars(base))
         generated = getattr(cls, name) in {*wanted.values(), getattr(object, name), getattr(Module, name)} or (
             "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
         )
-        # Python puts `__hash__ = None` beside an `__eq__` in a class body; that is no hash of the user's own.
-        absent = name == "__hash__" and own.get(name, method) is None
-        if (generated and name not in own) or absent:
+        if name not in written and (generated or name in vars(cls)):
             setattr(cls, name, method)
