@@ -42,7 +42,8 @@ class Text:
     def of_python(cls) -> "Text":
         """What Python brings along to read."""
         licence = LICENCE.read_text(encoding="utf-8") if LICENCE.exists() else ""
-        text = "\n\n".join([licence, *(topics[name] for name in sorted(topics))])
+        mixed = np.random.default_rng(0).permutation(sorted(topics))  # so that the end is like the beginning
+        text = "\n\n".join([licence, *(topics[name] for name in mixed)])
         alphabet = "".join(sorted(set(text)))
         places = {character: place for place, character in enumerate(alphabet)}
         return cls(np.asarray([places[character] for character in text], np.int32), alphabet)
