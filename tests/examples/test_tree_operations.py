@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from examples import tree_operations as ops
+from treewright import grad, tree_map
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def net() -> ops.Net:
 @pytest.fixture
 def grads(net: ops.Net) -> ops.Net:
     batch = ops.Batch(jax.random.normal(jax.random.key(1), (8, 3)), jnp.zeros((8, 2)))
-    return jax.grad(ops.loss)(net, batch)
+    return grad(ops.loss)(net, batch)
 
 
 def as_vector(tree: object) -> np.ndarray:
@@ -42,7 +43,7 @@ def test_gradients_and_every_result_are_nets_of_the_same_structure(net: ops.Net,
 
 def test_arithmetic_is_that_of_one_long_vector(net: ops.Net, grads: ops.Net) -> None:
     params, grad = as_vector(net), as_vector(grads)
-    velocity = ops.tree_map(jnp.ones_like, net)
+    velocity = tree_map(jnp.ones_like, net)
 
     moved, faster = ops.with_momentum(net, grads, velocity, 0.1, 0.9)
 

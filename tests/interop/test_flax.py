@@ -28,7 +28,7 @@ class Dense(Module):
     activation: str = static(default="relu")
 
     def norm(self) -> jax.Array:
-        return jnp.linalg.norm(self.kernel)
+        return jnp.sqrt(jnp.sum(self.kernel**2))
 
 
 @pytree_dataclass
@@ -79,7 +79,7 @@ def test_restoring_runs_no_init_and_no_check() -> None:
             if self.value < 0:
                 raise ValueError("negative")
 
-    restored = serialization.from_state_dict(Checked(1.0), {"value": -1.0})
+    restored: Any = serialization.from_state_dict(Checked(1.0), {"value": -1.0})
 
     assert restored.value == -1.0
 
@@ -156,10 +156,11 @@ def steps(state: TrainState[Any], forward: Callable[[Any], Any]) -> tuple[TrainS
 def test_linen_parameters_train_in_our_state_as_in_flax_own() -> None:
     from flax.training import train_state
 
-    model = Linen()
+    flax_state: Any = train_state.TrainState
+    model: Any = Linen()
     params = model.init(jax.random.key(1), X)["params"]
     ours: TrainState[Any] = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
-    theirs = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
+    theirs = flax_state.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
 
     state, losses, traces = steps(ours, lambda params: model.apply({"params": params}, X))
     for _ in range(20):
@@ -175,8 +176,9 @@ def test_our_train_state_reads_the_bytes_of_flax_own() -> None:
     from flax.training import train_state
 
     params = Linen().init(jax.random.key(1), X)["params"]
-    options = {"apply_fn": Linen().apply, "params": params, "tx": optax.adam(0.05)}
-    theirs = train_state.TrainState.create(**options)
+    options: Any = {"apply_fn": Linen().apply, "params": params, "tx": optax.adam(0.05)}
+    flax_state: Any = train_state.TrainState
+    theirs = flax_state.create(**options)
     ours: TrainState[Any] = TrainState.create(**options)
 
     restored = serialization.from_bytes(ours, serialization.to_bytes(theirs.replace(step=7)))
@@ -213,9 +215,10 @@ def test_a_node_is_a_parameter_of_linen_and_an_attribute_of_nnx() -> None:
             dense = self.param("dense", lambda key: Dense(jax.random.normal(key, (3, 1))))
             return x @ dense.kernel
 
-    variables = UsesNode().init(jax.random.key(0), X)
+    model: Any = UsesNode()
+    variables = model.init(jax.random.key(0), X)
     assert isinstance(variables["params"]["dense"], Dense)
-    assert UsesNode().apply(variables, X).shape == (32, 1)
+    assert model.apply(variables, X).shape == (32, 1)
 
     class Holder(nnx.Module):
         def __init__(self) -> None:

@@ -4,7 +4,7 @@ flax is never imported here: it is told when the program imports it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from treewright._nodes.classes import class_of
 from treewright._nodes.imports import when_imported
@@ -27,9 +27,9 @@ def register_for_flax(
         def to_state_dict(node: Any) -> dict[str, Any]:
             return {name: serialization.to_state_dict(child) for name, child in children_of(node).items()}
 
-        def from_state_dict(node: Any, state: object) -> Any:
+        def from_state_dict(node: Any, state: Any) -> Any:
             children = children_of(node)
-            if not isinstance(state, Mapping) or set(state) != set(children):
+            if not isinstance(state, Mapping) or {*cast("Any", state)} != {*children}:
                 raise _mismatch(node, children, state, serialization.current_path())
             values = (serialization.from_state_dict(child, state[name], name) for name, child in children.items())
             return rebuilt(node, tuple(values))
@@ -39,14 +39,14 @@ def register_for_flax(
     when_imported("flax.serialization", register)
 
 
-def _mismatch(node: Any, children: dict[str, Any], state: object, path: str) -> ValueError:
+def _mismatch(node: Any, children: dict[str, Any], state: Any, path: str) -> ValueError:
     cls = class_of(node).__qualname__
     has = ", ".join(children) or "none"
     if not isinstance(state, Mapping):
         found = f"a {class_of(state).__name__}"
     else:
         missing = ", ".join(name for name in children if name not in state)
-        unknown = ", ".join(str(name) for name in state if name not in children)
+        unknown = ", ".join(str(name) for name in cast("Any", state) if name not in children)
         found = " and ".join(
             [*[f"nothing for {missing}"] * bool(missing), *[f"{unknown}, no child of {cls}"] * bool(unknown)]
         )
