@@ -71,12 +71,21 @@ jax.tree_util.register_pytree_node(
 )
 
 
-# Two: the same two functions as methods
+# Two: the same two functions as methods, one of them inherited
+
+
+class Unflattens:
+    """The way back for classes without `aux_data`."""
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> Any:
+        """An instance of the class itself."""
+        return cls(*children)
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass
-class ClassState:
+class ClassState(Unflattens):
     """Parameters, velocity and step."""
 
     params: Any
@@ -87,15 +96,10 @@ class ClassState:
         """The children, and nothing beside them."""
         return (self.params, self.velocity, self.step), None
 
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> "ClassState":
-        """The way back."""
-        return cls(*children)
-
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass
-class ClassBox:
+class ClassBox(Unflattens):
     """A corner and the size."""
 
     corner: Any
@@ -105,15 +109,10 @@ class ClassBox:
         """The children, and nothing beside them."""
         return (self.corner, self.size), None
 
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> "ClassBox":
-        """The way back."""
-        return cls(*children)
-
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass
-class ClassLinear:
+class ClassLinear(Unflattens):
     """Weight and bias."""
 
     weight: Any
@@ -122,11 +121,6 @@ class ClassLinear:
     def tree_flatten(self) -> Pair:
         """The children, and nothing beside them."""
         return (self.weight, self.bias), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> "ClassLinear":
-        """The way back."""
-        return cls(*children)
 
 
 @jax.tree_util.register_pytree_node_class

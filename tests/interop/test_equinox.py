@@ -74,7 +74,7 @@ def test_our_node_is_a_field_of_an_equinox_module_as_a_child_and_as_a_static() -
     class Setting(Module):
         width: int = static(default=3)
 
-    class Theirs(eqx.Module):  # type: ignore[name-defined]  # pytest.importorskip gives Any
+    class Theirs(eqx.Module):  # type: ignore[misc, name-defined]  # pytest.importorskip gives Any
         ours: Scaled
         setting: Setting = eqx.field(static=True)
 
