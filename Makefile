@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test format bench clean
+.PHONY: help demo test format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,12 +33,16 @@ format: $(VENV)/dev.installed ## format the code and mend what the linter can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+docs: $(VENV)/dev.installed ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The first page is site/index.html"
+
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
 	$(BIN)/python benchmarks/node.py $(ARGS)
 	$(BIN)/python benchmarks/typing/compare.py
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp is made after a whole install and is older than pyproject.toml when that has changed since.
 # What the tests need includes what the demo needs, so that install makes both stamps.

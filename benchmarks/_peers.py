@@ -147,15 +147,22 @@ LIBRARIES = (
         bases="pz.Struct",
         static="{name}: {type} = dataclasses.field(metadata={{'pytree_node': False}})",
     ),
-    # sepes marks values, not fields, as static: a field freezes what it is given and thaws what is read of it.
+    # sepes marks values, not fields, as static: a field masks what it is given and unmasks what is read of it. Releases
+    # before 0.12 call that freeze.
     Library(
         "sepes",
         "peer",
         "sepes",
-        imports="import sepes",
+        imports=(
+            "import sepes\n"
+            "if hasattr(sepes, 'freeze'):\n"
+            "    mask, unmask = sepes.freeze, sepes.unfreeze\n"
+            "else:\n"
+            "    mask, unmask = lambda value: sepes.tree_mask(value, lambda _: True), sepes.tree_unmask"
+        ),
         decorator="@sepes.autoinit",
         bases="sepes.TreeClass",
-        static="{name}: {type} = sepes.field(on_setattr=[sepes.freeze], on_getattr=[sepes.unfreeze])",
+        static="{name}: {type} = sepes.field(on_setattr=[mask], on_getattr=[unmask])",
     ),
     Library(
         "treewright.pytree_dataclass",

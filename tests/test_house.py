@@ -29,7 +29,7 @@ MUTABLE_STATE: set[str] = set()
 
 TOP_LEVEL = {
     *(".ci", ".git", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
-    *("benchmarks", "docs", "examples", "pyproject.toml", "src", "tests", "typings"),
+    *("benchmarks", "docs", "examples", "mkdocs.yml", "pyproject.toml", "src", "tests", "typings"),
 }
 
 # What may be called at module level: these make nothing that can change.

@@ -60,14 +60,14 @@ class TrainState(Module, Generic[P]):
     as batch statistics or a random key. `tx` and `apply_fn` are compared by content: an optimiser that is built again
     with the same settings is the same static, and one with other settings traces again.
 
-    Args:
+    Attributes:
         step: `i32[]`, the number of updates so far.
         apply_fn: What applies the model, or None; a static.
         params: The parameters: a `Module`, a flax parameter dict, any pytree.
         tx: The optimiser, an `optax.GradientTransformation`; a static.
         opt_state: What `tx.init(params)` gave.
 
-    Example:
+    Examples:
         >>> import optax
         >>> state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.5))
         >>> state = state.apply_gradients(grads={"w": jnp.ones(2)})

@@ -35,7 +35,7 @@ SOURCES = {
         "simple_pytree.static_field(default='s')",
     ),
     "register_dataclass": (
-        "import dataclasses as d, jax.tree_util as tu\n@tu.register_dataclass\n@d.dataclass(frozen=True)\nclass Node:\n{body}",
+        "import dataclasses as d, jax\n@jax.tree_util.register_dataclass\n@d.dataclass(frozen=1)\nclass Node:\n{body}",
         "d.field(default='s', metadata={'static': True})",
     ),
     "Treewright": (

@@ -24,7 +24,7 @@ class Converted(Generic[Given_contra, Kept_co]):
 
     A default stands in `Converted(...)`, for checkers; at run time that is the default itself.
 
-    Example:
+    Examples:
         >>> AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
         >>> @pytree_dataclass
         ... class Layer:
@@ -61,7 +61,7 @@ class Converter:
     Raises:
         TypeError: If `function` can't be called.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     rate: Annotated[Converted[int, float], Converter(float)]

@@ -80,7 +80,7 @@ def pytree_dataclass(
     Raises:
         NodeDefinitionError: If the class can't be a node; the message names the field or option and the cure.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: jax.Array

@@ -104,7 +104,7 @@ def field(
         converter: Applied to each value given to the field: by the constructor, by an assignment in `__init__`, by
             `replace`. Never by unflatten.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> @pytree_dataclass
         ... class Layer:
@@ -177,7 +177,7 @@ def static(
         kw_only: As for `field`.
         converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Layer:
         ...     kernel: float
@@ -232,7 +232,7 @@ def buffer(
 
     Takes what `field` takes. To JAX it is a child like any other; the field's kind says that it is not trained.
 
-    Example:
+    Examples:
         >>> @pytree_dataclass
         ... class Norm:
         ...     scale: float

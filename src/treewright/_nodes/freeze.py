@@ -19,7 +19,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
     a program can read it.
 
-    Example:
+    Examples:
         >>> sizes = freeze({"hidden": [64, 64]})
         >>> sizes["hidden"]
         (64, 64)
@@ -66,7 +66,7 @@ class FrozenArray(np.ndarray[Any, Any]):
     it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are. What is
     computed from it is an array of its own, and no static until it is frozen again.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> table = freeze(np.array([1.0, 2.0]))
         >>> table.flags.writeable
@@ -115,7 +115,7 @@ def freeze(value: Any) -> Any:
     Lists become tuples, dicts `FrozenMapping`s, sets frozensets, bytearrays bytes and numpy arrays read-only
     `FrozenArray`s, all the way down. Anything else is returned as it is.
 
-    Example:
+    Examples:
         >>> freeze({"sizes": [64, 64], "names": {"a"}})
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """

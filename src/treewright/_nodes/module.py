@@ -30,7 +30,7 @@ class Module:
     Raises:
         NodeDefinitionError: When a subclass is made that can't be a node.
 
-    Example:
+    Examples:
         >>> class Linear(Module):
         ...     kernel: jax.Array
         ...     activation: Callable[[jax.Array], jax.Array] = static(default=jax.nn.relu)

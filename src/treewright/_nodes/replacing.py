@@ -52,7 +52,7 @@ else:
         Raises:
             TypeError: If a name is not a field; the message lists the close ones. Also if `node` is no node.
 
-        Example:
+        Examples:
             >>> @pytree_dataclass
             ... class Layer:
             ...     kernel: float

@@ -29,7 +29,7 @@ class StaticValue(Protocol):
     Lists and dicts have no hash, and arrays compare item by item, so none of them is one. mypy takes a protocol of
     your own as a static field's type when it extends this one.
 
-    Example:
+    Examples:
         >>> class Schedule(StaticValue, Protocol):
         ...     def __call__(self, step: int) -> float: ...
         >>> @pytree_dataclass

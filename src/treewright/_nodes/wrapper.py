@@ -11,13 +11,13 @@ from treewright._nodes.static_types import S
 class Static(Generic[S]):
     """A node without leaves that holds one static value, for places that have no field to mark.
 
-    Args:
+    Attributes:
         value: Anything that a static field can hold.
 
     Raises:
         StaticFieldError: If the value can't be static.
 
-    Example:
+    Examples:
         >>> settings = {"scale": 2.0, "mode": Static("train")}
         >>> jax.tree.leaves(settings)
         [2.0]

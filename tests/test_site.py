@@ -1,0 +1,66 @@
+"""The documentation builds without a warning, and its reference has every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treewright
+
+ROOT = Path(__file__).parents[1]
+PUBLIC: list[str] = [name for name in vars(treewright)["__all__"] if name != "errors"]
+
+
+def built(config: Path, site: Path) -> str:
+    """What building the site says. Warnings are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    run = subprocess.run(
+        [*command, "--config-file", str(config), "--site-dir", str(site)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert bool(run.returncode) == ("in strict mode" in run.stdout + run.stderr), run.stderr
+    return "".join(line for line in run.stderr.splitlines(keepends=True) if line.startswith(("WARNING", "ERROR")))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    assert built(ROOT / "mkdocs.yml", folder) == ""
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> None:
+    for page in (ROOT / "docs").glob("**/*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix("")
+        assert (site / name / "index.html").exists() or (site / f"{name}.html").exists(), page
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    shown = re.sub(r"<[^>]+>", " ", (site / "reference" / "index.html").read_text(encoding="utf-8"))
+
+    assert [name for name in PUBLIC if not re.search(rf"\b{name}\b", shown)] == []
+
+
+def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
+    page = (site / "reference" / "index.html").read_text(encoding="utf-8")
+
+    assert page.count("&gt;&gt;&gt;") > len(PUBLIC) / 2  # highlighted code keeps its prompts
+    assert "<blockquote>" not in page  # to Markdown, which an unknown section is, a prompt is a quotation
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[a](nowhere.md)\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\ntheme: {name: material, font: false}\n")
+
+    assert "nowhere.md" in built(tmp_path / "mkdocs.yml", tmp_path / "site")
