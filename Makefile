@@ -38,12 +38,7 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 	@echo "The first page is site/index.html"
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
-	$(BIN)/python benchmarks/node.py $(ARGS)
-	$(BIN)/python benchmarks/retrace.py
-	$(BIN)/python benchmarks/trees.py
-	$(BIN)/python benchmarks/sharding.py
-	$(BIN)/python benchmarks/typing/compare.py
-	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -9,20 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from _lines import table
 from _measures import Measure, sizes
 from _peers import Library, version
-from _targets import OURS, Results, Verdict
+from _targets import Results, Verdict
 from _timing import Key, Times
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """`rows` as a markdown table that also reads well as plain text; the first row is its head."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:
@@ -115,22 +106,6 @@ def measure_text(measure: Measure, results: Results, libraries: Sequence[Library
     return table(rows)
 
 
-def _word(verdict: Verdict) -> str:
-    return {True: "reached", False: "not reached", None: "not measured"}[verdict.reached]
-
-
-def targets_text(verdicts: Sequence[Verdict]) -> str:
-    """The targets: limit, ratio and verdict. The verdict goes by the medians of all of Treewright's classes."""
-    rows = [["target", "against", "limit", *OURS, "verdict"]]
-    for one in verdicts:
-        ratios = [
-            f"{one.ratios[name][0]:.2f} / {one.ratios[name][1]:.2f}" if name in one.ratios else "-" for name in OURS
-        ]
-        limit = f"{'<' if one.target.strict else '<='} {one.target.limit:.2f}"
-        rows.append([f"{one.target.number} {one.target.text}", one.against, limit, *ratios, _word(one)])
-    return table(rows)
-
-
 def as_json(head: Mapping[str, Any], results: Results, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The whole run as data: times in nanoseconds for one operation."""
     return {
@@ -154,7 +129,7 @@ def as_json(head: Mapping[str, Any], results: Results, verdicts: Sequence[Verdic
                 "against": one.against,
                 "limit": one.target.limit,
                 "ratios": {name: {"median": ratio[0], "minimum": ratio[1]} for name, ratio in one.ratios.items()},
-                "verdict": _word(one),
+                "reached": one.reached,
             }
             for one in verdicts
         ],

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from _lines import Line
 from _peers import LIBRARIES
 from _timing import Key, Times
 
@@ -47,6 +48,12 @@ class Verdict:
         )
         return all(within)
 
+    def line(self) -> Line:
+        """The ratios of medians, `pytree_dataclass` first."""
+        measured = " / ".join(f"{median:.2f}" for median, _ in self.ratios.values()) or "-"
+        limit = f"{'<' if self.target.strict else '<='} {self.target.limit:.2f}"
+        return Line(self.target.text, self.against, measured, limit, self.reached)
+
 
 def _of(children: int) -> str:
     return "1 child" if children == 1 else f"{children} children"
@@ -64,6 +71,7 @@ def targets(children: Sequence[int]) -> Iterator[Target]:
         yield Target(4, ("construct",), n, 1.5, f"construction, {_of(n)}", against="frozen dataclass")
     for n in children:
         yield Target(5, ("class",), n, 1.3, f"class creation, {_of(n)}", against="register_dataclass")
+    yield Target(6, ("path",), 2, 1.0, "flatten with path, 2 children")
 
 
 def _seconds(results: Results, target: Target, library: str, statistic: Statistic) -> float | None:

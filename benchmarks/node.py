@@ -15,9 +15,10 @@ from pathlib import Path
 # Before jax is imported: the cost of a node is a cost on the host, and a CPU is what every machine has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from _lines import add_option, lines_text, write
 from _measures import MEASURES, cases
 from _peers import LIBRARIES, problem
-from _report import as_json, header, header_text, measure_text, targets_text
+from _report import as_json, header, header_text, measure_text
 from _targets import targets, verdict
 from _timing import measure
 
@@ -42,6 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--classes", type=_positive, help="classes made of each kind (60; 10 with --quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached or not measured")
+    add_option(parser)
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
@@ -71,7 +73,9 @@ def main() -> int:
     for one in measures:
         print(f"\n{measure_text(one, results, libraries, children)}")
     verdicts = [found for target in targets(children) if (found := verdict(results, target)) is not None]
-    print(f"\n{targets_text(verdicts)}\n\n{time.monotonic() - began:.0f} s")
+    lines = [one.line() for one in verdicts]
+    print(f"\n{lines_text(lines)}\n\n{time.monotonic() - began:.0f} s")
+    write(options.lines, lines)
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(head, results, verdicts), indent=1) + "\n", encoding="utf-8")
     return 1 if options.check and not all(one.reached for one in verdicts) else 0

@@ -20,7 +20,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-from _report import duration, table
+from _lines import Line, add_option, lines_text, table, write
+from _report import duration
 from _timing import Case, Key, Times, measure, statement
 
 import treewright
@@ -146,14 +147,15 @@ def rows_of(results: Results, name: str, leaves: int) -> Iterator[list[str]]:
         yield [name, str(leaves), way, duration(times.median), "base" if way == "bare" else ratios]
 
 
-def verdicts(results: Results) -> Iterator[tuple[str, float, bool]]:
-    """Each target: what it says, the ratio of medians, and whether it is reached."""
+def lines(results: Results) -> Iterator[Line]:
+    """The ratio of medians to the bare call, for each way and target."""
     for key, times in results.items():
         if key.library != "bare":
             ratio = times.median / results[Key(key.measure, key.children, "bare")].median
             limit = LIMITS[key.measure]
-            text = f"{key.measure}, {key.children} leaves, {key.library}: at most {limit} times the bare call"
-            yield text, ratio, ratio <= limit
+            leaves = "1 leaf" if key.children == 1 else f"{key.children} leaves"
+            what = f"jit call that {'hits' if key.measure == 'hit' else 'misses'} the cache, {leaves}, {key.library}"
+            yield Line(what, "the bare call", f"{ratio:.3f}", f"<= {limit}", ratio <= limit)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -162,6 +164,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hits", type=int, default=400, help="samples of each kind of call that hits the cache")
     parser.add_argument("--misses", type=int, default=15, help="calls of each kind that miss it")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
+    add_option(parser)
     return parser.parse_args(arguments)
 
 
@@ -174,10 +177,10 @@ def main() -> int:
     print(f"of minimums; {options.hits} samples of each hit, {options.misses} misses of each kind, interleaved\n")
     rows = [row for name, leaves in TABLES for row in rows_of(results, name, leaves)]
     print(table([["call", "leaves", "way", "one call", "to the bare call"], *rows]), end="\n\n")
-    found = list(verdicts(results))
-    for text, ratio, reached in found:
-        print(f"{'reached' if reached else 'MISSED '}  {ratio:.3f}  {text}")
-    return 1 if options.check and not all(reached for _, _, reached in found) else 0
+    found = list(lines(results))
+    print(lines_text(found))
+    write(options.lines, found)
+    return 1 if options.check and not all(one.reached for one in found) else 0
 
 
 if __name__ == "__main__":

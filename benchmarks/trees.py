@@ -22,7 +22,8 @@ import equinox
 import jax
 import jax_dataclasses
 import numpy as np
-from _report import duration, machine, machine_text, table
+from _lines import Line, add_option, lines_text, table, write
+from _report import duration, machine, machine_text
 from _timing import Case, Key, Times, measure, statement
 
 import treewright
@@ -190,6 +191,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=30, help="samples of each cell (30)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
+    add_option(parser)
     return parser.parse_args(arguments)
 
 
@@ -205,11 +207,18 @@ def main() -> int:
     for name in TITLES:
         print(f"\n{measure_text(name, results)}")
     verdicts = [verdict(results, target) for target in TARGETS]
-    rows = [["target: faster than", "times", "measured", "verdict"]]
-    for one in verdicts:
-        measured = f"{one['median']:.0f} / {one['minimum']:.0f}"
-        rows.append([one["theirs"], f"{one['times']:.0f}", measured, "reached" if one["reached"] else "not reached"])
-    print(f"\n{table(rows)}")
+    lines = [
+        Line(
+            f"{TITLES[one['measure']]}, {one['ours']}",
+            one["theirs"],
+            f"1/{one['median']:.0f}",
+            f"<= 1/{one['times']:.0f}",
+            one["reached"],
+        )
+        for one in verdicts
+    ]
+    print(f"\n{lines_text(lines)}")
+    write(options.lines, lines)
     if options.json is not None:
         times = [{**dataclasses.asdict(key), "median_ns": one.median * 1e9} for key, one in results.items()]
         report = {"header": head, "results": times, "targets": verdicts}

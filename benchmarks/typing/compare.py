@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import json
 import os
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--run", action="store_true", help="run the expressions under Python instead of checking them")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the programs there and leave them")
     parser.add_argument("--check", action="store_true", help="exit with 1 if Treewright misses a target")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="write Treewright's shares to FILE as JSON")
     options = parser.parse_args(arguments)
     options.checker = options.checker or CHECKERS
     return options
@@ -78,6 +80,7 @@ def checked(checker: str, programs: Sequence[Program], folder: Path, target: str
 def compared(options: argparse.Namespace, programs: Sequence[Program], folder: Path) -> bool:
     """Print the tables; whether Treewright was compared and reaches the targets."""
     reached = any(one.library.ours for one in programs)
+    lines: list[dict[str, object]] = []
     for checker in options.checker:
         rows = list(checked(checker, programs, folder, options.target))
         print(f"\n{checker} {version(checker)} strict, target Python {options.target}\n\n{table(rows)}")
@@ -85,7 +88,24 @@ def compared(options: argparse.Namespace, programs: Sequence[Program], folder: P
             if options.show:
                 print(f"\n{checker}, {row.name}", *details(row), sep="\n")
             reached = reached and (not row.program.library.ours or row.share >= TARGETS[checker])
+        lines += _lines(checker, rows)
+    if options.lines is not None:
+        options.lines.write_text(json.dumps(lines) + "\n", encoding="utf-8")
     return reached
+
+
+def _lines(checker: str, rows: Sequence[Row]) -> Iterator[dict[str, object]]:
+    """Our rows, as `../_lines.py` has them, against the best of the others."""
+    best = max((row for row in rows if not row.program.library.ours), key=lambda row: row.share, default=None)
+    for row in rows:
+        if row.program.library.ours:
+            yield {
+                "what": f"expressions that {checker} gets right, {row.name}",
+                "against": "-" if best is None else f"{best.name}: {best.share:.1%}",
+                "measured": f"{row.share:.1%}",
+                "target": f">= {TARGETS[checker]:.0%}",
+                "reached": row.share >= TARGETS[checker],
+            }
 
 
 def ran(programs: Sequence[Program], folder: Path) -> bool:
