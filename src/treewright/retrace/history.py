@@ -1,13 +1,12 @@
 """What has been traced and compiled: of each function the last signatures, of each definition how many."""
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import threading
 import types
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treewright._nodes.classes import class_of
 from treewright._trees.diff import Difference
@@ -15,6 +14,9 @@ from treewright._trees.levels import Level
 from treewright._trees.reasons import Remembered, captured_by, why
 from treewright._trees.remembered import remembered
 from treewright.retrace.signature import Named, call_differences, is_placement
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 _SIGNATURES = 32  # of one function
 _COMPARED = 8  # of the signatures, newest first, with which a new one is compared
@@ -57,7 +59,7 @@ class Definition:
 
     def __init__(self, name: str) -> None:
         self.name: str = name
-        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self.traces: int = 0
         self.compiles: int = 0
         self.last: Remembered | None = None  # the function that was traced last
