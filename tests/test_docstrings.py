@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 import treewright
+import treewright.checkpoint
+from treewright import sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,7 @@ NAMESPACE = {
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
-    **{name: getattr(treewright, name) for name in PUBLIC},
+    **{name: getattr(treewright, name) for name in [*PUBLIC, "errors"]},
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -61,8 +63,22 @@ def test_every_public_name_without_a_docstring_of_ours_is_in_the_guide(name: str
     assert f"`{name}`" in guide or f"{name}(" in guide or f"@{name}" in guide
 
 
+@pytest.mark.parametrize("name", sorted({*sharding.__all__} - {"Rules", "ShardedLeaf", "ShardingReport"}))
+def test_every_function_of_sharding_has_an_example(name: str) -> None:
+    home = getattr(sharding, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES
+
+
 @pytest.mark.parametrize("name", sorted({*PUBLIC} - {*ELSEWHERE}))
 def test_every_public_name_has_an_example(name: str) -> None:
     home = getattr(treewright, name).__module__
+
+    assert f"{home}.{name}" in EXAMPLES
+
+
+@pytest.mark.parametrize("name", treewright.checkpoint.__all__)
+def test_every_public_name_of_checkpoints_has_an_example(name: str) -> None:
+    home = getattr(treewright.checkpoint, name).__module__
 
     assert f"{home}.{name}" in EXAMPLES

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treewright
+import treewright.checkpoint
 from treewright import (
     Module,
     at,
@@ -32,6 +33,7 @@ from treewright import (
     partition,
     pytree_dataclass,
     replace,
+    sharding,
     spec_like,
     stack,
     static,
@@ -83,6 +85,10 @@ def _parameters(value: Any) -> str:
 
 def test_the_public_interface_is_the_one_on_file() -> None:
     lines = [line for name in treewright.__all__ for line in interface_of(name, getattr(treewright, name))]
+    for name in treewright.checkpoint.__all__:
+        lines += interface_of(f"checkpoint.{name}", getattr(treewright.checkpoint, name))
+    for name in (name for name in sharding.__all__ if name != "Rules"):  # an alias
+        lines += interface_of(f"sharding.{name}", getattr(sharding, name))
     compare("public_api.txt", "\n".join(lines) + "\n")
 
 
@@ -157,6 +163,13 @@ def edited(node: Any, deleted: str = "", /, **values: Any) -> None:
 TREE = Net((Layer(jnp.ones((2, 3))), Layer(1.0)))
 
 
+class Split(Module):
+    kernel: Any = field(sharding=("embed", "mlp"))
+
+
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "tensor"))
+
+
 MESSAGES: dict[str, Callable[[], object]] = {
     "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
     "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
@@ -173,6 +186,23 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "kind changed": lambda: declare(Net, width_type=int, width=3),
     "static annotated as an array": lambda: declare(n_type=jax.Array, n=static()),
     "non-default after default": lambda: declare(a_type=Any, a=1, b_type=Any),
+    "sharding of a static": lambda: declare(n_type=Any, n=field(sharding=("embed",), metadata={"static": True})),
+    "sharding that is a str": lambda: declare(n_type=Any, n=untyped(field)(sharding="embed")),
+    "sharding that is a list": lambda: declare(n_type=Any, n=untyped(field)(sharding=["embed"])),
+    "sharding lost": lambda: declare(Split, kernel_type=Any, kernel=1.0),
+    "stack that is a number": lambda: declare(n_type=Any, n=untyped(field)(stack=3)),
+    "no rule": lambda: sharding.partition_specs(Split(jnp.ones((2, 3))), {"embde": None, "mlp": None}),
+    "split that does not fit": lambda: sharding.shardings(
+        [Split(jnp.ones((2, 3))), Split(jnp.ones(4))], MESH, {"embed": "data", "mlp": "tensor"}
+    ),
+    "mesh axis wanted twice": lambda: sharding.shardings(
+        Split(jnp.ones((4, 4))), MESH, {"embed": "tensor", "mlp": "tensor"}
+    ),
+    "rules that are none": lambda: sharding.shardings(Split(1), MESH, untyped(3)),
+    "rule that is none": lambda: sharding.shardings(Split(1), MESH, untyped({"mlp": 3})),
+    "mesh that is none": lambda: sharding.shardings(Split(1), untyped(3), {}),
+    "on_misfit": lambda: sharding.shardings(Split(1), MESH, {}, on_misfit=untyped("skip")),
+    "constrain with too few names": lambda: sharding.constrain(jnp.ones((2, 3)), "data"),
     "converter": lambda: field(converter=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     "static compare": lambda: static(compare=False),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

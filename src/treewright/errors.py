@@ -1,5 +1,7 @@
 """What Treewright raises. Each docstring tells a user the cause and the cure."""
 
+import typing
+
 
 class NodeDefinitionError(TypeError):
     """A class can't be made a node as it is written. Nothing has been registered.
@@ -51,3 +53,53 @@ class MissingPlaceError(AttributeError, LookupError):
 
 class StaticSerializationError(ValueError):
     """A static value can't be written into, or read from, an exported program (`jax.export`)."""
+
+
+class ShardingError(ValueError):
+    """Leaves of a tree can't be split over a mesh as the names of their fields and the rules say.
+
+    The message lists all of them by path. A rule is missing, the names do not count the axes of the array, two axes
+    want one mesh axis, or a length does not divide by the number of devices.
+    """
+
+
+class ProcessMismatchError(RuntimeError):
+    """The processes of one run hold different trees or programs. Every process raises it, before any has computed.
+
+    Going on, a collective would wait without end, or each process would silently train with settings of its own.
+    """
+
+
+class CheckpointError(Exception):
+    """A checkpoint can't be saved or loaded as asked. Nothing has been changed on disk, and nothing half loaded.
+
+    The message lists all problems at once, each with its path in the tree. Its subclasses tell a damaged checkpoint
+    from a whole one that does not fit.
+    """
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A checkpoint can't be read, or its bytes are not those that were saved.
+
+    A disk, a copy or a crash changed it after it was written. Load an earlier one;
+    `CheckpointManager.restore_latest_valid` finds it.
+    """
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is whole and does not fit the tree that it was to be loaded into.
+
+    `differences` holds each by path, with what was saved and what is wanted. Where the change was meant, the options
+    `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load` say so.
+    """
+
+    def __init__(self, message: str, differences: tuple[typing.Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.differences = differences
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was loaded although something about it should be known.
+
+    A static that differs, or could be compared only by its description; damaged steps that were skipped.
+    """

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
 from examples import digits
+from treewright.checkpoint import CheckpointManager, Leaf
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -59,6 +64,54 @@ def test_it_counts_the_parameters_of_the_sizes_it_was_given(tmp_path: Path, caps
         ["all", "parameters", "606"],
     ]
     assert "training step: 2 calls, 1 trace" in lines
+
+
+SHORT = ("--epochs", "12", "--hidden", "16")
+
+
+def final_leaves(folder: Path) -> tuple[Leaf, ...]:
+    """Every leaf of the last step with the digest of its bits."""
+    manager = CheckpointManager(folder / "checkpoints")
+    assert manager.latest_step() == 12
+    return manager.manifest().leaves
+
+
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = lines_of(capsys, *SHORT, "--output", tmp_path / "whole")
+    killed = tmp_path / "killed"
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *SHORT, "--output", str(killed), "--resume"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for epoch in (1, 4):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+            while not any((killed / "checkpoints" / str(later)).exists() for later in range(epoch, 12)):
+                assert run.poll() is None
+                time.sleep(0.002)
+            run.send_signal(signal.SIGKILL)
+
+    resumed = lines_of(capsys, *SHORT, "--output", killed, "--resume")
+    (line,) = (line for line in resumed if line.startswith("going on after epoch"))
+    assert 4 <= int(line.split()[-1]) < 12
+    assert any(re.fullmatch(r"training step: \d+ calls, 1 trace", text) for text in resumed)
+    assert [text for text in resumed if "test accuracy" in text] == [text for text in whole if "test accuracy" in text]
+    assert final_leaves(killed) == final_leaves(tmp_path / "whole")
+
+
+def test_without_resume_a_run_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        lines = lines_of(capsys, "--epochs", 1, "--hidden", 4, "--output", tmp_path)
+        assert "training step: 44 calls, 1 trace" in lines
+
+
+def test_a_run_of_other_settings_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines_of(capsys, "--epochs", 1, "--hidden", 4, "--output", tmp_path)
+
+    with pytest.raises(SystemExit):
+        digits.main(["--epochs", "1", "--hidden", "5", "--seed", "3", "--output", str(tmp_path), "--resume"])
+    told = capsys.readouterr().err
+    assert ".seed: static 0 saved, 3 in the tree" in told
+    assert ".state.params.layers[0].kernel: shape (4, 64) saved, (5, 64) in the tree" in told
 
 
 def test_it_shows_a_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,8 @@ def test_specifiers_take_what_dataclasses_field_takes() -> None:
 
     wanted = set(inspect.signature(dataclasses.field).parameters) - {"doc"}
     for specifier in (field, static, buffer):
-        assert set(inspect.signature(specifier).parameters) - {"converter"} == wanted
+        ours = {"converter", "local", "sharding", "stack"}
+        assert set(inspect.signature(specifier).parameters) - ours == wanted
 
 
 def test_the_decorator_takes_what_dataclass_takes() -> None:

@@ -333,8 +333,8 @@ class Counted(NamedTuple):
 
 
 FORGED = [
-    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", "{}"]),
-    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", "{}"], ["namedtuple", f"{__name__}:Holder", 1]),
+    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", {}]),
+    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", {}], ["namedtuple", f"{__name__}:Holder", 1]),
 ]
 
 

@@ -14,6 +14,7 @@ from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
+from treewright._nodes.state_dicts import register_node_for_flax
 
 _MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"})
 
@@ -54,6 +55,7 @@ def register_once(cls: type[Any]) -> "Registration":
     if "__node_registered__" not in vars(cls):
         register(cls)
         register_for_export(cls)
+        register_node_for_flax(cls)
         cls.__node_registered__ = Registration(cls)
     registration: Registration = vars(cls)["__node_registered__"]
     return registration

@@ -5,8 +5,8 @@ treat field specifiers best when they are imported.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from treewright._nodes.static_types import MYPY, Declared, S
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind = Literal["child", "static", "buffer"]
 Compare = Literal["value", "content"]
+AxisNames: TypeAlias = tuple[str | None, ...]
+Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
+Stack: TypeAlias = str | Callable[[Any], str | None]
 
 OPTIONS_KEY = "treewright"
 _MISSING: Any = dataclasses.MISSING
@@ -28,6 +31,9 @@ class FieldOptions:
     kind: Kind = "child"
     converter: Callable[[Any], Any] | None = None
     compare: Compare = "value"
+    sharding: Sharding | None = None
+    stack: Stack | None = None
+    local: bool = False
 
 
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
@@ -42,8 +48,17 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     except AttributeError:  # dataclasses takes any mapping, and some have no `get`
         return None
     if isinstance(options, FieldOptions):
-        return options
+        return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
     return FieldOptions("static") if marked else None
+
+
+def names_problem(names: Any) -> str | None:
+    """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
+    items: Iterable[Any] = names if issubclass(type(names), tuple) else ("",)
+    if all(isinstance(name, str | None) and name != "" for name in items):
+        return None
+    cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
+    return f"is no tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
 
 
 def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
@@ -59,24 +74,28 @@ def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
 # fmt: off
 @overload
 def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+          stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          converter: None = ...) -> T: ...
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+          stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          converter: Callable[[Any], T]) -> T: ...
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+          stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Any: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+          stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def field(
     *,
@@ -88,6 +107,8 @@ def field(
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    sharding: Sharding | None = None,
+    stack: Stack | None = None,
     converter: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A child: a field whose value is part of the tree. A plain annotation means the same.
@@ -103,6 +124,12 @@ def field(
         kw_only: Whether `__init__` takes it by keyword only.
         converter: Applied to each value given to the field: by the constructor, by an assignment in `__init__`, by
             `replace`. Never by unflatten.
+        sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Which
+            axes of a mesh a name stands for is said elsewhere, by rules; see `treewright.sharding`. A function of the
+            node may give the names, from its statics. They hold for all arrays of the field, but not inside nodes,
+            whose own fields say it. They are no part of the tree: other names do not trace again.
+        stack: The name of one more leading axis, of all arrays in the field and in the nodes below it: for layers that
+            `vmap` has made and `scan` runs through. Or a function of the node that gives it.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -113,7 +140,10 @@ def field(
         Layer(kernel=f32[2])
     """
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
-    return _specify(FieldOptions("child", converter), {**given, "metadata": metadata, "kw_only": kw_only})
+    return _specify(
+        FieldOptions("child", converter, sharding=sharding, stack=stack),
+        {**given, "metadata": metadata, "kw_only": kw_only},
+    )
 
 
 # A static without a default takes its type from the declaration, and that must be one of `AnyStatic`. pyright looks at
@@ -121,30 +151,34 @@ def field(
 # fmt: off
 @overload  # type: ignore[unreachable]  # the alternative that is not mypy's
 def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> S: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           converter: None = ...) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
            converter: None = ...) -> S: ...
 @overload
 def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], S]) -> S: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], S]) -> S: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
 if not MYPY:
     @overload
     def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Declared: ...
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+               converter: None = ...) -> Declared: ...
 else:
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
-               kw_only: bool = ..., converter: None = ...) -> "Declared | Unset": ...
+               kw_only: bool = ..., local: bool = ..., converter: None = ...) -> "Declared | Unset": ...
 # fmt: on
 def static(
     *,
@@ -156,6 +190,7 @@ def static(
     compare: Compare = "value",
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    local: bool = False,
     converter: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A static: a field kept in `aux_data`, which is part of `jit`'s cache key.
@@ -175,6 +210,8 @@ def static(
             `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
         metadata: As for `field`.
         kw_only: As for `field`.
+        local: Whether the value may differ between the processes of one run, such as a name to log with:
+            `treewright.sharding.assert_same_on_all_processes` leaves it out.
         converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
 
     Examples:
@@ -191,30 +228,36 @@ def static(
             f"comparison: jit would reuse a program that was compiled for another value."
         )
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash)
-    return _specify(FieldOptions("static", converter, compare), {**given, "metadata": metadata, "kw_only": kw_only})
+    return _specify(
+        FieldOptions("static", converter, compare, local=local), {**given, "metadata": metadata, "kw_only": kw_only}
+    )
 
 
 # fmt: off
 @overload
 def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+           stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: None = ...) -> T: ...
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def buffer(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+           stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           converter: Callable[[Any], T]) -> T: ...
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: Callable[[Any], T]) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+           stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., converter: None = ...) -> Any: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
+           stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def buffer(
     *,
@@ -226,6 +269,8 @@ def buffer(
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    sharding: Sharding | None = None,
+    stack: Stack | None = None,
     converter: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A child that training leaves alone: running statistics, fixed tables.
@@ -241,4 +286,7 @@ def buffer(
         [1.0, 0.0]
     """
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
-    return _specify(FieldOptions("buffer", converter), {**given, "metadata": metadata, "kw_only": kw_only})
+    return _specify(
+        FieldOptions("buffer", converter, sharding=sharding, stack=stack),
+        {**given, "metadata": metadata, "kw_only": kw_only},
+    )

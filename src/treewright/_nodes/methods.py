@@ -11,6 +11,7 @@ from treewright._nodes.classes import own_annotations
 from treewright._nodes.exact import instance_key, tracer_in
 from treewright._nodes.export import register_function_node
 from treewright._nodes.node import pair_or_unfinished
+from treewright._nodes.state_dicts import register_for_flax
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
@@ -139,3 +140,8 @@ def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMe
 _SELF_KEY: Any = jax.tree_util.GetAttrKey("__self__")
 cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
 register_function_node(BoundMethod)
+register_for_flax(
+    BoundMethod,
+    lambda method: {"__self__": method.__self__},
+    lambda method, children: _unflatten(method.__func__, children),
+)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treewright._nodes.classes import class_of, own_annotations, resolved
-from treewright._nodes.fields import FieldOptions, options_of
+from treewright._nodes.fields import FieldOptions, names_problem, options_of
 from treewright._nodes.freeze import FrozenArray
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import FieldSpec, NodeSpec
@@ -107,6 +107,8 @@ def refuse_annotations(spec: NodeSpec) -> None:
                 f"become a plain child. Write {field.name}: ... = {kind}({default}), or field({default}) if a child is "
                 f"meant."
             )
+        _refuse_lost_sharding(field, cls, declared, inherited)
+        _refuse_sharding(field, cls)
         part = _no_static_of(field, cls)
         if part is not None:
             raise NodeDefinitionError(
@@ -114,6 +116,35 @@ def refuse_annotations(spec: NodeSpec) -> None:
                 f"and never copies them: an array has no single truth value, and a change in place would give stale "
                 f"results. Make it a child (drop static()), or a hashable type such as a tuple."
             )
+
+
+def _refuse_lost_sharding(
+    field: FieldSpec, cls: type[Any], declared: FieldOptions | None, inherited: FieldOptions | None
+) -> None:
+    if declared is None and inherited is not None and (inherited.sharding or inherited.stack):
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name} is annotated anew without field(), so its sharding would be lost and "
+            f"every device would hold all of it. Write {field.name}: ... = field(...) with the sharding= or stack= "
+            f"that it is to have, or a bare field() for none."
+        )
+
+
+def _refuse_sharding(field: FieldSpec, cls: type[Any]) -> None:
+    """Refuse a sharding that no array can have, or that stands on a field without arrays."""
+    name, sharding, stack = f"{cls.__qualname__}.{field.name}", field.sharding, field.stack
+    if field.is_static and (sharding is not None or stack is not None):
+        raise NodeDefinitionError(
+            f"{name} is static and has a sharding, but a static is no array and is the same on every device. Drop "
+            f"sharding= and stack=, or make it a child (drop static)."
+        )
+    problem = None if sharding is None or callable(sharding) else names_problem(sharding)
+    if problem is not None:
+        raise NodeDefinitionError(f"{name}: sharding={sharding!r} {problem}.")
+    if stack is not None and not isinstance(stack, str) and not callable(stack):
+        raise NodeDefinitionError(
+            f'{name}: stack={stack!r} is no name. It takes the name of one leading axis, such as stack="layers", or a '
+            f"function of the node that gives it."
+        )
 
 
 def _no_static_of(field: FieldSpec, cls: type[Any]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from treewright._nodes.converted import annotated_converter
-from treewright._nodes.fields import Compare, FieldOptions, Kind, options_of
+from treewright._nodes.fields import Compare, FieldOptions, Kind, Sharding, Stack, options_of
 from treewright._nodes.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 
@@ -31,6 +31,9 @@ class FieldSpec:
     kw_only: bool
     converter: Callable[[Any], Any] | None
     compare: Compare
+    sharding: Sharding | None
+    stack: Stack | None
+    local: bool
 
     @property
     def is_static(self) -> bool:
@@ -127,6 +130,9 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
                 kw_only=bool(field.kw_only),
                 converter=converter_of(cls, field, options),
                 compare=options.compare,
+                sharding=options.sharding,
+                stack=options.stack,
+                local=options.local,
             )
         )
         counts[is_static] += 1

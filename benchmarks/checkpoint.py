@@ -1,0 +1,206 @@
+"""What a checkpoint costs beside the bytes themselves: against a raw write and read, and against bare Orbax.
+
+`python benchmarks/checkpoint.py` prints throughputs and ratios of medians from one interleaved run; README.md beside
+this file says how to read them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import xxhash
+from _report import table
+
+from treewright.checkpoint import CheckpointManager, load, save
+
+LARGE, SMALL = 48, 2000
+
+
+def make_tree(megabytes: int) -> dict[str, Any]:
+    """48 large arrays of `megabytes` together, and 2,000 small ones."""
+    random = np.random.default_rng(0)
+    size = megabytes * 1_000_000 // LARGE // 4
+    large = {f"layer_{i}": random.standard_normal(size, np.float32) for i in range(LARGE)}
+    small = {f"scale_{i}": random.standard_normal(16, np.float32) for i in range(SMALL)}
+    tree: dict[str, Any] = jax.block_until_ready(jax.tree.map(jax.numpy.array, {"large": large, "small": small}))
+    return tree
+
+
+class Ways:
+    """The ways of saving and loading that are compared, each in a file or folder of its own."""
+
+    def __init__(self, folder: Path, tree: Any) -> None:
+        self.folder = folder
+        self.tree = tree
+        self.abstract = jax.eval_shape(lambda: tree)
+        self.arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        self.step = 0
+        self.manager = CheckpointManager(folder / "manager", keep=1)
+        self.orbax = ocp.CheckpointManager(
+            folder / "orbax",
+            options=ocp.CheckpointManagerOptions(max_to_keep=1),
+            item_handlers={"state": ocp.PyTreeCheckpointHandler(use_compression=False)},
+        )
+
+    def raw_write(self) -> None:
+        """The bytes of all arrays into one file, and fsync."""
+        with (self.folder / "raw").open("wb", buffering=0) as file:
+            for array in self.arrays:
+                file.write(array)
+            os.fsync(file.fileno())
+
+    def raw_read(self) -> None:
+        """The same bytes into fresh memory."""
+        with (self.folder / "raw").open("rb", buffering=0) as file:
+            memory = [np.empty(array.nbytes, np.uint8) for array in self.arrays]
+            for array in memory:
+                file.readinto(array)
+
+    def save(self) -> None:
+        """One safetensors file."""
+        save(self.folder / "file.safetensors", self.tree)
+
+    def load(self) -> None:
+        """It again, as JAX arrays."""
+        jax.block_until_ready(load(self.folder / "file.safetensors", like=self.abstract))
+
+    def manager_save(self) -> None:
+        """One step, until it is on disk."""
+        self.step += 1
+        self.manager.save(self.step, self.tree)
+        self.manager.wait()
+
+    def manager_restore(self) -> None:
+        """It again, as JAX arrays."""
+        jax.block_until_ready(self.manager.restore(like=self.tree))
+
+    def orbax_save(self) -> None:
+        """The same with Orbax alone, without compression."""
+        self.step += 1
+        self.orbax.save(self.step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(self.tree)))
+        self.orbax.wait_until_finished()
+
+    def orbax_restore(self) -> None:
+        """It again, as JAX arrays."""
+        args = ocp.args.PyTreeRestore(
+            item=self.tree, restore_args=ocp.checkpoint_utils.construct_restore_args(self.tree)
+        )
+        step = self.orbax.latest_step()
+        jax.block_until_ready(self.orbax.restore(step, args=ocp.args.Composite(state=args)).state)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two ways of the same, and the ratio of throughputs that is the target."""
+
+    name: str
+    against: str
+    target: float
+    ours: Callable[[], None]
+    base: Callable[[], None]
+
+
+def pairs(ways: Ways) -> tuple[Comparison, ...]:
+    """What is measured."""
+    return (
+        Comparison("save", "raw write + fsync", 0.8, ways.save, ways.raw_write),
+        Comparison("load", "raw readinto", 0.8, ways.load, ways.raw_read),
+        Comparison("manager.save + wait", "Orbax, uncompressed", 0.7, ways.manager_save, ways.orbax_save),
+        Comparison("manager.restore", "Orbax, uncompressed", 0.7, ways.manager_restore, ways.orbax_restore),
+    )
+
+
+def seconds(run: Callable[[], None]) -> float:
+    """How long one run takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def digests(repeats: int) -> list[list[str]]:
+    """The throughput of the digests that there were to choose from, over 64 MB; what is not installed is left out."""
+    data = np.random.default_rng(0).bytes(64_000_000)
+    ways: dict[str, Callable[[bytes], object]] = {
+        "xxh3_128 (used)": xxhash.xxh3_128_digest,
+        "CRC-32 (zlib)": zlib.crc32,
+        "SHA-256": lambda data: hashlib.sha256(data).digest(),
+    }
+    with contextlib.suppress(ImportError):
+        import google_crc32c
+
+        ways["CRC-32C"] = google_crc32c.value
+    with contextlib.suppress(ImportError):
+        import blake3
+
+        ways["BLAKE3"] = lambda data: blake3.blake3(data).digest()
+    rows = [["digest", "GB/s"]]
+    for name, way in ways.items():
+        median = statistics.median(seconds(lambda way=way: way(data)) for _ in range(repeats))
+        rows.append([name, f"{len(data) / median / 1e9:.1f}"])
+    return rows
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where to write (a temporary folder)")
+    parser.add_argument("--megabytes", type=int, default=400, help="of the 48 large arrays together")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds, after one that is not counted")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    options = parse()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    logging.disable(logging.WARNING)
+    try:
+        tree = make_tree(options.megabytes)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        print(f"{size / 1e6:.0f} MB in {LARGE} large and {SMALL} small arrays, {options.repeats} rounds, in {folder}\n")
+        compared = pairs(Ways(folder, tree))
+        times: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in compared}
+        for round_ in range(-1, options.repeats):
+            for one in compared:
+                both = [one.base, one.ours] if round_ % 2 else [one.ours, one.base]
+                if round_ < 0:  # the files have to be there before they are read
+                    both = [one.base, one.ours]
+                taken = {run: seconds(run) for run in both}
+                if round_ >= 0:
+                    times[one.name][0].append(taken[one.ours])
+                    times[one.name][1].append(taken[one.base])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows, reached = [["", "GB/s", "against", "GB/s", "ratio", "target", "verdict"]], True
+    for one in compared:
+        ours, base = (statistics.median(values) for values in times[one.name])
+        reached &= base / ours >= one.target
+        verdict = "reached" if base / ours >= one.target else "not reached"
+        throughputs = [f"{size / value / 1e9:.2f}" for value in (ours, base)]
+        rows.append(
+            [one.name, throughputs[0], one.against, throughputs[1], f"{base / ours:.2f}", f">= {one.target}", verdict]
+        )
+    print(table(rows), table(digests(options.repeats)), sep="\n\n")
+    return 1 if options.check and not reached else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

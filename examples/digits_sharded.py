@@ -1,0 +1,233 @@
+"""Train on handwritten digits over 8 devices: data parallel, fully sharded or tensor parallel, in 1, 2 or 4 processes.
+
+One model and one set of rules; the layouts differ by the mesh alone. Every machine has the devices: they are parts of
+its CPU. In a checkout: `python -m examples.digits_sharded --layout tensor --processes 2`, where
+`pip install ".[examples]"` has been done.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from examples.digits import CLASSES, PIXELS, Images, train_and_test_images
+from examples.processes import ProcessesFailedError, joined, run
+from treewright import Module, TrainState, field, static
+from treewright.checkpoint import CheckpointManager
+from treewright.sharding import (
+    Rules,
+    abstract_state,
+    assert_same_on_all_processes,
+    assert_same_program_on_all_processes,
+    constrain,
+    sharded_init,
+    sharding_report,
+)
+
+BATCH = 32
+AXES = ("data", "fsdp", "tensor")
+LAYOUTS = ("data", "fully-sharded", "tensor")
+
+# The model says what its axes are, the rules what that means on a mesh. An axis of one device splits nothing, so one
+# set of rules serves all three layouts, and a laptop without any.
+RULES: Rules = MappingProxyType({"embed": "fsdp", "pixels": "fsdp", "hidden": "tensor", "classes": None})
+
+
+def mesh_of(layout: str, devices: int) -> Mesh:
+    """All devices of all processes, for a layout."""
+    tensor = math.gcd(devices, 4)
+    shapes = {"data": (devices, 1, 1), "fully-sharded": (1, devices, 1), "tensor": (devices // tensor, 1, tensor)}
+    shape = shapes[layout]
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+# The model
+
+
+class Linear(Module):
+    """`x @ kernel + bias`; what its axes are called is a static of its own."""
+
+    kernel: jax.Array = field(sharding=lambda linear: linear.axes)
+    bias: jax.Array = field(sharding=lambda linear: linear.axes[1:])
+    axes: tuple[str, str] = static()
+
+    def __init__(self, sizes: tuple[int, int], axes: tuple[str, str], key: jax.Array) -> None:
+        self.kernel = jax.random.normal(key, sizes) * math.sqrt(2 / sizes[0])
+        self.bias = jnp.zeros(sizes[1])
+        self.axes = axes
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`f32[outputs]` from `f32[inputs]`."""
+        return x @ self.kernel + self.bias
+
+
+class MLP(Module):
+    """Three linear layers; the values between the first two are split as their kernels are."""
+
+    first: Linear
+    second: Linear
+    last: Linear
+
+    def __init__(self, hidden: int, embed: int, key: jax.Array) -> None:
+        keys = jax.random.split(key, 3)
+        self.first = Linear((PIXELS, hidden), ("pixels", "hidden"), keys[0])
+        self.second = Linear((hidden, embed), ("hidden", "embed"), keys[1])
+        self.last = Linear((embed, CLASSES), ("embed", "classes"), keys[2])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The logits of one image, `f32[10]`."""
+        x = constrain(jax.nn.relu(self.first(x)), "hidden", rules=RULES)
+        return self.last(jax.nn.relu(self.second(x)))
+
+
+def loss_of(model: MLP, pixels: jax.Array, digits: jax.Array) -> jax.Array:
+    """The mean cross entropy."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(pixels), digits))
+
+
+def make_state(key: jax.Array) -> TrainState[MLP]:
+    """A new model and its optimiser."""
+    return TrainState.create(params=MLP(128, 64, key), tx=optax.adamw(1e-3))
+
+
+@jax.jit
+def update(state: TrainState[MLP], pixels: jax.Array, digits: jax.Array) -> TrainState[MLP]:
+    """The state after one step."""
+    return state.apply_gradients(grads=jax.grad(loss_of)(state.params, pixels, digits))
+
+
+# Training
+
+
+def train(
+    step: Callable[..., TrainState[MLP]],
+    state: TrainState[MLP],
+    batches: Sequence[Images],
+    put: Callable[[np.ndarray], jax.Array],
+) -> TrainState[MLP]:
+    """The state after one step for each batch."""
+    for batch in batches:
+        state = step(state, put(batch.pixels), put(batch.digits))
+    return state
+
+
+def putting(mesh: Mesh) -> Callable[[np.ndarray], jax.Array]:
+    """What makes a batch an array over the mesh. Each process hands over the images of its own devices."""
+    spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
+    sharding = NamedSharding(mesh, spec(("data", "fsdp")))
+    return lambda whole: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def whole(tree: object) -> list[np.ndarray]:
+    """All leaves as numpy arrays, gathered from all processes that have parts of them."""
+    leaves: list[jax.Array] = jax.tree.leaves(tree)
+    return [
+        np.asarray(leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True))
+        for leaf in leaves
+    ]
+
+
+def largest_difference(left: object, right: object) -> float:
+    """Between the leaves of two trees."""
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(whole(left), whole(right), strict=True))
+
+
+def restore(layout: str, folder: Path) -> None:
+    """Read what another run has saved onto the devices of this one, whatever devices that had; print what differs."""
+    mesh, key = mesh_of(layout, jax.device_count()), jax.random.key(0)
+    target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
+    assert_same_on_all_processes(target)
+    with CheckpointManager(folder / layout) as manager:
+        state = manager.restore(like=target)
+    steps = int(state.step)
+    alone = train(update, make_state(key), batches_of(steps), jnp.asarray)
+    places = jax.tree.map(lambda leaf, like: leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim), state, target)
+    if jax.process_index() == 0:
+        print(f"\n{layout}: restored step {steps} on {jax.device_count()} devices")
+    difference = largest_difference(state.params, alone.params)
+    if jax.process_index() == 0:
+        print(f"every leaf where it belongs: {all(jax.tree.leaves(places))}")
+        print(f"largest difference to one device: {difference:.1e}")
+
+
+def batches_of(steps: int) -> list[Images]:
+    """The batches of so many steps, the same in each process."""
+    images, _ = train_and_test_images(seed=0)
+    epoch = list(images.batches(BATCH, np.random.default_rng(0)))
+    return [epoch[number % len(epoch)] for number in range(steps)]
+
+
+def work(layout: str, steps: int, folder: Path | None) -> None:
+    """Train over all devices, and on one; print what differs."""
+    mesh = mesh_of(layout, jax.device_count())
+    say = print if jax.process_index() == 0 else lambda *_: None
+    key = jax.random.key(0)
+    batches = batches_of(steps)
+
+    # Before anything is computed: a process with other settings would train another model, or wait for ever.
+    target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
+    assert_same_on_all_processes(target)
+    say(f"\n{layout}: {steps} steps on {jax.device_count()} devices in {jax.process_count()} processes")
+    say(sharding_report(target.params, mesh, RULES))
+
+    with jax.set_mesh(mesh):
+        put = putting(mesh)
+        state = sharded_init(make_state, key, mesh=mesh, rules=RULES)
+        lowered = update.lower(state, put(batches[0].pixels), put(batches[0].digits))
+        assert_same_program_on_all_processes(lowered)
+        state = train(lowered.compile(), state, batches, put)
+
+    alone = train(update, make_state(key), batches, jnp.asarray)
+    if folder is not None:
+        with CheckpointManager(folder / layout) as manager:
+            manager.save(steps, state)
+    say(f"largest difference to one device: {largest_difference(state.params, alone.params):.1e}")
+
+
+# The command line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the processes, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--layout", choices=LAYOUTS, nargs="+", default=LAYOUTS, help="how the work is split: one or several, in turn")
+    add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
+    add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
+    add("--steps", type=int, default=20, help="updates of the model")
+    add("--save", metavar="FOLDER", type=Path, help="save the last step of each layout there")
+    add("--restore", metavar="FOLDER", type=Path, help="do not train, but restore what another run has saved there")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    settings = parser.parse_args(argv)
+    if settings.devices < settings.processes:
+        parser.error(f"{settings.processes} processes need as many devices, got {settings.devices}")
+    if settings.worker:
+        with joined():
+            for layout in settings.layout:
+                if settings.restore is None:
+                    work(layout, settings.steps, settings.save)
+                else:
+                    restore(layout, settings.restore)
+        return 0
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    command = [sys.executable, "-m", "examples.digits_sharded", "--worker", *arguments]
+    try:
+        outputs = run(command, settings.processes, devices=settings.devices // settings.processes, seconds=300)
+    except ProcessesFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Several processes of one program on this machine, joined by `jax.distributed`: a pod in small.
+
+`run` starts them and waits; each of them calls `join` before it uses JAX. A process that fails ends them all.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple
+
+import jax
+
+CHECKOUT = Path(__file__).parents[1]
+PLACE = "EXAMPLE_PROCESS"  # in the environment of each: coordinator, number of processes, its own number
+HEARTBEAT = 10  # seconds without a sign of life after which a process is taken for dead
+
+
+class ProcessesFailedError(RuntimeError):
+    """A process ended with an error or by a signal, or they took too long. None of them is left."""
+
+
+class Worker(NamedTuple):
+    """A process and the files that hold what it prints, and its errors."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def run(
+    command: Sequence[str],
+    count: int,
+    *,
+    devices: int,
+    seconds: float,
+    started: Callable[[list[int]], object] | None = None,
+) -> list[str]:
+    """Start `count` processes of a program, each with `devices` CPU devices, and wait; what each has printed.
+
+    Args:
+        command: The program and its arguments, as for `subprocess`. It runs in the folder of this checkout.
+        count: How many processes.
+        devices: The devices of each.
+        seconds: How long they may take together.
+        started: Called with the process ids once all run.
+
+    Raises:
+        ProcessesFailedError: If one fails, or time is up. The others are ended first.
+    """
+    address = f"127.0.0.1:{_free_port()}"
+    settings = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    with contextlib.ExitStack() as ending:
+        workers: list[Worker] = []
+        for number in range(count):
+            output, errors = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            environment = {**settings, PLACE: f"{address} {count} {number}"}
+            process = subprocess.Popen(  # noqa: S603  the caller says what is to run
+                command, cwd=CHECKOUT, env=environment, stdout=output, stderr=errors
+            )
+            ending.callback(_end, process)
+            workers.append(Worker(process, output, errors))
+        if started is not None:
+            started([worker.process.pid for worker in workers])
+        _wait(workers, time.monotonic() + seconds)
+        return [_text(worker.output) for worker in workers]
+
+
+def _wait(workers: Sequence[Worker], deadline: float) -> None:
+    while any(worker.process.poll() is None for worker in workers):
+        failed = [number for number, worker in enumerate(workers) if worker.process.poll()]
+        if failed:
+            break
+        if time.monotonic() > deadline:
+            raise ProcessesFailedError(f"Time is up. {_last_words(workers, range(len(workers)))}")
+        time.sleep(0.05)
+    failed = [number for number, worker in enumerate(workers) if worker.process.poll()]
+    if failed:
+        raise ProcessesFailedError(_last_words(workers, failed))
+
+
+def _last_words(workers: Sequence[Worker], numbers: Sequence[int]) -> str:
+    said = []
+    for number in numbers:
+        code = workers[number].process.poll()
+        how = "was running" if code is None else f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        lines = _text(workers[number].errors).splitlines()[-15:]
+        said.append("\n".join([f"Process {number} {how}. Its last lines:", *(f"  {line}" for line in lines)]))
+    return "\n".join(said)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def joined() -> Generator[None]:
+    """In a process that `run` has started, be one of them; anywhere else, be alone. Before anything else of JAX's."""
+    address, count, number = os.environ.get(PLACE, " 1 0").split(" ")
+    if count == "1":
+        yield
+        return
+    sys.excepthook = _fail
+    jax.distributed.initialize(
+        address,
+        int(count),
+        int(number),
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=HEARTBEAT,
+        shutdown_timeout_seconds=2 * HEARTBEAT,
+    )
+    yield
+    shutdown: Callable[[], None] = jax.distributed.shutdown  # which has no annotations
+    shutdown()
+
+
+def _fail(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """End at once. Python would wait for the other processes, which wait for this one, for minutes."""
+    traceback.print_exception(kind, error, where)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(1)

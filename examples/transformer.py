@@ -1,0 +1,264 @@
+"""A small transformer learns to write like Python's documentation, character by character.
+
+The text ships with Python: the topics that `help()` shows, and the licence. The layers are one stacked `Module` under
+`lax.scan`, each recomputed in the backward pass; they compute in bfloat16, and parameters stay float32. At the end the
+model writes.
+
+Run `python examples/transformer.py` where `pip install ".[examples]"` has been done.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import DTypeLike
+from tqdm import tqdm
+
+from treewright import Module, TrainState, buffer, eval_shape, remat, static, tree_map, value_and_grad
+
+LICENCE = Path(os.__file__).with_name("LICENSE.txt")
+
+
+# The text
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Characters as numbers, `i32[length]`, and which character each number is."""
+
+    numbers: np.ndarray
+    alphabet: str
+
+    @classmethod
+    def of_python(cls) -> "Text":
+        """What Python brings along to read."""
+        licence = LICENCE.read_text(encoding="utf-8") if LICENCE.exists() else ""
+        mixed = np.random.default_rng(0).permutation(sorted(topics))  # so that the end is like the beginning
+        text = "\n\n".join([licence, *(topics[name] for name in mixed)])
+        alphabet = "".join(sorted(set(text)))
+        places = {character: place for place, character in enumerate(alphabet)}
+        return cls(np.asarray([places[character] for character in text], np.int32), alphabet)
+
+    def split(self, tested: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+        """The beginning to learn from, and an end to test with."""
+        border = int(len(self.numbers) * (1 - tested))
+        return self.numbers[:border], self.numbers[border:]
+
+    def read(self, numbers: Sequence[int]) -> str:
+        """Numbers as characters."""
+        return "".join(self.alphabet[number] for number in numbers)
+
+
+def pieces(numbers: np.ndarray, count: int, length: int, random: np.random.Generator) -> np.ndarray:
+    """Random pieces of a text, `i32[count, length + 1]`: each but the last character has a next one."""
+    starts = random.integers(0, len(numbers) - length - 1, count)
+    return np.stack([numbers[start : start + length + 1] for start in starts])
+
+
+# The model: one piece of text in, logits for each next character out
+
+
+def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Each row of `x` with a mean square of 1, times `scale`; the mean is taken in float32."""
+    mean = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype) * scale[None, :]
+
+
+def rotated(x: jax.Array, rotation: jax.Array) -> jax.Array:
+    """`x[time, heads, width]` with each pair of numbers turned by an angle that grows with time."""
+    sine, cosine = (part[: len(x), None, :].astype(x.dtype) for part in rotation)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
+
+
+class Block(Module):
+    """One layer: look at what came before, then think about it."""
+
+    attention_scale: jax.Array
+    attention_kernel: jax.Array  # f32[width, 3 * width]: queries, keys, values
+    output_kernel: jax.Array
+    thought_scale: jax.Array
+    up_kernel: jax.Array
+    down_kernel: jax.Array
+    heads: int = static()
+
+    def __init__(self, width: int, heads: int, key: jax.Array) -> None:
+        keys = jax.random.split(key, 4)
+
+        def kernel(key: jax.Array, inputs: int, outputs: int) -> jax.Array:
+            return jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs)
+
+        self.attention_scale = self.thought_scale = jnp.ones(width)
+        self.attention_kernel = kernel(keys[0], width, 3 * width)
+        self.output_kernel = kernel(keys[1], width, width)
+        self.up_kernel = kernel(keys[2], width, 4 * width)
+        self.down_kernel = kernel(keys[3], 4 * width, width)
+        self.heads = heads
+
+    def __call__(self, x: jax.Array, rotation: jax.Array) -> jax.Array:
+        """`[time, width]` from `[time, width]`."""
+        projected = normalised(x, self.attention_scale) @ self.attention_kernel
+        query, key, value = jnp.split(projected.reshape(len(x), self.heads, -1), 3, axis=-1)
+        query, key = rotated(query, rotation), rotated(key, rotation)
+        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x += seen.reshape(x.shape) @ self.output_kernel
+        return x + jax.nn.gelu(normalised(x, self.thought_scale) @ self.up_kernel) @ self.down_kernel
+
+
+class Transformer(Module):
+    """Characters to logits. All blocks are one, with a leading axis on each leaf."""
+
+    embedding: jax.Array  # f32[characters, width], also what turns the last layer into logits
+    blocks: Block
+    scale: jax.Array
+    rotation: jax.Array = buffer()  # f32[2, context, width of half a head]: sine and cosine
+    compute: DTypeLike = static(default=jnp.bfloat16)
+
+    def __init__(self, characters: int, context: int, key: jax.Array, *, width: int, layers: int, heads: int) -> None:
+        first, rest = jax.random.split(key)
+        self.embedding = jax.random.normal(first, (characters, width)) / math.sqrt(width)
+        self.blocks = jax.vmap(lambda key: Block(width, heads, key))(jax.random.split(rest, layers))
+        self.scale = jnp.ones(width)
+        half = width // heads // 2
+        angles = jnp.outer(jnp.arange(context), 100.0 ** -jnp.linspace(0, 1, half))
+        self.rotation = jnp.stack([jnp.sin(angles), jnp.cos(angles)])
+        self.compute = jnp.bfloat16
+
+    def __call__(self, characters: jax.Array) -> jax.Array:
+        """`f32[time, characters]` from `i32[time]`: what may come next, at each place."""
+        embedding, blocks, scale = tree_map(
+            lambda leaf: leaf.astype(self.compute), (self.embedding, self.blocks, self.scale)
+        )
+        rotation = jax.lax.stop_gradient(self.rotation)  # a buffer does not learn
+
+        @remat
+        def layer(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
+            return block(x, rotation), None
+
+        x, _ = jax.lax.scan(layer, embedding[characters] * math.sqrt(embedding.shape[1]), blocks)
+        return (normalised(x, scale) @ embedding.T).astype(jnp.float32)
+
+
+# Training
+
+
+def loss_of(model: Transformer, texts: jax.Array) -> jax.Array:
+    """The mean cross entropy of each next character, from `i32[batch, time + 1]`."""
+    logits = jax.vmap(model)(texts[:, :-1])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, texts[:, 1:]))
+
+
+def kernels(model: Transformer) -> Transformer:
+    """True for what weight decay makes smaller: the fields whose names end in `kernel`."""
+
+    def is_kernel(path: tuple[object, ...], _: jax.Array) -> bool:
+        return jax.tree_util.keystr(path).endswith("kernel")
+
+    mask: Transformer = jax.tree_util.tree_map_with_path(is_kernel, model)
+    return mask
+
+
+def optimiser(steps: int, rate: float) -> optax.GradientTransformation:
+    """AdamW with a warm start, a cosine at the end, and clipped gradients."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(50, steps // 4), steps)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.05, mask=kernels))
+
+
+class TrainingStep:
+    """A jitted update that counts its calls, and its traces by a side effect that only tracing runs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.traces = 0
+        self._jitted = jax.jit(self._update, donate_argnums=0)
+
+    def __call__(self, state: TrainState[Transformer], texts: np.ndarray) -> tuple[TrainState[Transformer], jax.Array]:
+        """The state after one update, and the loss before it."""
+        self.calls += 1
+        updated: tuple[TrainState[Transformer], jax.Array] = self._jitted(state, texts)
+        return updated
+
+    def _update(self, state: TrainState[Transformer], texts: jax.Array) -> tuple[TrainState[Transformer], jax.Array]:
+        self.traces += 1
+        loss, grads = value_and_grad(loss_of)(state.params, texts)
+        return state.apply_gradients(grads=grads), loss
+
+
+@jax.jit
+def written(model: Transformer, prompt: jax.Array, keys: jax.Array, temperature: float) -> jax.Array:
+    """One more character for each key, `i32[count]`; the model always sees as many as `prompt` has."""
+
+    def write(seen: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        character = jax.random.categorical(key, model(seen)[-1] / temperature).astype(seen.dtype)
+        return jnp.append(seen[1:], character), character
+
+    _, characters = jax.lax.scan(write, prompt, keys)
+    return characters
+
+
+# What the user sees
+
+
+def unseen_loss(model: Transformer, numbers: np.ndarray, context: int) -> float:
+    """The loss on pieces of a text that was not learnt from, always the same ones."""
+    texts = pieces(numbers, 64, context, np.random.default_rng(0))
+    return float(jax.jit(loss_of)(model, jnp.asarray(texts)))
+
+
+def show_model(model: Transformer) -> None:
+    """Where the parameters are; a shape that begins with the number of layers is that of all of them."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model):
+        print(f"  model{jax.tree_util.keystr(path):30}{leaf.shape!s:>16}{leaf.size:>10,}")
+    print(f"  {'all':35}{'':>16}{sum(leaf.size for leaf in jax.tree.leaves(model)):>10,}")
+    logits = eval_shape(model, jnp.zeros(model.rotation.shape[1], jnp.int32))
+    print(f"computes in {jnp.dtype(model.compute)}, gives {logits.dtype}{list(logits.shape)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, tell the loss, and write."""
+    parser = argparse.ArgumentParser(description="A transformer on Python's own documentation.")
+    parser.add_argument("--steps", type=int, default=400, help="updates of the parameters")
+    parser.add_argument("--width", type=int, default=64, help="of the layers")
+    parser.add_argument("--layers", type=int, default=3, help="how many")
+    parser.add_argument("--heads", type=int, default=4, help="of the attention")
+    parser.add_argument("--context", type=int, default=64, help="characters that the model sees")
+    parser.add_argument("--batch-size", type=int, default=16, help="pieces of text in one update")
+    parser.add_argument("--letters", type=int, default=400, help="how much it writes at the end")
+    parser.add_argument("--seed", type=int, default=0, help="for the model, the pieces and what it writes")
+    settings = parser.parse_args(argv)
+
+    text = Text.of_python()
+    train, test = text.split()
+    key, writing = jax.random.split(jax.random.key(settings.seed))
+    sizes = {"width": settings.width, "layers": settings.layers, "heads": settings.heads}
+    model = Transformer(len(text.alphabet), settings.context, key, **sizes)
+    print(f"{len(train):,} characters to learn from, {len(test):,} to test with, {len(text.alphabet)} different ones")
+    show_model(model)
+
+    state: TrainState[Transformer] = TrainState.create(params=model, tx=optimiser(settings.steps, 4e-3))
+    print(f"loss on unseen text: {unseen_loss(state.params, test, settings.context):.3f}, before training")
+    step, random = TrainingStep(), np.random.default_rng(settings.seed)
+    for _ in tqdm(range(settings.steps), desc="training", unit="step"):
+        state, _ = step(state, pieces(train, settings.batch_size, settings.context, random))
+    print(f"loss on unseen text: {unseen_loss(state.params, test, settings.context):.3f}, after {state.step} steps")
+    print(f"training step: {step.calls} calls, {step.traces} trace{'s' * (step.traces != 1)}")
+
+    prompt = test[: settings.context]
+    keys = jax.random.split(writing, settings.letters)
+    characters = written(state.params, jnp.asarray(prompt), keys, 0.6)
+    print(f"given: {text.read(prompt.tolist())!r}, it writes:\n")
+    print(text.read(np.asarray(characters).tolist()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""The manifest: what a checkpoint holds besides the bytes of its arrays, as JSON with a digest of its own.
+
+A list of the nodes and containers and a list of the leaves, each with its steps from the root. The lists are flat, so
+reading does not recurse, and every entry is checked before any is used: nothing is imported, made or allocated here.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from treewright.checkpoint.digest import digest_of, index_of
+from treewright.checkpoint.leaves import DTYPES, KINDS, Form
+from treewright.errors import CheckpointDamagedError, CheckpointError
+
+VERSION = 1
+FORMAT = "treewright.checkpoint"
+DEPTH = 200  # levels of a tree; deeper ones would end Python's stack on the way back
+LONGEST = 90_000_000  # characters of JSON; safetensors ends at 100 MB for the header that holds it
+
+Steps = tuple[str, ...]
+
+CONTAINERS = frozenset({"node", "dict", "list", "tuple", "namedtuple", "none", "other"})
+_FIELD_KINDS = frozenset({"child", "static", "buffer"})
+
+
+def name_of(steps: Steps) -> str:
+    """The flat name of a leaf: `params.layers.0.kernel`."""
+    return ".".join(steps) or "value"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branch:
+    """A node or container: its place, its class, the steps to its children, and if it is a node, fields and statics.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"name": Static("first")})
+        >>> root, name = read_manifest(path).branches
+        >>> root.kind, root.children, name.cls, name.statics
+        ('dict', ('name',), 'treewright._nodes.wrapper:Static', {'value': 'first'})
+    """
+
+    steps: Steps
+    path: str
+    kind: str
+    children: tuple[str, ...]
+    cls: str | None = None
+    keys: tuple[Any, ...] | None = None  # of a dict, in the typed form of statics
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    statics: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf: its place, its form, and the digests of its blocks.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> (leaf,) = read_manifest(path).leaves
+        >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
+        ('w', "['w']", 'float32[3] (array)', ['all'])
+    """
+
+    steps: Steps
+    path: str
+    form: Form
+    digests: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its flat name: `params.layers.0.kernel`."""
+        return name_of(self.steps)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests.
+
+    Examples:
+        >>> import tempfile
+        >>> from treewright.checkpoint import CheckpointManager
+        >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
+        ...     manager.save(1, {"w": jnp.ones(3)})
+        ...     manager.wait()
+        ...     manifest = manager.manifest()
+        >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
+        (['dict'], ['w'])
+    """
+
+    branches: tuple[Branch, ...]
+    leaves: tuple[Leaf, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that is saved, digest included."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "nodes": [_branch_json(branch) for branch in self.branches],
+            "leaves": [_leaf_json(leaf) for leaf in self.leaves],
+        }
+        return {"manifest": content, "digest": digest_of(_canonical(content))}
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _branch_json(branch: Branch) -> dict[str, Any]:
+    given = {
+        "class": branch.cls,
+        "keys": None if branch.keys is None else list(branch.keys),
+        "fields": dict(branch.fields) or None,
+        "statics": dict(branch.statics) or None,
+    }
+    return {
+        "steps": list(branch.steps),
+        "path": branch.path,
+        "kind": branch.kind,
+        "children": list(branch.children),
+        **{key: value for key, value in given.items() if value is not None},
+    }
+
+
+def _leaf_json(leaf: Leaf) -> dict[str, Any]:
+    form = leaf.form
+    given = {"weak": form.weak or None, "key": form.key}
+    return {
+        "steps": list(leaf.steps),
+        "path": leaf.path,
+        "kind": form.kind,
+        "shape": list(form.shape),
+        "dtype": form.dtype,
+        **{key: value for key, value in given.items() if value is not None},
+        "digest": dict(leaf.digests),
+    }
+
+
+# Reading
+
+
+class _WrongError(ValueError):
+    """What is wrong with an entry."""
+
+
+def parsed(text: str) -> Any:
+    """The document in a text.
+
+    Raises:
+        CheckpointDamagedError: If it is no JSON, or too long or too deep to be one of ours.
+    """
+    if len(text) > LONGEST:
+        raise CheckpointDamagedError(f"The manifest has {len(text)} characters, more than {LONGEST} can't be one.")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamagedError(f"The manifest is no JSON: {error}.") from error
+
+
+def from_json(document: Any) -> Manifest:
+    """The manifest in a document, every entry checked.
+
+    Raises:
+        CheckpointDamagedError: If the document is not what was saved, or no manifest.
+        CheckpointError: If a newer Treewright wrote it.
+    """
+    try:
+        content = _take(document, "manifest", dict)
+        if _take(content, "format", str) != FORMAT:
+            raise _WrongError(f"the format is {content['format']!r}, not {FORMAT!r}")
+        version = _take(content, "version", int)
+        if version > VERSION:
+            raise CheckpointError(
+                f"The checkpoint has format version {version}, and this Treewright reads up to {VERSION}. "
+                f"Load it with a newer version."
+            )
+        if version < 1:
+            raise _WrongError(f"there is no format version {version}")
+        saved, found = _take(document, "digest", str), digest_of(_canonical(content))
+        if saved != found:
+            raise _WrongError(f"it has the digest {found}, and {saved} was saved")
+        branches = tuple(map(_branch, _take(content, "nodes", list)))
+        leaves = tuple(map(_leaf, _take(content, "leaves", list)))
+        _check_whole(branches, leaves)
+    except (_WrongError, RecursionError) as error:
+        raise CheckpointDamagedError(f"The manifest is damaged: {error}.") from error
+    return Manifest(branches, leaves)
+
+
+def _take(entry: Any, key: str, kind: type[Any], default: Any = None) -> Any:
+    """`entry[key]`, which has to be of this very type."""
+    if type(entry) is not dict:
+        raise _WrongError(f"there should be an object, and there is {str(entry)[:80]!r}")
+    found: Any = cast("dict[str, Any]", entry).get(key, default)
+    if type(found) is not kind:
+        raise _WrongError(f"{key!r} is no {kind.__name__} in {str(cast('Any', entry))[:80]}")
+    return found
+
+
+def _texts(entry: Any, key: str) -> tuple[str, ...]:
+    items = _take(entry, key, list)
+    if not all(type(item) is str for item in items):
+        raise _WrongError(f"{key!r} holds more than strings: {str(items)[:80]}")
+    return tuple(items)
+
+
+def _steps(entry: Any) -> Steps:
+    steps = _texts(entry, "steps")
+    if len(steps) > DEPTH:
+        raise _WrongError(f"an entry lies {len(steps)} levels deep, and {DEPTH} is the limit")
+    return steps
+
+
+def _branch(entry: Any) -> Branch:
+    steps, kind, children = _steps(entry), _take(entry, "kind", str), _texts(entry, "children")
+    if kind not in CONTAINERS:
+        raise _WrongError(f"{kind!r} is no kind of container")
+    fields = _take(entry, "fields", dict, {})
+    if not all(type(field) is str and field in _FIELD_KINDS for field in fields.values()):
+        raise _WrongError(f"a field of {_take(entry, 'path', str)} has no known kind: {str(fields)[:80]}")
+    statics = _take(entry, "statics", dict, {})
+    if set(statics) != {name for name, field in fields.items() if field == "static"}:
+        raise _WrongError(f"fields and statics of {_take(entry, 'path', str)} disagree")
+    keys = tuple(_take(entry, "keys", list)) if "keys" in entry else None
+    if (kind == "dict") != (keys is not None) or (keys is not None and len(keys) != len(children)):
+        raise _WrongError(f"{_take(entry, 'path', str)} has other keys than children")
+    cls = _take(entry, "class", str) if kind in {"node", "namedtuple", "other"} else None
+    return Branch(steps, _take(entry, "path", str), kind, children, cls, keys, fields, statics)
+
+
+def _leaf(entry: Any) -> Leaf:
+    path, kind, dtype = _take(entry, "path", str), _take(entry, "kind", str), _take(entry, "dtype", str)
+    shape = _take(entry, "shape", list)
+    if kind not in KINDS or dtype not in DTYPES:
+        raise _WrongError(f"{path} is a {kind!r} of {dtype!r}, and no such leaf can be saved")
+    if len(shape) > 64 or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+        raise _WrongError(f"{path} has the shape {str(shape)[:80]}")
+    key = _take(entry, "key", str) if kind == "key" else None
+    digests = _take(entry, "digest", dict)
+    form = Form(cast("Any", kind), tuple(shape), dtype, weak=_take(entry, "weak", bool, default=False), key=key)
+    _check_digests(digests, form, path)
+    return Leaf(_steps(entry), path, form, digests)
+
+
+def _check_digests(digests: Any, form: Form, path: str) -> None:
+    for digest in digests.values():
+        if type(digest) is not str or len(digest) != 32:
+            raise _WrongError(f"{path} has the digest {str(digest)[:80]!r}")
+    try:
+        size = sum(_size_of(place, form.shape) for place in digests)
+    except ValueError as error:
+        raise _WrongError(f"{path}: {error}") from error
+    if not digests or size != math.prod(form.shape):
+        raise _WrongError(f"the digests of {path} do not cover it")
+
+
+def _size_of(place: str, shape: tuple[int, ...]) -> int:
+    return math.prod(part.stop - part.start for part in index_of(place, shape))
+
+
+def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None:
+    """Every entry hangs on exactly one other, but for the root; names are unique."""
+    listed = [(*branch.steps, child) for branch in branches for child in branch.children]
+    present = [branch.steps for branch in branches] + [leaf.steps for leaf in leaves]
+    if len(set(present)) != len(present) or len(set(listed)) != len(listed) or {(), *listed} != set(present):
+        raise _WrongError("its entries do not make one tree")
+    names = [leaf.name for leaf in leaves]
+    if len(set(names)) != len(names):
+        raise _WrongError("two leaves have one name")

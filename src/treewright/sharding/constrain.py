@@ -1,0 +1,155 @@
+"""One model for any mesh: values are split under Auto axes, typed under Explicit ones, left alone without a mesh."""
+
+import functools
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+from treewright._nodes.representation import text
+from treewright.errors import ShardingError
+from treewright.sharding.rules import Fit, Resolver, Rules, partition_spec
+from treewright.sharding.specs import OnMisfit, fitted
+
+T = TypeVar("T")
+_jax: Any = jax  # whose annotations leave much open
+Name: TypeAlias = str | tuple[str, ...] | None
+
+
+def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Array:
+    """`x`, split over the mesh that is set with `jax.set_mesh`, and as it is where none is.
+
+    Under Auto axes this is `jax.lax.with_sharding_constraint`, under Explicit ones `jax.sharding.reshard`. Mesh axes
+    that the mesh lacks are dropped, so that one model runs on any mesh.
+
+    Args:
+        x: An array, traced or not.
+        *names: For each axis of `x` what it is split over, or None for not at all. Without rules a name is a mesh axis,
+            or a tuple of them.
+        rules: The mesh axes for each name. As a static of the model (`treewright.freeze` makes it one) they are a part
+            of what `jit` compiles for.
+
+    Raises:
+        ShardingError: If the names do not count the axes of `x`, a name has no rule, or a length does not divide.
+
+    Examples:
+        >>> from treewright.sharding import constrain
+        >>> @jax.jit
+        ... def double(x):
+        ...     return constrain(x * 2, "data", None)
+        >>> double(jnp.ones((4, 3))).sharding.num_devices
+        1
+        >>> with jax.set_mesh(jax.make_mesh((4,), ("data",))):
+        ...     double(jnp.ones((4, 3))).sharding.num_devices
+        4
+    """
+    constrained: jax.Array = _placed(x, _fit(f"constrain({text(x)})", names, x.shape, rules).spec)
+    return constrained
+
+
+def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
+    """`constrain` for each leaf of a tree, by the names of its field.
+
+    With rules for computing that differ from those for keeping: `{"embed": None, ...}` gathers, where it is used, what
+    is kept split by `{"embed": "fsdp", ...}`. Gradients come back split as the parameters are.
+
+    Args:
+        tree: A node, or any other tree with nodes in it.
+        rules: As for `partition_specs`.
+        on_misfit: As for `partition_specs`.
+
+    Raises:
+        ShardingError: As for `partition_specs`.
+
+    Examples:
+        >>> from treewright.sharding import constrain_tree
+        >>> class Layer(Module):
+        ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
+        >>> with jax.set_mesh(jax.make_mesh((4,), ("fsdp",))):
+        ...     kept = constrain_tree(Layer(jnp.ones((4, 8))), {"embed": "fsdp", "mlp": None})
+        ...     used = constrain_tree(kept, {"embed": None, "mlp": None})
+        >>> kept.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
+        ((1, 8), (4, 8))
+    """
+    found = fitted(tree, Resolver(rules, _usable_axes()), on_misfit)
+    leaves = [_placed(place.leaf, fit.spec) for place, fit in found]
+    constrained: T = jax.tree.structure(tree).unflatten(leaves)
+    return constrained
+
+
+def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
+    """The type of a result, for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None but under Explicit axes.
+
+    There JAX must be told how a product over an axis that is split is to be laid out. Elsewhere it would refuse to be.
+
+    Args:
+        *names: As for `constrain`.
+        rules: As for `constrain`.
+
+    Raises:
+        ShardingError: If a name has no rule, or two want one mesh axis.
+
+    Examples:
+        >>> from treewright.sharding import out_sharding
+        >>> def project(x, kernel):
+        ...     return jnp.dot(x, kernel, out_sharding=out_sharding("data", None))
+        >>> project(jnp.ones((4, 2)), jnp.ones((2, 3))).shape
+        (4, 3)
+        >>> with jax.set_mesh(jax.make_mesh((4,), ("data",))):
+        ...     out_sharding("data", None)
+        P('data',)
+    """
+    spec = _fit("out_sharding", names, (0,) * len(names), rules).spec
+    return _part(spec, AxisType.Explicit) if AxisType.Explicit in _mesh().axis_types else None
+
+
+def _mesh() -> Any:
+    return jax.sharding.get_abstract_mesh()
+
+
+def _usable_axes() -> dict[str, int]:
+    """The axes of the mesh that is set, without those that a `shard_map` has taken over."""
+    mesh = _mesh()
+    return {
+        name: size
+        for name, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+        if kind is not AxisType.Manual
+    }
+
+
+def _fit(what: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> Fit:
+    own = {name: name for name in names if name is not None}
+    given: Any = own if rules is None else rules
+    fit = Resolver(given, _usable_axes()).fit((), names, shape)
+    problems = fit.unknown or fit.misfits
+    if problems:
+        raise ShardingError(f"{what} with the names {names}: {'; '.join(problems)}.")
+    return fit
+
+
+def _placed(x: Any, spec: PartitionSpec) -> Any:
+    kinds = {*_mesh().axis_types}
+    if AxisType.Explicit in kinds:
+        x = _jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
+    if AxisType.Auto in kinds:
+        x = _constrained(x, _part(spec, AxisType.Auto))
+    return x
+
+
+def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
+    """What a spec says of the mesh axes of one kind. An axis of the array with both is left to the Explicit ones."""
+    mesh = _mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    entries: list[Any] = []
+    for entry in spec:
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        mine = tuple(axis for axis in axes if kinds[axis] is kind)
+        others = len(mine) < len(axes) and kind is AxisType.Auto
+        entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)
+    return partition_spec(entries)
+
+
+@functools.partial(_jax.jit, static_argnums=1, inline=True)
+def _constrained(x: Any, spec: PartitionSpec) -> Any:
+    """Under `jit`, since an array that is on no mesh yet can't be constrained outside."""
+    return _jax.lax.with_sharding_constraint(x, spec)

@@ -1,0 +1,171 @@
+"""Checks across the processes of one run: the same tree, the same program. Each costs one gather of 32 bytes.
+
+Where something differs every process gathers what the others have, and raises the same message.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from treewright.errors import ProcessMismatchError
+from treewright.sharding.describe import described
+
+_jax: Any = jax  # whose annotations leave much open
+_SHOWN = 20  # differences in one message
+_WIDTH = 90  # characters of a value
+_ABSENT = "nothing"
+
+
+def assert_same_on_all_processes(tree: object) -> None:
+    """Return if all processes hold the same tree but for the values of arrays, and raise in every process if not.
+
+    Classes, statics, containers, shapes, dtypes and shardings are compared. Statics that `static(local=True)` declares
+    are left out. Call it in every process before the first step: a different static is else silent, or lets a
+    collective wait without end. An abstract tree will do, from `jax.eval_shape` or `abstract_state`.
+
+    Functions that can't be imported are compared by their code and what they captured, objects of other classes by
+    their `repr`.
+
+    Args:
+        tree: Any pytree.
+
+    Raises:
+        ProcessMismatchError: If two processes differ. The message has each place, and what each process has there.
+
+    Examples:
+        >>> from treewright.sharding import assert_same_on_all_processes
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        ...     activation: str = static(default="relu")
+        ...     log_name: str = static(default="", local=True)
+        >>> assert_same_on_all_processes(Layer(jnp.ones(2), log_name=f"process {jax.process_index()}"))
+    """
+    if _jax.process_count() == 1:
+        return
+    mine = described(tree)
+    everyones = _everyones(json.dumps(mine).encode())
+    if everyones is None:
+        return
+    trees: list[Mapping[str, str]] = [json.loads(one) for one in everyones]
+    places = list(dict.fromkeys(place for one in trees for place in one))
+    differing = {place: [one.get(place, _ABSENT) for one in trees] for place in places}
+    raise ProcessMismatchError(
+        _message(
+            "The processes hold different trees:",
+            [(place, values) for place, values in differing.items() if len({*values}) > 1],
+            "Give every process the same. A static that may differ, since no program depends on it, is declared "
+            "static(local=True).",
+        )
+    )
+
+
+def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
+    """Return if all processes have lowered the same program, and raise in every process if not.
+
+    This finds what no tree shows: a global variable, an environment variable, the order of a set. Programs that differ
+    would wait for each other's collectives, or compute something that no process meant.
+
+    Args:
+        lowered: What `jax.jit(step).lower(...)` gives. It can be compiled afterwards, so nothing is traced twice.
+
+    Raises:
+        ProcessMismatchError: If two processes differ. The message has the first line of the program that does, and how
+            it reads in each process.
+
+    Examples:
+        >>> from treewright.sharding import assert_same_program_on_all_processes
+        >>> lowered = jax.jit(lambda x: x * 2).lower(jnp.ones(2))
+        >>> assert_same_program_on_all_processes(lowered)
+        >>> step = lowered.compile()
+        >>> step(jnp.ones(2)).tolist()
+        [2.0, 2.0]
+    """
+    if _jax.process_count() == 1:
+        return
+    lines = lowered.as_text().splitlines()
+    digests = [hashlib.sha256(line.encode()).digest()[:8] for line in lines]
+    everyones = _everyones(b"".join(digests))
+    if everyones is None:
+        return
+    first = _first_difference(everyones) // 8
+    line = lines[first].strip() if first < len(lines) else "the end of the program"
+    values = [one.decode() for one in _gathered(line.encode())]
+    raise ProcessMismatchError(
+        _message(
+            "The processes have lowered different programs:",
+            [(f"line {first + 1}", values)],
+            "Something that the function reads differs: a global or environment variable, the order of a set, the "
+            "version of a library, a static(local=True) that the program does depend on.",
+        )
+    )
+
+
+def _everyones(mine: bytes) -> list[bytes] | None:
+    """What each process has, in order; None if all have the same."""
+    digest = np.frombuffer(hashlib.sha256(mine).digest(), np.uint8)
+    digests = _process_allgather(digest)
+    return None if (digests == digests[0]).all() else _gathered(mine)
+
+
+def _gathered(mine: bytes) -> list[bytes]:
+    """The bytes of each process, in order."""
+    packed = np.frombuffer(zlib.compress(mine), np.uint8)
+    sizes = _process_allgather(np.asarray(len(packed), np.int32))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(packed)] = packed
+    rows = _process_allgather(padded)
+    return [zlib.decompress(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _process_allgather(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    from jax.experimental import multihost_utils
+
+    gathered: Any = multihost_utils.process_allgather(value)
+    return np.asarray(gathered)
+
+
+def _first_difference(texts: Sequence[Sequence[Any]]) -> int:
+    """The place where not all are the same, which is the end of the shortest if they are until there."""
+    shortest = min(map(len, texts))
+    return next((place for place in range(shortest) if len({one[place] for one in texts}) > 1), shortest)
+
+
+def _message(title: str, differing: Sequence[tuple[str, Sequence[str]]], cure: str) -> str:
+    lines = [title]
+    for place, values in differing[:_SHOWN]:
+        start = max(0, _first_difference(values) - _WIDTH // 3)
+        shown = {value: _excerpt(value, start) for value in values}
+        lines.append(f"  {place}")
+        lines += [f"    {_names(_holders(values, value))}: {shown[value]}" for value in dict.fromkeys(values)]
+    if len(differing) > _SHOWN:
+        lines.append(f"  and {len(differing) - _SHOWN} places more")
+    return "\n".join([*lines, cure])
+
+
+def _excerpt(value: str, start: int) -> str:
+    """A long text from a little before the place where it differs."""
+    if len(value) <= _WIDTH:
+        return value
+    end = start + _WIDTH
+    return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"
+
+
+def _holders(values: Sequence[str], value: str) -> list[int]:
+    return [process for process, one in enumerate(values) if one == value]
+
+
+def _names(processes: Iterable[int]) -> str:
+    """`process 3`, or `processes 0-2, 4`."""
+    ranges: list[list[int]] = []
+    for process in processes:
+        if ranges and ranges[-1][-1] == process - 1:
+            ranges[-1][1:] = [process]
+        else:
+            ranges.append([process])
+    plural = "es" if len(ranges) > 1 or len(ranges[0]) > 1 else ""
+    return f"process{plural} {', '.join('-'.join(map(str, one)) for one in ranges)}"

@@ -1,0 +1,142 @@
+"""A table of what is split and what is replicated, and the bytes on each device."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from treewright._nodes.representation import text
+from treewright._trees.paths import path_text
+from treewright.sharding.rules import Resolver, Rules
+from treewright.sharding.specs import AnyMesh, OnMisfit, fitted, shape_of, sizes_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardedLeaf:
+    """One leaf: where it is, what it is, how it is split, its bytes, those on each device, and what did not fit."""
+
+    path: str
+    array: str
+    spec: PartitionSpec
+    nbytes: int
+    device_nbytes: int
+    misfits: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardingReport:
+    """All leaves of a tree on a mesh. `print` it for a table.
+
+    Attributes:
+        mesh: The axes of the mesh and how many devices each has.
+        leaves: The leaves, in order.
+        absent: The mesh axes that rules speak of and the mesh does not have.
+    """
+
+    mesh: Mapping[str, int]
+    leaves: tuple[ShardedLeaf, ...]
+    absent: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tree, each leaf counted once."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def device_nbytes(self) -> int:
+        """The bytes on each device."""
+        return sum(leaf.device_nbytes for leaf in self.leaves)
+
+    @property
+    def replicated_nbytes(self) -> int:
+        """Those of them that belong to leaves which every device has whole."""
+        return sum(leaf.device_nbytes for leaf in self.leaves if leaf.nbytes == leaf.device_nbytes)
+
+    def __str__(self) -> str:
+        rows = [("leaf", "array", "split over", "bytes", "on a device")]
+        rows += [
+            (leaf.path, leaf.array, _spec_text(leaf.spec), f"{leaf.nbytes:,}", f"{leaf.device_nbytes:,}")
+            for leaf in self.leaves
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if place < 3 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        lines += [f"{leaf.path}: {misfit}" for leaf in self.leaves for misfit in leaf.misfits]
+        if self.absent:
+            lines.append(f"not in the mesh, so not used: {', '.join(self.absent)}")
+        axes = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
+        devices = math.prod(self.mesh.values())
+        lines.append(
+            f"{self.nbytes:,} bytes on {devices} device{'s' * (devices != 1)} ({axes}): "
+            f"{self.device_nbytes:,} on each, {self.replicated_nbytes:,} of them replicated"
+        )
+        return "\n".join(lines)
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    entries: tuple[Any, ...] = tuple(spec)
+    shown: list[str] = [entry if isinstance(entry, str) else " x ".join(entry or "-") for entry in entries]
+    return ", ".join(shown) or "replicated"
+
+
+def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error") -> ShardingReport:
+    """What of a tree is split over a mesh and what is replicated, with the bytes on each device.
+
+    Nothing is computed or moved, so a model that fits on no machine here can be planned: an abstract tree from
+    `jax.eval_shape` on a `jax.sharding.AbstractMesh`.
+
+    Args:
+        tree: As for `partition_specs`.
+        mesh: As for `shardings`.
+        rules: As for `partition_specs`.
+        on_misfit: As for `partition_specs`; with `"replicate"` the report says what did not fit.
+
+    Raises:
+        ShardingError: As for `partition_specs`.
+        TypeError: If the rules are none.
+
+    Examples:
+        >>> from treewright.sharding import sharding_report
+        >>> class Layer(Module):
+        ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
+        ...     bias: jax.Array
+        >>> layer = jax.eval_shape(lambda: Layer(jnp.ones((256, 1024)), jnp.ones(1024)))
+        >>> mesh = jax.sharding.AbstractMesh((8, 4), ("data", "tensor"))
+        >>> print(sharding_report(layer, mesh, {"embed": None, "mlp": "tensor"}))
+        leaf     array          split over      bytes  on a device
+        .kernel  f32[256,1024]  -, tensor   1,048,576      262,144
+        .bias    f32[1024]      replicated      4,096        4,096
+        1,052,672 bytes on 32 devices (data 8, tensor 4): 266,240 on each, 4,096 of them replicated
+    """
+    sizes = sizes_of(mesh)
+    resolver = Resolver(rules, sizes)
+    leaves: list[ShardedLeaf] = []
+    for place, fit in fitted(tree, resolver, on_misfit):
+        nbytes = math.prod(shape_of(place.leaf)) * _itemsize(place.leaf)
+        axes = [axis for entry in fit.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
+        parts = math.prod(sizes[axis] for axis in axes)
+        leaves.append(
+            ShardedLeaf(
+                path_text(place.path),
+                text(place.leaf).removesuffix("(abstract)"),
+                fit.spec,
+                nbytes,
+                nbytes // parts,
+                fit.misfits,
+            )
+        )
+    return ShardingReport(dict(sizes), tuple(leaves), resolver.absent)
+
+
+def _itemsize(leaf: Any) -> int:
+    dtype: Any = getattr(leaf, "dtype", None)
+    return int(np.dtype(jax.dtypes.result_type(leaf)).itemsize if dtype is None else dtype.itemsize)

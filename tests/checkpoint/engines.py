@@ -1,0 +1,55 @@
+"""The two ways of saving a tree, under one interface, and what the same tree is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import pytest
+
+from treewright.checkpoint import CheckpointManager, load, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ByFile:
+    """Saves a tree as one file, and loads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tree.safetensors"
+
+    def save(self, tree: Any) -> None:
+        save(self.path, tree)
+
+    def load(self, **options: Any) -> Any:
+        return load(self.path, **options)
+
+
+class ByManager:
+    """Saves a tree as a step, and restores it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "steps"
+
+    def save(self, tree: Any) -> None:
+        with CheckpointManager(self.folder) as manager:
+            manager.save(1, tree)
+
+    def load(self, **options: Any) -> Any:
+        return CheckpointManager(self.folder).restore(**options)
+
+
+@pytest.fixture(params=[ByFile, ByManager], ids=["file", "manager"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return request.param(tmp_path)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Treedef, and each leaf's type, dtype and bits."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert type(a) is type(b)
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()

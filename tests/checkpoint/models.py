@@ -1,0 +1,122 @@
+"""Classes, functions and trees that the tests of checkpoints save; other processes import them too."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from treewright import Module, StaticValue, TrainState, buffer, freeze, static
+
+# jax.sharding's own annotations leave it untyped.
+spec: Any = jax.sharding.PartitionSpec
+
+
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Access(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+
+class Size(NamedTuple):
+    width: int
+    height: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    rate: float
+    name: str = "plain"
+
+
+class Dense(Module):
+    kernel: jax.Array
+    bias: jax.Array
+    activation: Callable[[Any], Any] = static(default=jax.nn.relu)
+
+    @classmethod
+    def of(cls, inputs: int, outputs: int) -> "Dense":
+        kernel = jnp.arange(inputs * outputs, dtype=jnp.float32).reshape(outputs, inputs) / 7
+        return cls(kernel, jnp.zeros(outputs))
+
+    def __call__(self, x: Any) -> Any:
+        return self.activation(self.kernel @ x + self.bias)
+
+
+class Net(Module):
+    layers: tuple[Dense, ...]
+    count: jax.Array = buffer()
+    width: int = static(default=3)
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Other(Module):
+    layers: Any
+    count: Any
+    width: int = static(default=3)
+
+
+class Settings(Module):
+    """A static of each kind."""
+
+    value: StaticValue = static()
+    x: Any = 0.0
+
+
+def twice(x: Any) -> Any:
+    return x * 2
+
+
+def scaled(factor: float) -> Callable[[float], float]:
+    return lambda x: factor * x
+
+
+STATICS: dict[str, tuple[Any, Any]] = {
+    "none": (None, None),
+    "bool": (True, True),
+    "int": (2**70, 2**70),
+    "float": (0.1, 0.1),
+    "negative zero": (-0.0, -0.0),
+    "infinity": (float("-inf"), ["float", "-inf"]),
+    "complex": (1 + 2j, ["complex", "0x1.0000000000000p+0", "0x1.0000000000000p+1"]),
+    "str": ("relu, \u2200 \U0001f333", "relu, \u2200 \U0001f333"),
+    "bytes": (b"\0a", ["bytes", "AGE="]),
+    "tuple": ((1, ("a",)), ["tuple", 1, ["tuple", "a"]]),
+    "frozenset": (frozenset({1}), ["frozenset", 1]),
+    "mapping": (freeze({"a": [1]}), ["FrozenMapping", ["a", ["tuple", 1]]]),
+    "array": (freeze(np.array([1, 2], np.int16)), ["FrozenArray", "int16", [2], "AQACAA=="]),
+    "scalar": (np.float32(0.5), ["scalar", "float32", [], "AAAAPw=="]),
+    "dtype": (jnp.dtype("bfloat16"), ["dtype", "bfloat16"]),
+    "enum": (Color.BLUE, ["enum", f"{__name__}:Color", "BLUE"]),
+    "flag": (Access.READ | Access.WRITE, ["flag", f"{__name__}:Access", 3]),
+    "named tuple": (Size(2, 3), ["namedtuple", f"{__name__}:Size", 2, 3]),
+    "dataclass": (Setting(0.5), ["dataclass", f"{__name__}:Setting", {"rate": 0.5, "name": "plain"}]),
+    "function": (twice, ["name", f"{__name__}:twice"]),
+    "class": (Net, ["name", f"{__name__}:Net"]),
+    "partial": (functools.partial(twice, x=1), ["partial", ["name", f"{__name__}:twice"], [], {"x": 1}]),
+    "node": (Settings(3, "inside"), ["node", f"{__name__}:Settings", {"value": 3}, "inside"]),
+}
+
+
+def net() -> Net:
+    return Net((Dense.of(4, 3), Dense.of(3, 2)), jnp.float32(7))
+
+
+def train_state() -> TrainState[Net]:
+    """With moments that are not zero."""
+    state: TrainState[Net] = TrainState.create(params=net(), tx=optax.adam(1e-2))
+    grads = jax.tree.map(jnp.ones_like, state.params)
+    return state.replace(opt_state=state.tx.update(grads, state.opt_state)[1])

@@ -1,0 +1,233 @@
+"""A file without a template: classes come from the modules that the caller lists, and nothing in the file runs."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import freeze as flax_freeze
+
+from tests.checkpoint import models
+from tests.checkpoint.engines import assert_same
+from tests.checkpoint.models import Color, Net, Settings, Size, net, scaled, train_state, twice
+from treewright import Module, Static, pytree_dataclass, static
+from treewright.checkpoint import load, save
+from treewright.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODELS = ["tests.checkpoint.models"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        net(),
+        {"list": [1, 2.0], "tuple": (True,), "none": None, "dict": {}, "named": Size(1, 2), "static": Static("x")},
+        {1: jnp.ones(2), 2: np.zeros(3)},
+        {Color.RED: 1},
+        (),
+        Settings(Net, [Settings(twice)]),
+        jax.random.key(3),
+    ],
+)
+def test_a_tree_is_made_from_its_file_alone(tree: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x", tree)
+
+    found = load(tmp_path / "x", modules=[models, jax.nn])
+    if isinstance(tree, jax.Array):
+        found, tree = jax.random.key_data(found), jax.random.key_data(tree)
+    assert_same(found, tree)
+
+
+def test_modules_may_be_named(tmp_path: Path) -> None:
+    save(tmp_path / "x", net())
+
+    assert_same(load(tmp_path / "x", modules=[*MODELS, "jax.nn"]), net())
+
+
+def test_a_class_outside_the_modules_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": net(), "b": Settings(Color.RED), "c": jnp.ones(2)})
+
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "x")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "The tree can't be made from its file alone:"
+    assert lines[1] == (
+        "  ['a']: 'tests.checkpoint.models:Net' is in none of the modules that may be used (treewright). If you trust "
+        "the file, add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
+        "load(path, like=...)."
+    )
+    assert [line.partition(":")[0].strip() for line in lines[2:]] == ["['a'].layers[0]", "['a'].layers[1]", "['b']"]
+
+
+def test_what_a_module_only_imports_is_not_its_own(tmp_path: Path) -> None:
+    save(tmp_path / "x", Settings(jnp.dtype))
+    save(tmp_path / "y", Settings(print))
+    save(tmp_path / "z", Settings((1, jax.nn.relu)))
+
+    for name in "xyz":
+        with pytest.raises(CheckpointError, match="is in none of the modules that may be used"):
+            load(tmp_path / name, modules=[models])
+
+
+def test_nothing_is_imported_by_name(tmp_path: Path) -> None:
+    module: Any = types.ModuleType("evil_module")
+    evil: Any = type("Evil", (Module,), {"__module__": "evil_module", "__annotations__": {"x": Any}})
+    module.Evil = evil
+    sys.modules["evil_module"] = module
+    try:
+        save(tmp_path / "x", evil(1))
+    finally:
+        del sys.modules["evil_module"]
+
+    with pytest.raises(CheckpointError, match="'evil_module:Evil' is in none of the modules"):
+        load(tmp_path / "x", modules=MODELS)
+    assert "evil_module" not in sys.modules
+
+
+def test_no_constructor_converter_or_check_runs(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    class Loud(Module):
+        x: Any
+        name: str = static(default="a")
+
+        def __init__(self, x: Any) -> None:
+            ran.append("__init__")
+            self.x = x
+            self.name = "b"
+
+        def __check_init__(self) -> None:
+            ran.append("check")
+
+    home: Any = types.ModuleType("home")
+    Loud.__module__, Loud.__qualname__ = "home", "Loud"
+    home.Loud = Loud
+    save(tmp_path / "x", Loud(1))
+    ran.clear()
+
+    assert load(tmp_path / "x", modules=[home]).name == "b"
+    assert not ran
+
+
+def test_classes_inside_classes_and_declared_names_are_found(tmp_path: Path) -> None:
+    save(tmp_path / "x", [Outer.Inner(1), Declared(2)])
+
+    assert load(tmp_path / "x", modules=[sys.modules[__name__]]) == [Outer.Inner(1), Declared(2)]
+
+
+class Outer:
+    other = 3
+
+    @pytree_dataclass
+    class Inner:
+        x: Any
+
+
+class Declared(Module):
+    __checkpoint_name__ = "lab.Declared"
+    x: Any
+
+
+def test_a_name_of_two_classes_is_refused(tmp_path: Path) -> None:
+    modules: list[Any] = []
+    for name in ("one", "two"):
+        module: Any = types.ModuleType(name)
+        module.Same = type("Same", (Module,), {"__checkpoint_name__": "Same", "__annotations__": {"x": Any}})
+        module.Same.__module__ = name
+        modules.append(module)
+    save(tmp_path / "x", modules[0].Same(1))
+
+    with pytest.raises(CheckpointError, match=r"'Same' names several things in the modules .*\(treewright, one, two\)"):
+        load(tmp_path / "x", modules=modules)
+
+
+def test_a_static_that_was_only_described_can_not_be_made(tmp_path: Path) -> None:
+    for value in (scaled(1.0), (1, scaled(1.0))):
+        save(tmp_path / "x", Settings(value))
+
+        with pytest.raises(CheckpointError, match="the static value was saved as a description only"):
+            load(tmp_path / "x", modules=[models])
+    save(tmp_path / "x", train_state())
+    with pytest.raises(CheckpointError, match="the tree: the static tx was saved as a description only"):
+        load(tmp_path / "x", modules=[models])
+
+
+def test_a_class_with_other_fields_now_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "x", [Settings(1), Size(1, 2)])
+    other = type("Settings", (Module,), {"__annotations__": {"x": Any, "value": Any}, "__module__": models.__name__})
+    size = type("Size", (Size,), {"_fields": ("a", "b"), "__module__": models.__name__})
+    monkeypatch.setattr(models, "Settings", other)
+    monkeypatch.setattr(models, "Size", size)
+
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "x", modules=[models])
+    assert "Settings has other fields now: x, value, saved were value, x. Load into a tree" in str(caught.value)
+    assert "Size has the fields a, b now" in str(caught.value)
+
+
+def test_a_foreign_container_needs_a_template(tmp_path: Path) -> None:
+    tree: Any = flax_freeze({"a": 1})
+    save(tmp_path / "x", tree)
+
+    with pytest.raises(CheckpointError, match="FrozenDict is neither a node nor a container of Python"):
+        load(tmp_path / "x", modules=["flax"])
+    assert load(tmp_path / "x", like=tree) == tree
+
+
+def no_arrays(_: object) -> Any:
+    pytest.fail("an array was read")
+
+
+def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
+    from tests.checkpoint.test_manifest import signed
+    from treewright.checkpoint import read_manifest
+    from treewright.checkpoint.manifest import from_json
+    from treewright.checkpoint.names import ReadingCodec
+    from treewright.checkpoint.rebuild import rebuilt
+
+    save(tmp_path / "x", Settings(1, {"a": 1}))
+    content: Any = read_manifest(tmp_path / "x").to_json()["manifest"]
+    forgeries: list[tuple[int, str, Any]] = [
+        (0, "class", "tests.checkpoint.models:twice"),
+        (0, "class", "os:system"),
+        (0, "statics", {"value": ["namedtuple", "os:system", "exit 1"]}),
+        (0, "statics", {"value": ["partial", ["name", "builtins:print"], [], {}]}),
+        (0, "statics", {"value": ["enum", "os:environ", "PATH"]}),
+        (0, "statics", {"value": ["bytes", 3]}),
+        (0, "statics", {"value": ["FrozenArray", "object", [1], "AAAA"]}),
+        (0, "statics", {"value": ["dtype", "i4,f8"]}),
+        (0, "statics", {"value": ["partial", 3, [], {}]}),
+        (0, "statics", {"value": ["dataclass", "tests.checkpoint.models:Setting", {"rate": 1}]}),
+        (0, "statics", {"value": ["dataclass", "tests.checkpoint.models:Net", {"width": 1}]}),
+        (0, "statics", {"value": ["unknown"]}),
+        (0, "statics", {"value": [[]]}),
+        (0, "statics", {"value": []}),
+        (1, "keys", [["tuple", ["frozenset", ["FrozenMapping", 1]]]]),
+    ]
+
+    for place, key, value in forgeries:
+        forged = {**content, "nodes": [dict(node) for node in content["nodes"]]}
+        forged["nodes"][place][key] = value
+        with pytest.raises(CheckpointError, match="The tree can't be made from its file alone"):
+            rebuilt(from_json(signed(forged)), no_arrays, ReadingCodec(["treewright", *MODELS]))
+
+
+def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
+    from treewright.checkpoint.leaves import Form
+    from treewright.checkpoint.manifest import Branch, Leaf, Manifest
+    from treewright.checkpoint.names import ReadingCodec
+    from treewright.checkpoint.rebuild import rebuilt
+
+    leaves = tuple(Leaf((name,), name, Form("int", (), "int64"), {"all": "0" * 32}) for name in "ab")
+    manifest = Manifest((Branch((), "", "dict", ("a", "b"), keys=(1, 1)),), leaves)
+
+    with pytest.raises(CheckpointError, match="two of its keys are the same"):
+        rebuilt(manifest, lambda _: iter(()), ReadingCodec())

@@ -1,0 +1,166 @@
+"""What does not fit: every difference by path, with old and new, before an array is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.checkpoint.engines import ByManager
+from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from tests.checkpoint.models import STATICS, Net, Other, Settings, net, twice
+from treewright import replace
+from treewright.checkpoint import Difference, load, save
+from treewright.checkpoint.file import SafetensorsFile
+from treewright.errors import CheckpointMismatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Difference, ...]:
+    """What loading refuses."""
+    engine.save(saved)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        engine.load(like=like, **options)
+    assert all(str(difference) in str(caught.value) for difference in caught.value.differences)
+    return caught.value.differences
+
+
+X = jnp.zeros((2, 3))
+BY_PATH: dict[str, tuple[Any, Any, list[tuple[str, str, str, str]]]] = {
+    "missing": ({"a": X}, {"a": X, "b": X}, [("['b']", "missing", "nothing", "float32[2,3] (array)")]),
+    "unexpected": ({"a": X, "b": X}, {"a": X}, [("['b']", "unexpected", "float32[2,3] (array)", "nothing")]),
+    "None in the template": ({"a": X}, {"a": None}, [("['a']", "unexpected", "float32[2,3] (array)", "nothing")]),
+    "renamed": (
+        {"a": X},
+        {"b": X},
+        [
+            ("['a']", "unexpected", "float32[2,3] (array)", "nothing"),
+            ("['b']", "missing", "nothing", "float32[2,3] (array)"),
+        ],
+    ),
+    "shape": ([X], [X.T], [("[0]", "shape", "(2, 3)", "(3, 2)")]),
+    "dtype": ([X], [X.astype("bfloat16")], [("[0]", "dtype", "float32", "bfloat16")]),
+    "both": ([X], [jnp.zeros(2, int)], [("[0]", "shape", "(2, 3)", "(2,)"), ("[0]", "dtype", "float32", "int32")]),
+    "kind": ([1.0], [jnp.ones(())], [("[0]", "kind", "float64[] (float)", "float32[] (array)")]),
+    "key": (
+        [jax.random.key(0)],
+        [jax.random.key(0, impl="rbg")],
+        [("[0]", "kind", "uint32[2] (key threefry2x32)", "uint32[4] (key rbg)")],
+    ),
+    "key and its data": (
+        [jax.random.key(0)],
+        [jax.random.key_data(jax.random.key(0))],
+        [("[0]", "kind", "uint32[2] (key threefry2x32)", "uint32[2] (array)")],
+    ),
+    "static": (net(), replace(net(), width=4), [(".width", "static", "3", "4")]),
+    "static of another type": (Settings(1), Settings(True), [(".value", "static", "1", "True")]),
+    "zeros": (Settings(0.0), Settings(-0.0), [(".value", "static", "0.0", "-0.0")]),
+    "function": (
+        Settings(twice),
+        Settings(net),
+        [(".value", "static", f"{twice.__module__}:twice", f"{twice.__module__}:net")],
+    ),
+    "class": (
+        net(),
+        Other(net().layers, net().count),
+        [("the tree", "class", f"{Net.__module__}:Net", f"{Other.__module__}:Other")],
+    ),
+    "node for a dict": (
+        Settings(1, {"y": X}),
+        {"x": {"y": X}},
+        [("the tree", "class", f"{Settings.__module__}:Settings", "dict"), (".value", "static", "1", "nothing")],
+    ),
+    "static to nothing": (
+        {"a": Settings(1, None)},
+        {"a": None},
+        [("['a']", "class", f"{Settings.__module__}:Settings", "none"), ("['a'].value", "static", "1", "nothing")],
+    ),
+    "node without leaves": (
+        {"a": Settings(1, None)},
+        {"b": Settings(2, None)},
+        [
+            ("['a']", "unexpected", f"{Settings.__module__}:Settings(value=1)", "nothing"),
+            ("['b']", "missing", "nothing", f"{Settings.__module__}:Settings(value=2)"),
+        ],
+    ),
+    "list that is longer": ([1], [1, 2], [("[1]", "missing", "nothing", "int64[] (int)")]),
+}
+
+
+@pytest.mark.parametrize("name", BY_PATH)
+def test_a_difference_is_told_by_path_with_old_and_new(name: str, engine: Any) -> None:
+    saved, like, expected = BY_PATH[name]
+    if not jax.tree.leaves(saved) and isinstance(engine, ByManager):
+        saved, like = [saved, 1.0], [like, 1.0]
+        expected = [(f"[0]{path}" if path != "the tree" else "[0]", *others) for path, *others in expected]  # type: ignore[misc]
+
+    found = differences(engine, saved, like)
+    assert [(one.path, one.kind, one.saved, one.wanted) for one in found] == expected
+
+
+def test_all_differences_come_at_once_with_what_to_do(engine: Any) -> None:
+    engine.save({"a": X, "b": X, "c": X, "d": Settings(1), "e": 1})
+
+    with pytest.raises(CheckpointMismatchError) as caught:
+        engine.load(like={"a": X.T, "b": X.astype(int), "d": Settings(2), "e": X, "f": X})
+    assert str(caught.value) == (
+        "The checkpoint does not fit the tree, 6 differences:\n"
+        "  ['d'].value: static 1 saved, 2 in the tree\n"
+        "  ['c']: saved as float32[2,3] (array), not in the tree\n"
+        "  ['a']: shape (2, 3) saved, (3, 2) in the tree\n"
+        "  ['b']: dtype float32 saved, int32 in the tree\n"
+        "  ['e']: kind int64[] (int) saved, float32[2,3] (array) in the tree\n"
+        "  ['f']: not saved, the tree has float32[2,3] (array)\n"
+        "What to do:\n"
+        "  Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has.\n"
+        "  A leaf that is gone: strict=False.\n"
+        "  Another shape: change the array in migrate=.\n"
+        "  Another dtype: allow_cast=True.\n"
+        "  A number in place of an array or the other way: allow_cast=True.\n"
+        "  A leaf that was renamed: renamed={'old.name': 'new.name'}. A new one: migrate=, or strict=False to keep "
+        "the value that the tree has."
+    )
+
+
+def test_no_array_is_read_before_the_manifest_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "x", {"a": X})
+
+    def read(*_: object) -> None:
+        pytest.fail("an array was read")
+
+    monkeypatch.setattr(SafetensorsFile, "read_array", read)
+    with pytest.raises(CheckpointMismatchError):
+        load(tmp_path / "x", like={"a": X.T})
+
+
+@pytest.mark.parametrize("name", STATICS)
+def test_every_kind_of_static_is_compared(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", Settings(STATICS[name][0]))
+
+    assert load(tmp_path / "x", like=Settings(STATICS[name][0])) == Settings(STATICS[name][0])
+    with pytest.raises(CheckpointMismatchError, match=r"\.value: static .* saved, 'another' in the tree"):
+        load(tmp_path / "x", like=Settings("another"))
+
+
+def test_sets_and_mappings_are_compared_without_their_order() -> None:
+    from treewright.checkpoint.compare import alike, shown_static
+
+    assert alike(["frozenset", "a", "b"], ["frozenset", "b", "a"]) == "same"
+    assert alike(["FrozenMapping", ["a", 1], ["b", 2]], ["FrozenMapping", ["b", 2], ["a", 1]]) == "same"
+    assert alike(["tuple", 1, 2], ["tuple", 2, 1]) == "different"
+    assert alike({"a": 1}, {"b": 1}) == "different"
+    assert alike([], []) == "same"
+    assert alike(["tuple"], ["tuple", 1]) == "different"
+    assert shown_static(["tuple", 1]) == "(1,)"
+    assert shown_static(["enum", "m:Color", "RED"]) == "m:Color.RED"
+    assert shown_static(["node", "m:Net", {"a": 1}]) == "m:Net({'a': 1})"
+    one, other = (
+        Difference("x", "static", "A" * 400 + "B" * 400, "A" * 400 + "C" * 400),
+        Difference("", "static", "", "a"),
+    )
+    assert str(one) == (f"x: static ...{'A' * 50}{'B' * 150}... saved, ...{'A' * 50}{'C' * 150}... in the tree")
+    assert str(other) == ": static  saved, a in the tree"

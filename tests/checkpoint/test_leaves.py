@@ -1,0 +1,194 @@
+"""Which leaves can be saved: each comes back with its type, dtype, shape and bits, or is refused by path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoint.engines import ByFile, ByManager, assert_same
+from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from treewright import FrozenArray, freeze
+from treewright.checkpoint import CheckpointManager, load, save
+from treewright.checkpoint.leaves import DTYPES, Form, empty
+from treewright.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NARROW = [name for name in DTYPES if name not in {"int64", "uint64", "float64", "complex128"}]
+COUNT = np.arange(12).reshape(3, 4)
+
+
+def array_of(dtype: str) -> Any:
+    """Values that this dtype can hold, 0 and 1 among them."""
+    return np.asarray(COUNT % 2, DTYPES[dtype]) if "int2" in dtype or "int4" in dtype else COUNT.astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_arrays_of_every_dtype_come_back(dtype: str, engine: Any) -> None:
+    tree = {"jax": jnp.asarray(array_of(dtype)), "numpy": array_of(dtype), "beside": 1}
+    if dtype in {"uint2", "uint4", "float8_e4m3"} and isinstance(engine, ByManager):
+        with pytest.raises(CheckpointError, match=rf"\['jax'\] has the dtype {dtype}, which Orbax does not save"):
+            engine.save(tree)
+        return
+    engine.save(tree)
+
+    assert_same(engine.load(like=tree), tree)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_wide_dtypes_come_back_as_numpy_arrays(dtype: str, engine: Any) -> None:
+    engine.save([array_of(dtype)])
+
+    assert_same(engine.load(like=[array_of(dtype)]), [array_of(dtype)])
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        *(True, False, 0, -5, 2**62, 1.5, float("inf"), 2 + 3j),
+        *(np.float32(2), np.int8(-3), np.bool_(1), jnp.bfloat16(1.5).dtype.type(2)),
+        *(np.array(3.0), np.ones((1, 1, 1), np.uint8), COUNT[:, ::2], COUNT.T, np.broadcast_to(np.ones(2), (3, 2))),
+        *(jnp.zeros(()), jnp.ones((2, 3)).T, freeze(np.arange(3))),
+    ],
+    ids=repr,
+)
+def test_numbers_and_arrays_of_any_layout_come_back(leaf: Any, engine: Any) -> None:
+    engine.save({"x": leaf})
+
+    found = engine.load(like={"x": leaf})["x"]
+    assert type(found) is (np.ndarray if type(leaf) is FrozenArray else type(leaf))
+    assert np.array_equal(found, leaf)
+    assert np.asarray(found).dtype == np.asarray(leaf).dtype
+
+
+def test_nan_keeps_its_bits(engine: Any) -> None:
+    odd = np.array([0x7FC0_0001, 0xFFC0_0000], np.uint32).view(np.float32)
+    engine.save([odd])
+
+    assert engine.load(like=[odd])[0].tobytes() == odd.tobytes()
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_typed_keys_come_back(implementation: str, shape: tuple[int, ...], engine: Any) -> None:
+    keys = (
+        jax.random.split(jax.random.key(7, impl=implementation), shape)
+        if shape
+        else jax.random.key(7, impl=implementation)
+    )
+    engine.save(keys)
+
+    for like in (keys, jax.eval_shape(lambda: keys)):
+        found = engine.load(like=like)
+        assert found.dtype == keys.dtype
+        assert np.array_equal(jax.random.key_data(found), jax.random.key_data(keys))
+
+
+def test_empty_containers_and_none_come_back(engine: Any) -> None:
+    tree: Any = {"a": None, "b": [], "c": (), "d": {}, "x": 1}
+    engine.save(tree)
+
+    assert engine.load(like=tree) == tree
+
+
+def test_arrays_without_elements_come_back_from_a_file_and_are_refused_by_the_manager(tmp_path: Path) -> None:
+    tree: Any = {"a": jnp.zeros((0, 3)), "b": np.zeros(0), "c": jnp.ones(1)}
+    file = ByFile(tmp_path)
+    file.save(tree)
+
+    assert_same(file.load(like=tree), tree)
+    with pytest.raises(CheckpointError) as caught, CheckpointManager(tmp_path / "steps") as manager:
+        manager.save(1, tree)
+    assert str(caught.value) == (
+        "The tree can't be saved, and nothing was written:\n"
+        "  ['a'] has the shape (0, 3), and Orbax saves no array without elements\n"
+        "  ['b'] has the shape (0,), and Orbax saves no array without elements"
+    )
+    assert not (tmp_path / "steps").exists()
+
+
+def test_a_tree_without_leaves_comes_back_from_a_file_and_is_refused_by_the_manager(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": ()})
+
+    assert load(tmp_path / "x", like={"a": ()}) == load(tmp_path / "x") == {"a": ()}
+    with pytest.raises(CheckpointError, match="it has no leaves, and Orbax saves no empty tree"):
+        CheckpointManager(tmp_path / "steps").save(1, {"a": ()})
+
+
+class Thing:
+    def __repr__(self) -> str:
+        return "Thing" * 30
+
+
+def donated() -> Any:
+    x = jnp.ones(3)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("leaf", "problem"),
+    [
+        ("text", "is str 'text', no array or number. Make it a static, or wrap it in Static"),
+        (b"ab", "is bytes b'ab', no array or number"),
+        (Thing(), f"is Thing {'Thing' * 11}Th..., no array or number"),
+        (print, "is builtin_function_or_method print, no array or number"),
+        (2**70, f"is the int {2**70}, which does not fit into 64 bits"),
+        (2**63, f"is the int {2**63}, which does not fit into 64 bits"),
+        (np.array(["a"]), "has the dtype <U1, which no checkpoint holds"),
+        (np.array([Thing()]), "has the dtype object, which no checkpoint holds"),
+        (np.zeros(2, [("a", "f4")]), "has the dtype [('a', '<f4')], which no checkpoint holds"),
+        (np.zeros(2, "M8[s]"), "has the dtype datetime64[s], which no checkpoint holds"),
+        (np.zeros(2, ">f4"), "has the dtype >f4, in another byte order than this machine's"),
+        (np.ma.masked_array([1]), "no array or number"),
+        (jax.ShapeDtypeStruct((2,), jnp.float32), "is ShapeDtypeStruct"),  # type: ignore[no-untyped-call]
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else None,
+)
+def test_what_no_checkpoint_holds_is_refused_by_path(leaf: Any, problem: str, engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        engine.save({"a": [leaf], "b": 1})
+
+    assert f"\n  ['a'][0] {problem}" in str(caught.value) or problem == "no array or number"
+    assert problem in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_donated_and_traced_arrays_are_refused(engine: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"\['x'\] was donated or deleted, and has no values any more"):
+        engine.save({"x": donated()})
+    with pytest.raises(CheckpointError, match=r"\['x'\] is traced, and has no values outside of jit"):
+        jax.jit(lambda x: engine.save({"x": x}))(1.0)
+
+
+def test_a_tree_that_is_too_deep_is_refused(engine: Any) -> None:
+    tree: Any = 1
+    for _ in range(300):
+        tree = [tree]
+
+    with pytest.raises(CheckpointError, match=r"\[0\] lies 200 levels deep, and no checkpoint goes deeper"):
+        engine.save(tree)
+
+
+def test_all_problems_come_at_once(engine: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        engine.save({"a": "x", "b": {"c": 1}, "b.c": 2, "d": donated()})
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_large_arrays_are_read_into_memory_that_jax_takes_over() -> None:
+    memory = empty(Form("array", (300, 300), "float32"))
+
+    assert memory.ctypes.data % 64 == 0
+    assert memory.shape == (300, 300)
+
+
+def test_arrays_over_2_gib_are_placed_beyond_32_bits() -> None:
+    form = Form("array", (1 << 16, 1 << 16), "float32")
+
+    assert form.nbytes == 1 << 34

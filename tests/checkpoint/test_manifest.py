@@ -1,0 +1,339 @@
+"""The manifest: readable, exact, checked as a whole, and never more trusted than the bytes it came from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, scaled, train_state
+from treewright import Module, Static, static
+from treewright.checkpoint import Branch, CheckpointManager, Leaf, Manifest, load, read_manifest, save
+from treewright.checkpoint.digest import digest_of
+from treewright.checkpoint.manifest import VERSION, from_json, parsed
+from treewright.errors import CheckpointDamagedError, CheckpointError
+
+DATA = Path(__file__).parent / "data"
+
+
+def manifest_of(tree: Any, folder: Path) -> Manifest:
+    save(folder / "tree.safetensors", tree)
+    return read_manifest(folder / "tree.safetensors")
+
+
+def document_of(tree: Any, folder: Path) -> Any:
+    return manifest_of(tree, folder).to_json()
+
+
+def signed(content: Any) -> Any:
+    """A document with the digest that its content has: what an attacker would write."""
+    return {
+        "manifest": content,
+        "digest": digest_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()),
+    }
+
+
+def test_it_holds_every_node_with_its_class_fields_kinds_and_statics(tmp_path: Path) -> None:
+    content = document_of(net(), tmp_path)["manifest"]
+
+    assert {key: content[key] for key in ("format", "version")} == {"format": "treewright.checkpoint", "version": 1}
+    assert content["nodes"][0] == {
+        "steps": [],
+        "path": "",
+        "kind": "node",
+        "children": ["layers", "count"],
+        "class": "tests.checkpoint.models:Net",
+        "fields": {"layers": "child", "count": "buffer", "width": "static"},
+        "statics": {"width": 3},
+    }
+    assert content["nodes"][2] == {
+        "steps": ["layers", "0"],
+        "path": ".layers[0]",
+        "kind": "node",
+        "children": ["kernel", "bias"],
+        "class": "tests.checkpoint.models:Dense",
+        "fields": {"kernel": "child", "bias": "child", "activation": "static"},
+        "statics": {"activation": ["name", "jax:nn.relu"]} | content["nodes"][2]["statics"],
+    }
+
+
+def test_it_holds_every_leaf_with_path_shape_dtype_and_digest(tmp_path: Path) -> None:
+    leaves = document_of({"w": jnp.ones(2), "weak": jnp.asarray(1.0)}, tmp_path)["manifest"]["leaves"]
+
+    assert leaves == [
+        {
+            "steps": ["w"],
+            "path": "['w']",
+            "kind": "array",
+            "shape": [2],
+            "dtype": "float32",
+            "digest": {"all": digest_of(np.ones(2, np.float32).tobytes())},
+        },
+        {**leaves[1], "kind": "array", "shape": [], "weak": True},
+    ]
+
+
+def test_it_holds_the_implementation_of_a_key(tmp_path: Path) -> None:
+    (leaf,) = manifest_of(jax.random.key(1, impl="rbg"), tmp_path).leaves
+
+    assert (leaf.form.kind, leaf.form.key, leaf.form.shape, leaf.form.dtype) == ("key", "rbg", (4,), "uint32")
+
+
+@pytest.mark.parametrize("name", STATICS)
+def test_a_static_has_a_readable_form_and_comes_back_exactly(name: str, tmp_path: Path) -> None:
+    value, form = STATICS[name]
+    saved = Settings(value)
+
+    assert manifest_of(saved, tmp_path).branches[0].statics["value"] == form
+    back = load(tmp_path / "tree.safetensors", modules=["tests.checkpoint.models"])
+    assert jax.tree.structure(back) == jax.tree.structure(saved)
+
+
+def test_a_function_without_an_import_path_is_described_with_what_it_captured(tmp_path: Path) -> None:
+    (branch,) = manifest_of(Settings(scaled(0.5)), tmp_path).branches
+
+    assert branch.statics["value"] == ["described", "tests.checkpoint.models:scaled.<locals>.<lambda>(factor=0.5)"]
+
+
+def test_a_description_holds_no_address_and_ends(tmp_path: Path) -> None:
+    def recursive(n: int) -> int:
+        return n and recursive(n - 1)
+
+    def unbound() -> object:
+        return later
+
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    odd, plain, many, named = Odd(), object(), tuple(range(1000)), print
+
+    def function() -> object:
+        return odd, plain, many, named, recursive, test_a_description_holds_no_address_and_ends
+
+    kind, text = manifest_of(Settings(function), tmp_path).branches[0].statics["value"]
+    assert kind == "described"
+    assert "0x" not in text
+    assert "Odd ...," in text
+    assert "98, 99)" in text
+    assert "recursive=" in text
+    assert "named=builtins:print" in text
+    assert manifest_of(Settings(unbound), tmp_path).branches[0].statics["value"][1].endswith("unbound()")
+    later = 1
+
+
+def test_a_class_may_declare_the_name_under_which_it_is_saved(tmp_path: Path) -> None:
+    class Here(Module):
+        __checkpoint_name__ = "lab.Here"
+        x: Any
+        kind: Any = static(default=None)
+
+    assert manifest_of(Here(1.0), tmp_path).branches[0].cls == "lab.Here"
+    assert manifest_of(Here(1.0, Here), tmp_path).branches[0].statics["kind"] == ["name", "lab.Here"]
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_a_declared_name_that_is_no_name_is_refused(name: Any, tmp_path: Path) -> None:
+    wrong: Any = type("Wrong", (Module,), {"__checkpoint_name__": name, "__annotations__": {"x": Any}})
+
+    with pytest.raises(CheckpointError, match=r"Wrong.__checkpoint_name__ is .*, and must be a name such as 'mylib"):
+        save(tmp_path / "x", wrong(1.0))
+
+
+def test_containers_are_told_apart(tmp_path: Path) -> None:
+    tree: Any = {"list": [1], "tuple": (1,), "none": None, "empty": {}, "named": Size(1, 2), "node": Static("x")}
+    kinds = {branch.path: branch.kind for branch in manifest_of(tree, tmp_path).branches}
+
+    assert kinds == {
+        "": "dict",
+        "['empty']": "dict",
+        "['list']": "list",
+        "['named']": "namedtuple",
+        "['node']": "node",
+        "['none']": "none",
+        "['tuple']": "tuple",
+    }
+
+
+def test_writing_and_reading_gives_the_same_manifest(tmp_path: Path) -> None:
+    manifest = manifest_of(train_state(), tmp_path)
+
+    assert from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
+
+
+# Released versions
+
+
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+def test_files_of_every_released_version_load(version: int, tmp_path: Path) -> None:
+    folder = DATA / f"version-{version}"
+    expected = train_state()
+
+    one = load(folder / "state.safetensors", like=expected)
+    shutil.copytree(folder / "steps", tmp_path / "steps")
+    other = CheckpointManager(tmp_path / "steps").restore(like=expected)
+
+    for found in (one, other):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
+
+
+def test_a_newer_version_says_so(tmp_path: Path) -> None:
+    content = {**document_of({"x": 1.0}, tmp_path)["manifest"], "version": VERSION + 1}
+
+    with pytest.raises(CheckpointError, match=f"has format version {VERSION + 1}, and this Treewright reads up to 1"):
+        from_json(signed(content))
+
+
+# What is not a manifest
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The document with one entry changed, and a digest that fits."""
+    content = copy.deepcopy(document["manifest"])
+    inside = content
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    return signed(content)
+
+
+NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "format": (("format",), "other", "the format is 'other'"),
+    "version 0": (("version",), 0, "there is no format version 0"),
+    "version of another type": (("version",), True, "'version' is no int"),
+    "nodes": (("nodes",), {}, "'nodes' is no list"),
+    "a node that is no object": (("nodes", 0), 3, "there should be an object, and there is '3'"),
+    "steps": (("nodes", 0, "steps"), [1], "'steps' holds more than strings"),
+    "deep steps": (("leaves", 0, "steps"), ["a"] * 300, "an entry lies 300 levels deep"),
+    "kind of container": (("nodes", 0, "kind"), "set", "'set' is no kind of container"),
+    "kind of field": (("nodes", 0, "fields", "width"), "other", "has no known kind"),
+    "fields and statics": (("nodes", 0, "fields", "width"), "child", "disagree"),
+    "keys": (("nodes", 0, "keys"), [], "has other keys than children"),
+    "class": (("nodes", 0, "class"), None, "'class' is no str"),
+    "kind of leaf": (("leaves", 0, "kind"), "str", "is a 'str' of 'float32', and no such leaf"),
+    "dtype": (("leaves", 0, "dtype"), "object", "of 'object', and no such leaf"),
+    "negative shape": (("leaves", 0, "shape"), [-1], r"has the shape \[-1\]"),
+    "huge shape": (("leaves", 0, "shape"), [2**64], "has the shape"),
+    "long shape": (("leaves", 0, "shape"), [1] * 65, "has the shape"),
+    "digest": (("leaves", 0, "digest"), {"all": "0"}, "has the digest '0'"),
+    "no digest": (("leaves", 0, "digest"), {}, "do not cover it"),
+    "place": (("leaves", 0, "digest"), {"0:1": "0" * 32}, "is no block of an array of rank 2"),
+    "place outside": (("leaves", 0, "digest"), {"0:9,0:1": "0" * 32}, "is no block of an array of shape"),
+    "place of words": (("leaves", 0, "digest"), {"a:b,0:1": "0" * 32}, "invalid literal"),
+    "part of it": (("leaves", 0, "digest"), {"0:1,0:1": "0" * 32}, "do not cover it"),
+    "two of one place": (("leaves", 0, "steps"), ["layers", "0", "bias"], "do not make one tree"),
+    "loose end": (("leaves", 0, "steps"), ["layers", "9"], "do not make one tree"),
+}
+
+
+@pytest.mark.parametrize("name", NET_CHANGES)
+def test_an_entry_that_can_not_be_is_refused_even_with_a_digest_that_fits(name: str, tmp_path: Path) -> None:
+    path, value, message = NET_CHANGES[name]
+
+    with pytest.raises(CheckpointDamagedError, match=message):
+        from_json(changed(document_of(net(), tmp_path), path, value))
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
+    document = document_of({"a": {"b": 1.0}, "c": 2.0}, tmp_path)
+    document = changed(document, ("leaves", 1, "steps"), ["a.b"])
+    document = changed(document, ("nodes", 0, "children", 1), "a.b")
+
+    with pytest.raises(CheckpointDamagedError, match="two leaves have one name"):
+        from_json(document)
+
+
+def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path) -> None:
+    document = document_of(net(), tmp_path)
+    document["manifest"]["nodes"][0]["statics"]["width"] = 4
+
+    with pytest.raises(CheckpointDamagedError, match=r"The manifest is damaged: it has the digest .*was saved"):
+        from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        (f"1{'0' * 5000}", "is no JSON"),
+        ('{"manifest":' * 10_000 + "1" + "}" * 10_000, "damaged|no JSON"),
+        ("null", "there should be an object, and there is 'None'"),
+        ("{}", "'manifest' is no dict"),
+        ('{"manifest": {}}', "'format' is no str"),
+        ('{"manifest": {"format": NaN}}', "'format' is no str"),
+    ],
+)
+def test_a_text_that_is_no_manifest_is_an_error_and_no_crash(text: str, message: str) -> None:
+    with pytest.raises(CheckpointDamagedError, match=message):
+        from_json(parsed(text))
+
+
+def test_a_manifest_of_impossible_length_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treewright.checkpoint.manifest.LONGEST", 10)
+
+    with pytest.raises(CheckpointDamagedError, match="The manifest has 11 characters, more than 10"):
+        parsed(" " * 11)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["steps", "path", "kind", "children", "class", "keys", "fields", "statics", "shape", "dtype", "weak", "digest"]
+)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=300)
+def test_the_reader_takes_any_document_or_refuses_it(data: st.DataObject) -> None:
+    leaf: Any = {
+        "steps": ["w"],
+        "path": ".w",
+        "kind": "array",
+        "shape": [2],
+        "dtype": "int8",
+        "digest": {"all": "0" * 32},
+    }
+    node: Any = {"steps": [], "path": "", "kind": "dict", "children": ["w"], "keys": ["w"]}
+    content: Any = {"format": "treewright.checkpoint", "version": 1, "nodes": [node], "leaves": [leaf]}
+    for _ in range(data.draw(st.integers(0, 3))):
+        entry = data.draw(st.sampled_from([content, node, leaf]))
+        key = data.draw(KEYS | st.sampled_from(["nodes", "leaves", "version", "format"]))
+        entry[key] = data.draw(JSON)
+
+    try:
+        manifest = from_json(signed(content))
+    except CheckpointError:
+        return
+    assert isinstance(manifest, Manifest)
+    assert from_json(manifest.to_json()) == manifest
+
+
+@hypothesis.given(JSON)
+def test_the_reader_refuses_what_is_no_manifest(document: Any) -> None:
+    with pytest.raises(CheckpointDamagedError):
+        from_json(document)
+
+
+def test_entries_are_plain_data(tmp_path: Path) -> None:
+    manifest = manifest_of(Net((Dense.of(1, 1),), jnp.float32(0)), tmp_path)
+
+    assert {type(entry) for entry in (*manifest.branches, *manifest.leaves)} == {Branch, Leaf}
+    assert [(leaf.name, str(leaf.form)) for leaf in manifest.leaves] == [
+        ("layers.0.kernel", "float32[1,1] (array)"),
+        ("layers.0.bias", "float32[1] (array)"),
+        ("count", "float32[] (array)"),
+    ]

@@ -1,0 +1,116 @@
+"""equinox: its transformations and tools take our nodes, and modules of either kind hold the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.conftest import count_traces
+from treewright import Module, TrainState, static
+
+eqx = pytest.importorskip("equinox")
+
+
+class Scaled(Module):
+    inner: Any
+    scale: jax.Array
+    name: str = static(default="scaled")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        result: jax.Array = self.scale * self.inner(x)
+        return result
+
+
+def scaled() -> Scaled:
+    return Scaled(eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0)), jnp.asarray(2.0))
+
+
+def test_filter_jit_takes_a_node_and_traces_again_only_for_another_static() -> None:
+    jitted = eqx.filter_jit(counted := count_traces(lambda model, x: model(x)))
+
+    for model in (scaled(), scaled(), scaled().replace(name="other")):
+        jitted(model, jnp.ones(3))
+
+    assert counted.count == 2
+
+
+def test_a_layer_of_equinox_is_a_field_and_trains() -> None:
+    x, y = jax.random.normal(jax.random.key(1), (16, 3)), jnp.ones((16, 2))
+    params, rest = eqx.partition(scaled(), eqx.is_inexact_array)  # its activation is a leaf, as equinox has it
+    assert isinstance(params, Scaled)
+    state: TrainState[Scaled] = TrainState.create(params=params, tx=optax.adam(0.03))
+
+    def loss(params: Scaled) -> jax.Array:
+        return jnp.mean((jax.vmap(eqx.combine(params, rest))(x) - y) ** 2)
+
+    before = float(loss(state.params))
+    step = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(loss)(state.params)))
+    for _ in range(20):
+        state = step(state)
+
+    assert float(loss(state.params)) < before / 2
+
+
+def test_tree_at_changes_children_of_our_nodes_and_of_its_own_inside_them() -> None:
+    model = scaled()
+
+    changed = eqx.tree_at(
+        lambda model: (model.scale, model.inner.layers[0].bias), model, (jnp.asarray(5.0), jnp.ones(8))
+    )
+    removed = eqx.tree_at(lambda model: model.scale, model, replace_fn=lambda _: None)
+
+    assert (float(changed.scale), changed.name, removed.scale) == (5.0, "scaled", None)
+    np.testing.assert_array_equal(changed.inner.layers[0].bias, 1)
+    assert changed.inner.layers[1] is not None
+    assert float(model.scale) == 2.0
+
+
+def test_our_node_is_a_field_of_an_equinox_module_as_a_child_and_as_a_static() -> None:
+    class Setting(Module):
+        width: int = static(default=3)
+
+    class Theirs(eqx.Module):  # type: ignore[misc, name-defined]  # pytest.importorskip gives Any
+        ours: Scaled
+        setting: Setting = eqx.field(static=True)
+
+    model = Theirs(scaled(), Setting())
+    jitted = jax.jit(counted := count_traces(lambda arrays: arrays.ours.scale * arrays.setting.width))
+
+    arrays, _ = eqx.partition(model, eqx.is_array)
+    assert float(jitted(arrays)) == 6.0
+    assert float(jitted(eqx.partition(Theirs(scaled(), Setting()), eqx.is_array)[0])) == 6.0
+    assert counted.count == 1
+
+
+def test_filter_grad_vmap_and_eval_shape_give_nodes() -> None:
+    model = scaled()
+
+    grads = eqx.filter_grad(lambda model: jnp.sum(model(jnp.ones(3))))(model)
+    shapes = eqx.filter_eval_shape(lambda: model)
+    outputs = eqx.filter_vmap(lambda model, x: model(x), in_axes=(None, 0))(model, jnp.ones((4, 3)))
+
+    assert isinstance(grads, Scaled)
+    assert isinstance(shapes, Scaled)
+    assert outputs.shape == (4, 2)
+
+
+def test_leaves_are_saved_and_read_by_equinox(tmp_path: Any) -> None:
+    model = scaled()
+
+    eqx.tree_serialise_leaves(tmp_path / "model.eqx", model)
+    restored = eqx.tree_deserialise_leaves(
+        tmp_path / "model.eqx", eqx.tree_at(lambda m: m.scale, model, jnp.asarray(0.0))
+    )
+
+    assert eqx.tree_equal(restored, model)
+
+
+def test_our_method_is_taken_by_filter_jit() -> None:
+    model = scaled()
+
+    assert eqx.filter_jit(model.__call__)(jnp.ones(3)).shape == (2,)

@@ -1,0 +1,106 @@
+"""jaxtyping with beartype: shapes of fields are checked where a node is made, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import Module, pytree_dataclass, replace, static
+
+jaxtyping = pytest.importorskip("jaxtyping")
+beartype = pytest.importorskip("beartype")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)
+# Not annotations of a class body in this file, where they would be strings that the checkers below can't resolve.
+MATRIX, VECTOR = jaxtyping.Float[jax.Array, "n m"], jaxtyping.Float[jax.Array, " m"]
+
+
+def decorated() -> Any:
+    class Linear:
+        size: int = static(default=3)
+
+    Linear.__annotations__ = {"kernel": MATRIX, "bias": VECTOR, **Linear.__annotations__}
+    return checked(pytree_dataclass(Linear))
+
+
+def module() -> Any:
+    return checked(type("Linear", (Module,), {"__annotations__": {"kernel": MATRIX, "bias": VECTOR}}))
+
+
+@pytest.mark.parametrize("make", [decorated, module])
+def test_shapes_are_checked_at_construction(make: Any) -> None:
+    cls = make()
+    cls(jnp.ones((2, 3)), jnp.ones(3))
+
+    with pytest.raises(jaxtyping.TypeCheckError, match="'bias'"):
+        cls(jnp.ones((2, 3)), jnp.ones(4))
+    with pytest.raises(jaxtyping.TypeCheckError, match="'kernel'"):
+        cls(jnp.ones(3), jnp.ones(3))
+
+
+@pytest.mark.parametrize("make", [decorated, module])
+def test_unflatten_and_transformations_are_silent(make: Any) -> None:
+    cls = make()
+    linear = cls(jnp.ones((2, 3)), jnp.ones(3))
+
+    assert jax.tree.map(lambda _: "any leaf", linear).kernel == "any leaf"
+    batched = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), linear)
+    assert jax.vmap(lambda one: one.kernel @ one.bias)(batched).shape == (5, 2)
+    assert jax.jit(lambda one: one)(linear) == linear
+    jax.grad(lambda one: jnp.sum(one.kernel))(linear)
+
+
+def test_a_traced_node_is_checked_when_the_traced_function_makes_it() -> None:
+    cls = decorated()
+
+    with pytest.raises(jaxtyping.TypeCheckError, match="'bias'"):
+        jax.jit(lambda x: cls(x, x).kernel)(jnp.ones((2, 3)))
+
+
+def test_replace_calls_no_constructor_so_a_check_init_looks_at_the_shapes_there() -> None:
+    class Linear(Module):
+        kernel: Any
+
+        def __check_init__(self) -> None:
+            if not isinstance(self.kernel, MATRIX):
+                raise TypeError(f"kernel is {self.kernel}")
+
+    linear = Linear(jnp.ones((2, 3)))
+
+    assert replace(decorated()(jnp.ones((2, 3)), jnp.ones(3)), bias=jnp.ones(7)).bias.shape == (7,)
+    with pytest.raises(TypeError, match="kernel is"):
+        linear.replace(kernel=jnp.ones(3))
+    assert jax.tree.map(lambda _: None, linear).kernel is None
+
+
+def test_jaxtypings_import_hook_checks_modules_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hooked_model.py").write_text(
+        "import jax\n"
+        "from jaxtyping import Array, Float\n"
+        "from treewright import Module\n"
+        "class Linear(Module):\n"
+        "    kernel: Float[Array, 'n m']\n"
+        "    bias: Float[Array, 'm']\n"
+        "    def __call__(self, x: Float[Array, 'n']) -> Float[Array, 'm']:\n"
+        "        return x @ self.kernel + self.bias\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with jaxtyping.install_import_hook("hooked_model", "beartype.beartype"):
+        hooked: Any = importlib.import_module("hooked_model")
+
+    linear = hooked.Linear(jnp.ones((2, 3)), jnp.ones(3))
+
+    assert jax.jit(linear.__call__)(jnp.ones(2)).shape == (3,)
+    with pytest.raises(jaxtyping.TypeCheckError, match="'bias'"):
+        hooked.Linear(jnp.ones((2, 3)), jnp.ones(4))
+    with pytest.raises(jaxtyping.TypeCheckError, match="'x'"):
+        linear(jnp.ones((2, 2)))

@@ -1,0 +1,225 @@
+"""The table of features in docs/moving: each cell is what happens, library by library."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from treewright import pytree_dataclass, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = Path(__file__).parents[2] / "docs" / "moving" / "index.md"
+SOURCES = {
+    "flax.struct": (
+        "from flax import struct\n@struct.dataclass\nclass Node:\n{body}",
+        "struct.field(pytree_node=False, default='s')",
+    ),
+    "equinox": ("import equinox as eqx\nclass Node(eqx.Module):\n{body}", "eqx.field(static=True, default='s')"),
+    "chex": ("import chex\n@chex.dataclass(frozen=True)\nclass Node:\n{body}", None),
+    "jax_dataclasses": (
+        "import jax_dataclasses as jdc\n@jdc.pytree_dataclass\nclass Node:\n{body}",
+        "jdc.static_field(default='s')",
+    ),
+    "simple_pytree": (
+        "import dataclasses, simple_pytree\n@dataclasses.dataclass\nclass Node(simple_pytree.Pytree):\n{body}",
+        "simple_pytree.static_field(default='s')",
+    ),
+    "register_dataclass": (
+        "import dataclasses as d, jax\n@jax.tree_util.register_dataclass\n@d.dataclass(frozen=1)\nclass Node:\n{body}",
+        "d.field(default='s', metadata={'static': True})",
+    ),
+    "Treewright": (
+        "from treewright import pytree_dataclass, static\n@pytree_dataclass\nclass Node:\n{body}",
+        "static(default='s')",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """One way to make `Node`, which has the children `y` and `x`, in this order, and maybe a static `s`."""
+
+    name: str
+
+    @property
+    def has_statics(self) -> bool:
+        return SOURCES[self.name][1] is not None
+
+    def made(self, *lines: str) -> Any:
+        """The class, with more lines in its body."""
+        source, marker = SOURCES[self.name]
+        body = ["y: object", "x: object", *([f"s: object = {marker}"] if marker else []), *lines]
+        # A module of its own, as a user would write it.
+        module: dict[str, Any] = {"__name__": __name__}
+        exec(source.format(body="\n".join(f"    {line}" for line in body)), module)
+        return module["Node"]
+
+
+def attempted(function: Callable[[], object]) -> str:
+    """`yes`, `no` or `error`."""
+    try:
+        return "yes" if function() else "no"
+    except Exception:  # noqa: BLE001  whatever the library does
+        return "error"
+
+
+def positional(library: Library) -> bool:
+    return bool(library.made()(1, 2).x == 2)
+
+
+def static_strings(library: Library) -> bool:
+    node = library.made()(y=jnp.ones(2), x=jnp.ones(2))
+    return library.has_statics and bool(jax.jit(lambda node: node.s == "s")(node))
+
+
+def frozen(library: Library) -> bool:
+    node = library.made()(y=1, x=2)
+    try:
+        node.x = 3
+    except AttributeError:  # dataclasses.FrozenInstanceError too
+        return True
+    return False
+
+
+def checked_by_hand(library: Library) -> bool:
+    check = "def __post_init__(self):\n        if jnp.ndim(self.x) != 1: raise ValueError('x')"
+    node = library.made("import jax.numpy as jnp", check.replace("jnp.ndim", "type(self).jnp.ndim"))(
+        y=jnp.ones(3), x=jnp.ones(3)
+    )
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), node)
+    jax.tree.map(lambda _: "text", node)
+    return bool(jax.vmap(lambda node: node.x.sum())(many).shape == (2,))
+
+
+def exact_statics(library: Library) -> bool:
+    cls = library.made()
+    jitted = jax.jit(lambda node: jnp.asarray(node.s))
+    jitted(cls(y=jnp.ones(1), x=jnp.ones(1), s=1))
+    return bool(jitted(cls(y=jnp.ones(1), x=jnp.ones(1), s=True)).dtype == bool)
+
+
+def fresh_result(library: Library) -> bool:
+    scales = [2.0]
+    jitted = jax.jit(lambda node: sum(node.s))
+    try:
+        node = library.made()(y=jnp.ones(1), x=jnp.ones(1), s=scales)
+    except TypeError:
+        return True  # it is refused, so no result can be old
+    jitted(node)
+    scales.append(3.0)
+    return bool(jitted(node) == 5)
+
+
+def same_lambda(library: Library) -> bool:
+    cls, traces = library.made(), []
+
+    @jax.jit
+    def apply(node: Any) -> Any:
+        traces.append(1)
+        return node.s(node.x)
+
+    for _ in range(2):
+        apply(cls(y=jnp.ones(1), x=jnp.ones(1), s=lambda x: 2 * x))
+    return len(traces) == 1
+
+
+def inherited(library: Library) -> bool:
+    return len(jax.tree.leaves(type("Sub", (library.made(),), {})(y=1, x=2))) == 2
+
+
+def compared(library: Library) -> bool:
+    cls = library.made()
+    return isinstance(cls(y=jnp.ones(2), x=1) == cls(y=jnp.ones(2), x=1), bool)
+
+
+def named(library: Library) -> bool:
+    (path, _), *_ = jax.tree_util.tree_leaves_with_path(library.made()(y=1, x=2))
+    return jax.tree_util.keystr(path) in {".x", ".y"}
+
+
+def in_order(library: Library) -> bool:
+    return jax.tree.leaves(library.made()(y=1, x=2)) == [1, 2]
+
+
+def told_apart(library: Library) -> bool:
+    first, second = library.made()(y=1, x=2), library.made()(y=1, x=2)
+    return jax.tree.structure(first) != jax.tree.structure(second)
+
+
+def exported(library: Library) -> bool:
+    node = library.made()(y=jnp.ones(2), x=jnp.ones(2))
+    return bool(jax.export.export(jax.jit(lambda node: node.x))(node).serialize())
+
+
+def saved_by_flax(library: Library) -> bool:
+    from flax import serialization
+
+    node = library.made()(y=1, x=2)
+    return serialization.to_state_dict(node) == {"y": 1, "x": 2}
+
+
+# What stands in the table, and what shows it.
+FEATURES: dict[str, Callable[[Library], bool]] = {
+    "arguments by position": positional,
+    "a static string": static_strings,
+    "an assignment to a field is refused": frozen,
+    "a class that checks its fields in `__post_init__` works in `vmap` and `tree.map`": checked_by_hand,
+    "a static `1`, then `True`: each its own trace": exact_statics,
+    "a static list that grows gives no old result": fresh_result,
+    "an equal static lambda made anew: one trace": same_lambda,
+    "a subclass without a decorator is a node": inherited,
+    "`==` gives a `bool`": compared,
+    "key paths name fields": named,
+    "leaves in the order of the fields": in_order,
+    "two classes have two treedefs": told_apart,
+    "`jax.export` writes it": exported,
+    "`flax.serialization` knows it": saved_by_flax,
+}
+
+
+def cell(library: Library, feature: Callable[[Library], bool]) -> str:
+    statics = feature in {exact_statics, fresh_result, same_lambda}
+    return "no statics" if statics and not library.has_statics else attempted(lambda: feature(library))
+
+
+def table() -> list[list[str]]:
+    """The cells of the page, by rows."""
+    lines = PAGE.read_text(encoding="utf-8").partition("## What was tried")[2].splitlines()
+    rows = [line for line in lines if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_cell_of_the_table_is_what_happens(name: str) -> None:
+    module = {"flax.struct": "flax", "register_dataclass": "jax", "Treewright": "treewright"}.get(name, name)
+    if importlib.util.find_spec(module) is None or importlib.util.find_spec("flax") is None:
+        pytest.skip(f"needs {module} and flax")
+    if name == "simple_pytree" and importlib.metadata.version("simple-pytree") < "0.2":
+        pytest.skip("the page is about simple_pytree 0.2, which needs an older Python than this")
+    head, *rows = table()
+    column = head.index(name)
+
+    found = {title: cell(Library(name), feature) for title, feature in FEATURES.items()}
+
+    assert found == {row[0]: row[column] for row in rows}
+
+
+def test_a_module_and_a_decorated_class_are_both_without_a_no() -> None:
+    @pytree_dataclass
+    class Decorated:
+        x: object
+        s: object = static(default="s")
+
+    assert set(table()[0][1:]) == set(SOURCES)
+    assert {row[-1] for row in table()[1:]} == {"yes"}
+    assert jax.tree.leaves(Decorated(1)) == [1]

@@ -1,0 +1,218 @@
+"""optax: each transform that takes a mask or labels takes nodes for them, and gives what it gives for dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, TrainState, static
+
+optax = pytest.importorskip("optax")
+
+
+class Dense(Module):
+    kernel: jax.Array
+    bias: jax.Array
+    activation: Callable[[jax.Array], jax.Array] = static(default=jnp.tanh)
+
+
+class Net(Module):
+    first: Dense
+    second: Dense
+
+
+def layer(scale: float) -> Dense:
+    return Dense(scale * jnp.ones((2, 2)), scale * jnp.ones(2))
+
+
+NET = Net(layer(1.0), layer(2.0))
+GRADS = jax.tree.map(lambda leaf: 0.1 * leaf, NET)
+
+
+def as_dict(tree: Any) -> Any:
+    """The same tree of dicts, which optax was written for."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in dataclasses.fields(tree) if field.name != "activation"]
+        return {name: as_dict(getattr(tree, name)) for name in names}
+    return tree
+
+
+def kernels(tree: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: jax.tree_util.keystr(path).find("kernel") > 0, tree)
+
+
+def labels(tree: Any) -> Any:
+    return jax.tree.map(lambda kernel: "kernel" if kernel else "bias", kernels(tree))
+
+
+# Each makes a transform from a mask, or from labels: a tree, or a function that gives one.
+MASKED: dict[str, Callable[[Any], Any]] = {
+    "adadelta": lambda mask: optax.adadelta(0.1, weight_decay=0.1, weight_decay_mask=mask),
+    "adafactor": lambda mask: optax.adafactor(0.1, weight_decay_rate=0.1, weight_decay_mask=mask),
+    "adamaxw": lambda mask: optax.adamaxw(0.1, weight_decay=0.1, mask=mask),
+    "adamw": lambda mask: optax.adamw(0.1, weight_decay=0.1, mask=mask),
+    "adan": lambda mask: optax.adan(0.1, weight_decay=0.1, mask=mask),
+    "add_decayed_weights": lambda mask: optax.add_decayed_weights(0.1, mask=mask),
+    "lamb": lambda mask: optax.lamb(0.1, weight_decay=0.1, mask=mask),
+    "lars": lambda mask: optax.lars(0.1, weight_decay=0.1, weight_decay_mask=mask, trust_ratio_mask=mask),
+    "lion": lambda mask: optax.lion(0.1, weight_decay=0.1, mask=mask),
+    "masked": lambda mask: optax.masked(optax.sgd(0.1), mask),
+    "nadamw": lambda mask: optax.nadamw(0.1, weight_decay=0.1, mask=mask),
+}
+FROZEN: dict[str, Callable[[Any], Any]] = {
+    "freeze": lambda mask: optax.freeze(mask),
+    "selective_transform": lambda mask: optax.selective_transform(optax.adam(0.1), freeze_mask=mask),
+}
+LABELLED: dict[str, Callable[[Any], Any]] = {
+    "multi_transform": lambda tree: optax.multi_transform({"kernel": optax.adam(0.1), "bias": optax.sgd(1.0)}, tree),
+    "partition": lambda tree: optax.partition({"kernel": optax.adam(0.1), "bias": optax.set_to_zero()}, tree),
+}
+CONTRIBUTED: dict[str, Callable[[Any], Any]] = {
+    "acprop": lambda mask: optax.contrib.acprop(0.1, weight_decay=0.1, mask=mask),
+    "ademamix": lambda mask: optax.contrib.ademamix(0.1, weight_decay=0.1, mask=mask),
+    "cocob": lambda mask: optax.contrib.cocob(0.1, weight_decay=0.1, mask=mask),
+    "dog": lambda mask: optax.contrib.dog(0.1, weight_decay=0.1, mask=mask),
+    "dowg": lambda mask: optax.contrib.dowg(0.1, weight_decay=0.1, mask=mask),
+    "muon": lambda mask: optax.contrib.muon(0.1, weight_decay=0.1, weight_decay_mask=mask),
+    "simplified_ademamix": lambda mask: optax.contrib.simplified_ademamix(0.1, weight_decay=0.1, mask=mask),
+}
+CASES = {
+    **{name: (make, kernels) for name, make in {**MASKED, **FROZEN, **CONTRIBUTED}.items()},
+    **{name: (make, labels) for name, make in LABELLED.items()},
+}
+
+
+def updated(transform: Any, params: Any, grads: Any) -> Any:
+    """The parameters after three updates under jit."""
+
+    @jax.jit
+    def step(params: Any, state: Any) -> tuple[Any, Any]:
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = transform.init(params)
+    for _ in range(3):
+        params, state = step(params, state)
+    return params
+
+
+ONCE_AS_FUNCTION = ("adamw", "masked", "multi_transform", "partition")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [*[(name, "tree") for name in CASES], *[(name, "function") for name in ONCE_AS_FUNCTION]]
+)
+def test_a_transform_with_a_mask_or_labels_does_for_nodes_what_it_does_for_dicts(name: str, given: str) -> None:
+    if not (hasattr(optax, name) or hasattr(optax.contrib, name)):
+        pytest.skip(f"this optax has no {name}")
+    make, chosen = CASES[name]
+
+    ours = updated(make(chosen(NET) if given == "tree" else chosen), NET, GRADS)
+    theirs = updated(make(chosen(as_dict(NET)) if given == "tree" else chosen), as_dict(NET), as_dict(GRADS))
+
+    assert isinstance(ours, Net)
+    assert ours.first.activation is jnp.tanh
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), as_dict(ours), theirs)
+
+
+def test_every_transform_of_optax_that_takes_a_mask_or_labels_is_among_these() -> None:
+    import inspect
+
+    def takes_one(function: Any) -> bool:
+        try:
+            names = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            return False
+        return any(name.endswith(("mask", "param_labels")) for name in names)
+
+    found = {name for name in dir(optax) if not name.startswith("_") and takes_one(getattr(optax, name))}
+    contributed = {name for name in dir(optax.contrib) if takes_one(getattr(optax.contrib, name))}
+
+    assert found - {*MASKED, *FROZEN, *LABELLED} == set()
+    # galore works on whole matrices only and sophia asks for the objective: both are tried below.
+    assert contributed - {*CONTRIBUTED, "galore", "sophia"} == set()
+
+
+def test_galore_takes_a_mask_of_nodes() -> None:
+    galore = getattr(optax.contrib, "galore", None)
+    if galore is None:
+        pytest.skip("this optax has no galore")
+
+    ours = updated(galore(0.1, rank=1, weight_decay=0.1, mask=kernels(NET)), NET, GRADS)
+    theirs = updated(galore(0.1, rank=1, weight_decay=0.1, mask=kernels(as_dict(NET))), as_dict(NET), as_dict(GRADS))
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), as_dict(ours), theirs)
+
+
+def test_sophia_takes_a_mask_of_nodes() -> None:
+    def objective(params: Any) -> Any:
+        return sum(jnp.sum(leaf**4) for leaf in jax.tree.leaves(params))
+
+    def after(params: Any) -> Any:
+        transform = optax.contrib.sophia(0.1, weight_decay=0.1, weight_decay_mask=kernels(params))
+        state = transform.init(params)
+        for _ in range(2):
+            updates, state = transform.update(jax.grad(objective)(params), state, params, obj_fn=objective)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), as_dict(after(NET)), after(as_dict(NET)))
+
+
+@pytest.mark.parametrize("name", ["adamw", "masked"])
+def test_an_optimiser_with_a_mask_made_anew_traces_only_when_the_mask_changes(name: str) -> None:
+    make, chosen = CASES[name]
+    traces: list[None] = []
+
+    @jax.jit
+    def step(state: TrainState[Net]) -> TrainState[Net]:
+        traces.append(None)
+        return state.apply_gradients(grads=GRADS)
+
+    for _ in range(2):
+        state: TrainState[Net] = TrainState.create(params=NET, tx=make(chosen(NET)))
+        step(step(state))
+    assert len(traces) == 1
+
+    changed = jax.tree.map(lambda value: "bias" if isinstance(value, str) else not value, chosen(NET))
+    step(TrainState.create(params=NET, tx=make(changed)))
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize("name", ["multi_transform", "partition"])
+def test_an_optimiser_that_keeps_a_dict_is_compared_by_identity(name: str) -> None:
+    make, chosen = CASES[name]
+    traces: list[None] = []
+
+    @jax.jit
+    def step(state: TrainState[Net]) -> TrainState[Net]:
+        traces.append(None)
+        return state.apply_gradients(grads=GRADS)
+
+    kept = make(chosen(NET))
+    for tx in (kept, kept, make(chosen(NET))):  # optax holds its dict of transforms, which may change in place
+        step(TrainState.create(params=NET, tx=tx))
+    assert len(traces) == 2
+
+
+def test_hyperparameters_in_the_state_can_be_read_and_changed_without_a_trace() -> None:
+    state: TrainState[Net] = TrainState.create(params=NET, tx=optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+    traces: list[None] = []
+
+    @jax.jit
+    def step(state: TrainState[Net]) -> TrainState[Net]:
+        traces.append(None)
+        return state.apply_gradients(grads=GRADS)
+
+    state = step(state)
+    state.opt_state.hyperparams["learning_rate"] = jnp.asarray(0.0, jnp.float32)
+    still = step(state)
+
+    assert still.params == state.params
+    assert len(traces) == 1

@@ -1,0 +1,179 @@
+"""One model without a mesh, on an Auto mesh, on Explicit axes, and on a mesh with both."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from tests.conftest import count_traces
+from treewright import FrozenMapping, Module, field, freeze, static
+from treewright.errors import ShardingError
+from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, sharded_init, shardings
+
+P: Any = PartitionSpec  # whose constructor has no annotations
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+KEPT: Rules = {"embed": "fsdp", "hidden": "tensor", "batch": "fsdp"}
+USED: Rules = {**KEPT, "embed": None}
+KINDS = {"none": None, "auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "both": (AUTO, EXPLICIT)}
+
+
+class MLP(Module):
+    """Fully sharded where it is kept, gathered where it is used, and split over `tensor` while it computes."""
+
+    up: jax.Array = field(sharding=("embed", "hidden"))
+    down: jax.Array = field(sharding=("hidden", "embed"))
+    rules: FrozenMapping[str, Any] = static(converter=freeze)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        used = constrain_tree(self, self.rules)
+        x = constrain(x, "batch", None, rules=self.rules)
+        hidden = jax.nn.relu(jnp.dot(x, used.up, out_sharding=out_sharding("batch", "hidden", rules=self.rules)))
+        hidden = constrain(hidden, "batch", "hidden", rules=self.rules)
+        return jnp.dot(hidden, used.down, out_sharding=out_sharding("batch", None, rules=self.rules))
+
+
+def make(key: jax.Array) -> MLP:
+    up, down = jax.random.split(key)
+    return MLP(jax.random.normal(up, (8, 16)), jax.random.normal(down, (16, 8)), USED)  # type: ignore[arg-type]
+
+
+def loss(model: MLP, x: jax.Array) -> jax.Array:
+    return jnp.mean(model(x) ** 2)
+
+
+def mesh_of(kinds: tuple[AxisType, ...]) -> Mesh:
+    return jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=kinds)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_model_trains_alike_without_a_mesh_and_on_any(name: str) -> None:
+    kinds = KINDS[name]
+    x, key = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32), jax.random.key(0)
+    step = jax.jit(
+        counted := count_traces(
+            lambda model, x: jax.tree.map(lambda p, g: p - g / 100, model, jax.grad(loss)(model, x))
+        )
+    )
+    expected: Any = make(key)
+    for _ in range(3):
+        expected = jax.tree.map(lambda p, g: p - g / 100, expected, jax.grad(loss)(expected, jnp.asarray(x)))
+
+    if kinds is None:
+        model, data = make(key), jnp.asarray(x)
+    else:
+        mesh = mesh_of(kinds)
+        model = sharded_init(make, key, mesh=mesh, rules=KEPT)
+        data = jax.device_put(x, NamedSharding(mesh, P("fsdp")))
+    with contextlib.nullcontext() if kinds is None else jax.set_mesh(mesh_of(kinds)):
+        for _ in range(3):
+            model = step(model, data)
+
+    assert counted.count == 1
+    for left, right in zip(jax.tree.leaves(model), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
+    if kinds is not None:
+        assert model.up.addressable_shards[0].data.shape == (4, 8)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_batched_model_runs_on_any_mesh(name: str) -> None:
+    kinds = KINDS[name]
+
+    def one(x: jax.Array) -> jax.Array:
+        return constrain(x * 2, "tensor")
+
+    with contextlib.nullcontext() if kinds is None else jax.set_mesh(mesh_of(kinds)):
+        assert jax.jit(jax.vmap(one))(jnp.ones((3, 4))).tolist() == [[2.0] * 4] * 3
+
+
+@pytest.mark.parametrize("name", ["auto", "explicit", "both"])
+@pytest.mark.parametrize("jitted", [True, False])
+def test_values_are_split_inside_jit_and_outside(name: str, jitted: bool) -> None:
+    def split(x: jax.Array) -> jax.Array:
+        return constrain(x, "fsdp", "tensor", None)
+
+    with jax.set_mesh(mesh_of(KINDS[name] or ())):
+        x = (jax.jit(split) if jitted else split)(jnp.ones((2, 4, 3)))
+
+    assert x.addressable_shards[0].data.shape == (1, 2, 3)
+
+
+def test_of_two_kinds_of_mesh_axes_on_one_axis_the_explicit_ones_are_sure() -> None:
+    seen: list[Any] = []
+
+    with jax.set_mesh(mesh_of((EXPLICIT, AUTO))):
+        jax.jit(lambda x: seen.append(jax.typeof(constrain(x, ("fsdp", "tensor")))))(jnp.ones(8))
+
+    assert seen[0].sharding.spec == P("fsdp")
+
+
+def test_an_explicit_mesh_types_the_value() -> None:
+    seen: list[Any] = []
+
+    with jax.set_mesh(mesh_of((EXPLICIT, EXPLICIT))):
+        jax.jit(lambda x: seen.append(jax.typeof(constrain(x, None, "tensor"))))(jnp.ones((2, 4)))
+
+    assert seen[0].sharding.spec == P(None, "tensor")
+
+
+def test_out_sharding_is_none_but_under_explicit_axes() -> None:
+    assert out_sharding("fsdp", None) is None
+    with jax.set_mesh(mesh_of((AUTO, AUTO))):
+        assert out_sharding("fsdp", None) is None
+    with jax.set_mesh(mesh_of((EXPLICIT, EXPLICIT))):
+        assert out_sharding("gone", "fsdp") == P(None, "fsdp")
+        assert out_sharding(("fsdp", "tensor")) == P(("fsdp", "tensor"))
+
+
+def test_axes_that_shard_map_took_over_are_left_alone() -> None:
+    mesh = mesh_of((AUTO, AUTO))
+
+    @jax.jit
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.shard_map(lambda x: constrain(x * 2, "fsdp"), mesh=mesh, in_specs=P("fsdp"), out_specs=P("fsdp"))(x)
+
+    with jax.set_mesh(mesh):
+        assert doubled(jnp.ones(4)).tolist() == [2.0] * 4
+
+
+def test_trees_are_gathered_and_split_by_the_names_of_their_fields() -> None:
+    mesh = mesh_of((AUTO, AUTO))
+    model = jax.device_put(make(jax.random.key(0)), shardings(make(jax.random.key(0)), mesh, KEPT))
+
+    with jax.set_mesh(mesh):
+        used = jax.jit(lambda model: constrain_tree(model, USED))(model)
+
+    assert used.up.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "tensor")), 2)
+    with pytest.raises(ShardingError, match=r"\.up, f32\[8,16\]: no rule for 'embed'"):
+        constrain_tree(make(jax.random.key(0)), {"hidden": None})
+
+
+@pytest.mark.parametrize("meshed", [True, False])
+@pytest.mark.parametrize(
+    ("names", "rules", "message"),
+    [
+        (("fsdp",), None, r"constrain\(f32\[3,4\]\) with the names \('fsdp',\): 1 name \('fsdp',\) for 2 axes."),
+        (("a", None), {"b": "fsdp"}, r"constrain\(f32\[3,4\]\) with the names \('a', None\): no rule for 'a'."),
+    ],
+)
+def test_names_that_are_wrong_anywhere_are_refused_everywhere(
+    meshed: bool, names: Any, rules: Any, message: str
+) -> None:
+    context = jax.set_mesh(mesh_of((AUTO, AUTO))) if meshed else contextlib.nullcontext()
+    with context, pytest.raises(ShardingError, match=message):
+        constrain(jnp.ones((3, 4)), *names, rules=rules)
+
+
+def test_a_length_that_does_not_divide_is_refused_where_it_matters() -> None:
+    constrain(jnp.ones((3, 4)), "fsdp", None)
+    with (
+        jax.set_mesh(mesh_of((AUTO, AUTO))),
+        pytest.raises(ShardingError, match=r"axis 0 \('fsdp', length 3\) does not divide by 'fsdp' \(2\)"),
+    ):
+        constrain(jnp.ones((3, 4)), "fsdp", None)

@@ -1,0 +1,115 @@
+"""`field(sharding=..., stack=...)`: checked when the class is made, and no part of the tree."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.conftest import count_traces
+from treewright import Module, buffer, field, static
+from treewright._nodes.spec import spec_of
+from treewright.errors import NodeDefinitionError
+
+
+class Layer(Module):
+    kernel: jax.Array = field(sharding=("embed", "mlp"))
+    mean: jax.Array = buffer(sharding=("mlp",))
+
+
+untyped_static: Any = static
+untyped: Any = field  # for calls that checkers would refuse
+
+
+def declare(value: Any, base: Any = Module) -> Any:
+    return type(base)("Example", (base,), {"__annotations__": {"kernel": Any}, "kernel": value})
+
+
+def test_the_class_knows_the_names_of_each_axis() -> None:
+    assert [field.sharding for field in spec_of(Layer).fields] == [("embed", "mlp"), ("mlp",)]
+    assert spec_of(declare(field(stack="layers"))).fields[0].stack == "layers"
+
+
+def test_names_are_no_part_of_the_treedef() -> None:
+    assert repr(jax.tree.structure(declare(field(sharding=("a",)))(1))) == repr(jax.tree.structure(declare(field())(1)))
+
+
+def test_names_that_are_computed_otherwise_do_not_trace_again() -> None:
+    current = {"names": ("a",)}
+
+    class Moving(Module):
+        kernel: jax.Array = field(sharding=lambda _: current["names"])
+
+    jitted = jax.jit(counted := count_traces(lambda node: node.kernel))
+    jitted(Moving(jnp.ones(2)))
+    current["names"] = ("b",)
+    jitted(Moving(jnp.ones(2)))
+
+    assert counted.count == 1
+
+
+def test_a_subclass_inherits_the_names_and_may_change_them() -> None:
+    class Same(Layer):
+        extra: float = 0.0
+
+    class Other(Layer):
+        kernel: jax.Array = field(sharding=(None, "mlp"))
+
+    class Whole(Layer):
+        kernel: jax.Array = field()
+
+    assert spec_of(Same).fields[0].sharding == ("embed", "mlp")
+    assert spec_of(Other).fields[0].sharding == (None, "mlp")
+    assert spec_of(Whole).fields[0].sharding is None
+
+
+def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
+    found = spec_of(Layer).fields[0]
+
+    assert pickle.loads(pickle.dumps(found)).sharding == ("embed", "mlp")
+    assert copy.deepcopy(found).sharding == ("embed", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            untyped(sharding="embed"),
+            r"Example.kernel: sharding='embed' is no tuple with a name or None for each axis .* such as \('embed',\).",
+        ),
+        (untyped(sharding=["embed"]), r"sharding=\['embed'\] is no tuple .* such as \(\"embed\", None\)."),
+        (untyped(sharding=("embed", 3)), r"sharding=\('embed', 3\) is no tuple"),
+        (field(sharding=("",)), r"sharding=\('',\) is no tuple"),
+        (untyped(sharding=""), r"sharding='' is no tuple"),
+        (untyped(stack=2), "Example.kernel: stack=2 is no name. It takes the name of one leading axis"),
+        (
+            field(sharding=("embed",), metadata={"static": True}),
+            "Example.kernel is static and has a sharding, but a static is no array and is the same on every",
+        ),
+        (field(stack="layers", metadata={"static": True}), "Example.kernel is static and has a sharding"),
+    ],
+)
+def test_a_sharding_that_no_array_can_have_is_refused_with_the_class(value: Any, message: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=message):
+        declare(value)
+
+
+def test_static_takes_no_sharding() -> None:
+    with pytest.raises(TypeError, match=r"static\(\) got an unexpected keyword argument 'sharding'"):
+        untyped_static(sharding=("embed",))
+
+
+def test_a_field_annotated_anew_does_not_lose_its_names_in_silence() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Example.kernel is annotated anew without field\(\), so its"):
+        declare(1.0, Layer)
+
+
+def test_metadata_static_of_a_field_makes_it_static() -> None:
+    class Named(Module):
+        name: str = field(default="a", metadata={"static": True})
+
+    assert jax.tree.leaves(Named()) == []

@@ -1,0 +1,351 @@
+"""From names and rules to specs and shardings: live and abstract trees, optimisers, stacks, what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from tests.conftest import count_traces
+from treewright import Module, TrainState, field, pytree_dataclass, static
+from treewright.errors import ShardingError
+from treewright.sharding import Rules, partition_specs, sharding_report, shardings
+
+P: Any = PartitionSpec  # whose constructor has no annotations
+RULES: Rules = {"embed": "fsdp", "mlp": "tensor", "layers": None, "batch": ("data", "fsdp")}
+
+
+class Linear(Module):
+    kernel: jax.Array = field(sharding=("embed", "mlp"))
+    bias: jax.Array = field(sharding=("mlp",))
+    scale: float = 1.0
+
+
+class Net(Module):
+    layers: tuple[Linear, ...]
+    name: str = static(default="net")
+
+
+def linear(inputs: int = 4, outputs: int = 8) -> Linear:
+    return Linear(jnp.ones((inputs, outputs)), jnp.zeros(outputs))
+
+
+def mesh(**axes: int) -> AbstractMesh:
+    return AbstractMesh(tuple(axes.values()), tuple(axes))
+
+
+def specs_in(tree: object) -> list[PartitionSpec]:
+    return jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, PartitionSpec))
+
+
+untyped_field: Any = field
+specs: Any = partition_specs  # for calls that checkers would refuse
+
+
+class Single(Module):
+    value: Any = field(sharding=("embed", "mlp"))
+
+
+def test_specs_are_a_tree_of_the_same_class() -> None:
+    net = Net((linear(), linear()))
+
+    found = partition_specs(net, RULES)
+
+    assert isinstance(found, Net)
+    assert jax.tree.structure(found) == jax.tree.structure(net)
+    assert (found.layers[1].kernel, found.layers[1].bias, found.layers[1].scale) == (
+        P("fsdp", "tensor"),
+        P("tensor"),
+        P(),
+    )
+
+
+def test_an_abstract_tree_has_the_specs_of_a_live_one() -> None:
+    assert partition_specs(jax.eval_shape(linear), RULES) == partition_specs(linear(), RULES)
+
+
+def test_shardings_place_each_leaf() -> None:
+    devices = jax.make_mesh((2, 2), ("fsdp", "tensor"))
+
+    placed = jax.device_put(linear(), shardings(linear(), devices, RULES))
+
+    assert placed.kernel.sharding == NamedSharding(devices, P("fsdp", "tensor"))
+    assert placed.kernel.addressable_shards[0].data.shape == (2, 4)
+    assert placed.bias.addressable_shards[0].data.shape == (4,)
+
+
+def test_moments_gradients_and_averages_are_split_like_the_parameters() -> None:
+    net = Net((linear(), linear()))
+    tx = optax.chain(optax.adamw(1e-3), optax.ema(0.9))
+
+    state = partition_specs(TrainState.create(params=net, tx=tx), RULES)
+    grads = partition_specs(jax.grad(lambda net: net.layers[0].kernel.sum())(net), RULES)
+
+    adam, average = state.opt_state[0][0], state.opt_state[1]
+    assert adam.mu == adam.nu == average.ema == state.params == grads
+    assert adam.mu.layers[0].kernel == P("fsdp", "tensor")
+    assert state.step == adam.count == P()
+
+
+def test_names_hold_for_arrays_in_containers_and_not_inside_nodes() -> None:
+    @pytree_dataclass
+    class Mixed:
+        parts: Any = field(sharding=("mlp",))
+
+    found = partition_specs(Mixed({"a": [jnp.ones(2)], "b": linear(), "c": None}), RULES)
+
+    assert found.parts == {"a": [P("tensor")], "b": partition_specs(linear(), RULES), "c": None}
+
+
+def test_a_tree_without_nodes_is_replicated() -> None:
+    assert partition_specs({"w": jnp.ones((2, 3)), "n": 3}, RULES) == {"w": P(), "n": P()}
+
+
+def test_a_class_computes_its_names_from_its_statics() -> None:
+    class Projection(Module):
+        kernel: jax.Array = field(sharding=lambda self: ("embed", "mlp") if self.up else ("mlp", "embed"))
+        blocks: Any = field(stack=lambda self: "stage" if self.stacked else None, default=())
+        up: bool = static(default=True)
+        stacked: bool = static(default=False)
+
+    rules = {**RULES, "stage": "pipe"}
+    assert partition_specs(Projection(jnp.ones((2, 2))), rules).kernel == P("fsdp", "tensor")
+    assert partition_specs(Projection(jnp.ones((2, 2)), up=False), rules).kernel == P("tensor", "fsdp")
+    stacked = Projection(jnp.ones((2, 2)), jnp.ones((3, 4)), stacked=True)
+    assert partition_specs(stacked, rules).blocks == P("pipe")
+    assert partition_specs(Projection(jnp.ones((2, 2)), jnp.ones((3, 4))), rules).blocks == P()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (
+            {"sharding": lambda _: "embed"},
+            r"\.inner\.kernel: the function in sharding= gave 'embed', which is no tuple with a name or None",
+        ),
+        (
+            {"stack": lambda _: 3},
+            r"\.inner\.kernel: the function in stack= gave 3, which is no name of an axis and not",
+        ),
+    ],
+)
+def test_a_function_that_gives_no_names_is_an_error_with_the_path(declared: Any, message: str) -> None:
+    class Inner(Module):
+        kernel: Any = untyped_field(**declared)
+
+    class Outer(Module):
+        inner: Any
+
+    with pytest.raises(ShardingError, match=message):
+        partition_specs(Outer(Inner(jnp.ones(2))), RULES)
+    with pytest.raises(ShardingError, match=r"The tree itself\.kernel: the function"):
+        partition_specs(Inner(jnp.ones(2)), RULES)
+
+
+def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
+    class Deep(Module):
+        blocks: Linear = field(stack="layers")
+        stages: Any = field(stack="stage", default=None)
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    blocks = jax.vmap(lambda key: Linear(jax.random.normal(key, (4, 8)), jnp.zeros(8)))(keys)
+    rules = {**RULES, "layers": "pipe", "stage": None}
+
+    found = partition_specs(Deep(blocks), rules)
+    nested = partition_specs(Deep(blocks, jax.tree.map(lambda x: x[None], Deep(blocks))), rules)
+
+    assert (found.blocks.kernel, found.blocks.bias) == (P("pipe", "fsdp", "tensor"), P("pipe", "tensor"))
+    assert found.blocks.scale == P("pipe")
+    assert nested.stages.blocks.kernel == P(None, "pipe", "fsdp", "tensor")
+
+
+def test_mesh_axes_that_are_absent_or_of_one_device_are_dropped() -> None:
+    assert partition_specs(linear(), RULES, mesh=mesh(tensor=2)).kernel == P(None, "tensor")
+    assert partition_specs(linear(), RULES, mesh=mesh(fsdp=1, tensor=2)).kernel == P(None, "tensor")
+    assert partition_specs(linear(), RULES, mesh=mesh(data=8)).kernel == P()
+    wide = partition_specs(linear(), {"embed": ("data", "fsdp"), "mlp": None}, mesh=mesh(data=2, fsdp=2, tensor=2))
+    assert wide.kernel == P(("data", "fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "rules", "places"),
+    [
+        (
+            Net((Linear(jnp.ones((4, 7)), jnp.ones(7)),)),
+            RULES,
+            [
+                ".layers[0].kernel, f32[4,7]: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
+                ".layers[0].bias, f32[7]: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
+            ],
+        ),
+        (
+            Single(jnp.ones((4, 4))),
+            {"embed": "tensor", "mlp": "tensor"},
+            [".value, f32[4,4]: axis 1 ('mlp', length 4) wants mesh axis 'tensor', which axis 0 has"],
+        ),
+        (
+            Single(jnp.ones((4, 4))),
+            {"embed": ("data", "data"), "mlp": None},
+            [".value, f32[4,4]: axis 0 ('embed', length 4) wants a mesh axis twice: ('data', 'data')"],
+        ),
+        (Single(jnp.ones(6)), RULES, [".value, f32[6]: 2 names ('embed', 'mlp') for 1 axis"]),
+        (
+            Single(jnp.ones((6, 6))),
+            {"embed": ("data", "fsdp"), "mlp": "tensor"},
+            [".value, f32[6,6]: axis 0 ('embed', length 6) does not divide by 'data' (2) x 'fsdp' (2)"],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, places: list[str]) -> None:
+    with pytest.raises(ShardingError) as caught:
+        shardings(tree, mesh(data=2, fsdp=2, tensor=2), rules)
+
+    first, *listed, cure = str(caught.value).splitlines()
+    assert first.endswith("leaves can't be split as the rules say:")
+    assert listed == [f"  {place}" for place in places]
+    assert cure == 'on_misfit="replicate" keeps such an axis, or array, whole on every device.'
+
+
+def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
+    with pytest.raises(ShardingError) as caught:
+        partition_specs([Single(jnp.ones((6, 6))), Single(3)], {"embed": None, "mpl": "tensor"})
+
+    assert str(caught.value).splitlines() == [
+        "2 of 2 leaves can't be split as the rules say:",
+        "  [0].value, f32[6,6]: no rule for 'mlp' (did you mean mpl?)",
+        "  [1].value, 3: no rule for 'mlp' (did you mean mpl?)",
+        "A name needs a rule; None is the rule for an axis that is not split.",
+    ]
+
+
+def test_at_most_twenty_leaves_are_listed() -> None:
+    with pytest.raises(ShardingError, match=r"^25 of 25 leaves (.*\n){21}  and 5 more\n"):
+        partition_specs(Single([jnp.ones(6)] * 25), RULES)
+
+
+def test_a_stack_counts_among_the_names() -> None:
+    class Deep(Module):
+        blocks: Linear = field(stack="layers")
+
+    with pytest.raises(ShardingError, match=r"\.bias, f32\[8\]: 2 names, 1 of a stack, \('layers', 'mlp'\) for 1 axis"):
+        partition_specs(Deep(linear()), RULES)
+
+
+def test_what_does_not_fit_can_be_replicated_instead() -> None:
+    tree = Net((Linear(jnp.ones((4, 7)), jnp.ones((7, 1))),))
+
+    found = partition_specs(tree, RULES, mesh=mesh(fsdp=2, tensor=2), on_misfit="replicate")
+
+    assert (found.layers[0].kernel, found.layers[0].bias) == (P("fsdp"), P())
+    with pytest.raises(ShardingError, match="no rule for 'mlp'"):
+        partition_specs(tree, {"embed": None}, on_misfit="replicate")
+
+
+def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> None:
+    single = Single(jnp.ones((256, 256)))
+    state = jax.eval_shape(lambda: TrainState.create(params=single, tx=optax.adafactor(1e-3)))
+
+    with pytest.raises(ShardingError, match=r"\.v_row\.value, f32\[256\]\(abstract\): 2 names"):
+        partition_specs(state, RULES)
+    found = partition_specs(state, RULES, on_misfit="replicate")
+    assert found.params.value == P("fsdp", "tensor")
+    assert {*specs_in(found.opt_state)} == {P()}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: specs(linear(), "tensor"), TypeError, "Rules are a mapping from names to mesh axes"),
+        (lambda: specs(linear(), {"mlp": 3}), TypeError, "The rule for 'mlp' is 3. A rule is a mesh axis"),
+        (lambda: specs(linear(), {"mlp": (None,)}), TypeError, r"The rule for 'mlp' is \(None,\)"),
+        (lambda: specs(linear(), RULES, mesh={"a": 2}), TypeError, "mesh= is a jax.sharding.Mesh or .*, got {'a': 2}"),
+        (lambda: specs(linear(), RULES, on_misfit="skip"), ValueError, "on_misfit= is .*, got 'skip'"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@given(
+    shape=st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 8]), max_size=4),
+    names=st.lists(st.sampled_from(["a", "b", "c", None]), max_size=4),
+    rules=st.fixed_dictionaries(
+        {name: st.sampled_from([None, "x", "y", ("x", "y"), ("y", "gone")]) for name in ("a", "b", "c")}
+    ),
+)
+def test_whatever_is_replicated_for_a_misfit_jax_takes_the_shardings(
+    shape: list[int], names: list[str | None], rules: Any
+) -> None:
+    class Any1(Module):
+        value: Any = field(sharding=tuple(names))
+
+    devices = jax.make_mesh((2, 2), ("x", "y"))
+    node = Any1(np.zeros(shape, np.float32))
+
+    placed = jax.device_put(node, shardings(node, devices, rules, on_misfit="replicate"))
+
+    parts = placed.value.addressable_shards[0].data.size
+    (leaf,) = sharding_report(node, devices, rules, on_misfit="replicate").leaves
+    assert leaf.device_nbytes == 4 * parts
+    if not leaf.misfits:
+        assert partition_specs(node, rules, mesh=devices).value == leaf.spec
+
+
+def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_once() -> None:
+    devices = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    jitted = jax.jit(counted := count_traces(lambda net: net.kernel * 2))
+
+    jitted(jax.device_put(linear(), shardings(linear(), devices, RULES)))
+    partition_specs(linear(), {"embed": None, "mlp": "fsdp"})
+    jitted(jax.device_put(linear(), shardings(linear(), devices, {"embed": None, "mlp": "fsdp"})))
+
+    assert counted.count == 1
+
+
+def test_names_leave_the_program_as_it_is() -> None:
+    def program_of(**options: Any) -> str:
+        class Layer(Module):
+            kernel: Any = untyped_field(**options)
+
+        lowered = jax.jit(lambda layer: jax.tree.map(lambda leaf: leaf * 2, layer)).lower(Layer(jnp.ones((4, 4))))
+        return lowered.as_text()
+
+    assert program_of(sharding=("embed", "mlp"), stack="layers") == program_of()
+
+
+def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
+    tree = {"net": Net((Linear(jnp.ones((4, 7)), jnp.ones(7, jnp.bfloat16)),)), "key": jax.random.key(0)}
+    rules: Rules = {"embed": ("data", "fsdp"), "mlp": "tensor", "experts": "expert"}
+
+    report = sharding_report(tree, mesh(data=2, fsdp=2, tensor=2), rules, on_misfit="replicate")
+
+    assert str(report).splitlines() == [
+        "leaf                      array       split over   bytes  on a device",
+        "['key']                   key<fry>[]  replicated       8            8",
+        "['net'].layers[0].kernel  f32[4,7]    data x fsdp    112           28",
+        "['net'].layers[0].bias    bf16[7]     replicated      14           14",
+        "['net'].layers[0].scale   1.0         replicated       4            4",
+        "['net'].layers[0].kernel: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
+        "['net'].layers[0].bias: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
+        "not in the mesh, so not used: expert",
+        "138 bytes on 8 devices (data 2, fsdp 2, tensor 2): 54 on each, 26 of them replicated",
+    ]
+    assert (report.nbytes, report.device_nbytes, report.replicated_nbytes) == (138, 54, 26)
+
+
+def test_the_report_of_one_device_and_of_an_inner_axis_reads_well() -> None:
+    lines = str(
+        sharding_report(Single(jnp.ones((2, 4))), mesh(tensor=4), {"embed": None, "mlp": "tensor"})
+    ).splitlines()
+    assert lines[1].split() == [".value", "f32[2,4]", "-,", "tensor", "32", "8"]
+    assert str(sharding_report(Single(jnp.ones((2, 4))), mesh(tensor=1), RULES)).endswith(
+        "not in the mesh, so not used: data, fsdp\n32 bytes on 1 device (tensor 1): 32 on each, 32 of them replicated"
+    )
