@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from treewright import Module, tree_map
+from treewright import Module, count, tree_map
 
 SIZES = (784, 128, 64, 10)
 PICTURE = "network_from_scratch.png"
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     train, test = train_and_test_images(settings.seed)
     network = Network(SIZES, jax.random.key(settings.seed))
     print(network)
-    print(f"{sum(leaf.size for leaf in jax.tree.leaves(network)):,} parameters")
+    print(f"{count(network):,} parameters")
     print(f"{'epoch':>5}{'loss':>10}{'training':>10}{'unseen':>10}")
     step, random = TrainingStep(Descent()), np.random.default_rng(settings.seed)
     for epoch in range(1, settings.epochs + 1):

@@ -2,7 +2,7 @@
 
 The text ships with Python: the topics that `help()` shows, and the licence. The layers are one stacked `Module` under
 `lax.scan`, each recomputed in the backward pass; they compute in bfloat16, and parameters stay float32. At the end the
-model writes.
+state goes into a checkpoint and comes back, and the model writes.
 
 Run `python examples/transformer.py` where `pip install ".[examples]"` has been done.
 """
@@ -23,8 +23,21 @@ import optax
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from treewright import Module, TrainState, buffer, eval_shape, remat, static, tree_map, value_and_grad
+from treewright import (
+    Module,
+    TrainState,
+    buffer,
+    eval_shape,
+    remat,
+    spec_like,
+    static,
+    summary,
+    tree_map,
+    value_and_grad,
+)
+from treewright.checkpoint import load, save
 
+CHECKPOINT = "transformer.safetensors"
 LICENCE = Path(os.__file__).with_name("LICENSE.txt")
 
 
@@ -138,11 +151,10 @@ class Transformer(Module):
         embedding, blocks, scale = tree_map(
             lambda leaf: leaf.astype(self.compute), (self.embedding, self.blocks, self.scale)
         )
-        rotation = jax.lax.stop_gradient(self.rotation)  # a buffer does not learn
 
         @remat
         def layer(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
-            return block(x, rotation), None
+            return block(x, self.rotation), None
 
         x, _ = jax.lax.scan(layer, embedding[characters] * math.sqrt(embedding.shape[1]), blocks)
         return (normalised(x, scale) @ embedding.T).astype(jnp.float32)
@@ -159,12 +171,7 @@ def loss_of(model: Transformer, texts: jax.Array) -> jax.Array:
 
 def kernels(model: Transformer) -> Transformer:
     """True for what weight decay makes smaller: the fields whose names end in `kernel`."""
-
-    def is_kernel(path: tuple[object, ...], _: jax.Array) -> bool:
-        return jax.tree_util.keystr(path).endswith("kernel")
-
-    mask: Transformer = jax.tree_util.tree_map_with_path(is_kernel, model)
-    return mask
+    return spec_like(model, default=False, rules={lambda path, _: path.endswith("kernel"): True})
 
 
 def optimiser(steps: int, rate: float) -> optax.GradientTransformation:
@@ -216,11 +223,14 @@ def unseen_loss(model: Transformer, numbers: np.ndarray, context: int) -> float:
 
 def show_model(model: Transformer) -> None:
     """Where the parameters are; a shape that begins with the number of layers is that of all of them."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(model):
-        print(f"  model{jax.tree_util.keystr(path):30}{leaf.shape!s:>16}{leaf.size:>10,}")
-    print(f"  {'all':35}{'':>16}{sum(leaf.size for leaf in jax.tree.leaves(model)):>10,}")
+    print(summary(model))
     logits = eval_shape(model, jnp.zeros(model.rotation.shape[1], jnp.int32))
     print(f"computes in {jnp.dtype(model.compute)}, gives {logits.dtype}{list(logits.shape)}")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 trace`, `2 traces`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -234,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=16, help="pieces of text in one update")
     parser.add_argument("--letters", type=int, default=400, help="how much it writes at the end")
     parser.add_argument("--seed", type=int, default=0, help="for the model, the pieces and what it writes")
+    parser.add_argument("--output", type=Path, default=Path("output"), help="folder for the checkpoint")
     settings = parser.parse_args(argv)
 
     text = Text.of_python()
@@ -250,11 +261,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for _ in tqdm(range(settings.steps), desc="training", unit="step"):
         state, _ = step(state, pieces(train, settings.batch_size, settings.context, random))
     print(f"loss on unseen text: {unseen_loss(state.params, test, settings.context):.3f}, after {state.step} steps")
-    print(f"training step: {step.calls} calls, {step.traces} trace{'s' * (step.traces != 1)}")
+    print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+
+    settings.output.mkdir(parents=True, exist_ok=True)
+    save(settings.output / CHECKPOINT, state)
+    restored = load(settings.output / CHECKPOINT, like=jax.eval_shape(lambda: state))
+    step(restored, pieces(train, settings.batch_size, settings.context, random))
+    print(f"{settings.output / CHECKPOINT} restored, one more step: {counted(step.traces, 'trace')} in all")
 
     prompt = test[: settings.context]
     keys = jax.random.split(writing, settings.letters)
-    characters = written(state.params, jnp.asarray(prompt), keys, 0.6)
+    model = load(settings.output / CHECKPOINT, like=state).params  # the step above has used up the restored one
+    characters = written(model, jnp.asarray(prompt), keys, 0.6)
     print(f"given: {text.read(prompt.tolist())!r}, it writes:\n")
     print(text.read(np.asarray(characters).tolist()))
     return 0

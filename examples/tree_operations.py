@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from treewright import Module, pytree_dataclass, static, tree_map
+from treewright import Module, count, pytree_dataclass, split_key_like, static, tree_map
 
 T = TypeVar("T")
 
@@ -104,9 +104,11 @@ def clipped_by_leaf(grads: T, most: float) -> T:
 @jax.jit
 def with_noise(tree: T, key: jax.Array, scale: float) -> T:
     """Noise on each leaf, from a key of its own."""
-    leaves, structure = jax.tree.flatten(tree)
-    keys = jax.tree.unflatten(structure, jax.random.split(key, len(leaves)))
-    return tree_map(lambda leaf, key: leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype), tree, keys)
+
+    def noisy(leaf: jax.Array, key: jax.Array) -> jax.Array:
+        return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
+
+    return tree_map(noisy, tree, split_key_like(key, tree))
 
 
 @jax.jit
@@ -118,11 +120,6 @@ def decayed(params: T, factor: float) -> T:
 
     decayed: T = jax.tree_util.tree_map_with_path(decay, params)
     return decayed
-
-
-def parameter_count(tree: object) -> int:
-    """How many numbers the leaves hold: known from their shapes, so `jit` makes it a constant."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def one_of_lists(trees: Sequence[T]) -> T:
@@ -138,10 +135,10 @@ def transposed(trees: Sequence[T]) -> T:
     return turned
 
 
-def list_of_trees(tree: T, count: int) -> list[T]:
+def list_of_trees(tree: T, length: int) -> list[T]:
     """The way back: a list of trees, from a tree whose leaves are lists."""
     inner = jax.tree.structure(tree, is_leaf=lambda node: isinstance(node, list))
-    trees: list[T] = jax.tree.transpose(inner, jax.tree.structure([0] * count), tree)
+    trees: list[T] = jax.tree.transpose(inner, jax.tree.structure([0] * length), tree)
     return trees
 
 
@@ -207,7 +204,7 @@ def main() -> int:
     grads = jax.jit(jax.grad(loss))(net, batch)
     show("the net", net)
     show("its gradients are a net", grads)
-    show("parameters, norm of all", f"{parameter_count(net)}, {norm(net):.3f}")
+    show("parameters, norm of all", f"{count(net)}, {norm(net):.3f}")
     show("the largest leaf, by tree.reduce", jax.tree.reduce(max, tree_map(jnp.size, net)))
     show_arithmetic(net, grads)
     show_structure(net, batch)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples import tree_operations as ops
-from treewright import grad, tree_map
+from treewright import count, grad, tree_map
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_arithmetic_is_that_of_one_long_vector(net: ops.Net, grads: ops.Net) -> 
     np.testing.assert_allclose(as_vector(ops.descended(net, grads, 0.1)), params - 0.1 * grad, rtol=1e-5)
     np.testing.assert_allclose(as_vector(faster), 0.9 - 0.1 * grad, rtol=1e-5)
     np.testing.assert_allclose(as_vector(moved), params + 0.9 - 0.1 * grad, rtol=1e-5)
-    assert ops.parameter_count(net) == len(params) == 26
+    assert count(net) == len(params) == 26
 
 
 def test_a_leaf_is_clipped_only_if_it_is_longer(grads: ops.Net) -> None:

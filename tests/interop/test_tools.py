@@ -109,6 +109,7 @@ def test_hypothesis_shows_the_call_that_makes_the_failing_node() -> None:
 # treescope
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # treescope asks numpy for it
 def test_treescope_shows_fields_and_statics() -> None:
     treescope: Any = pytest.importorskip("treescope")
 
