@@ -121,13 +121,11 @@ print(refused)
 """
 
 
-def mypy(*arguments: str, target: str, cwd: Path = ROOT) -> str:
-    """What mypy prints. Caches of its own, since the options that differ from `make test` would spoil the one there."""
+def mypy(*arguments: str, target: str, cache: str, cwd: Path = ROOT) -> str:
+    """What mypy prints. `cache` names a cache of its own: other options, or another `treewright`, would spoil it."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--python-version", target]
-    cache = ROOT / ".mypy_cache" / ("cases" if cwd == ROOT else "elsewhere")
-    run = subprocess.run(
-        [*command, "--cache-dir", str(cache), *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    caches = ["--cache-dir", str(ROOT / ".mypy_cache" / cache)]
+    run = subprocess.run([*command, *caches, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 
 
@@ -142,7 +140,7 @@ def pyright(*arguments: str, target: str, cwd: Path = ROOT) -> str:
 def checked(target: str) -> tuple[str, str]:
     with ThreadPoolExecutor() as pool:
         cases = str(CASES.relative_to(ROOT))
-        of_mypy = pool.submit(mypy, cases, target=target)
+        of_mypy = pool.submit(mypy, cases, target=target, cache="cases")
         of_pyright = pool.submit(pyright, "--pythonpath", sys.executable, cases, target=target)
         return of_mypy.result(), of_pyright.result()
 
@@ -186,7 +184,7 @@ def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) ->
         json.dumps({**PYRIGHT, "extraPaths": ["src"], "stubPath": str(ROOT / "typings")})
     )
 
-    of_mypy = mypy(*MUTATIONS, UNTOUCHED, target=TARGETS[0], cwd=tmp_path)
+    of_mypy = mypy(*MUTATIONS, UNTOUCHED, target=TARGETS[0], cache="mutations", cwd=tmp_path)
     of_pyright = pyright("--pythonpath", sys.executable, *MUTATIONS, UNTOUCHED, target=TARGETS[0], cwd=tmp_path)
 
     for found in (of_mypy, of_pyright):
@@ -203,7 +201,7 @@ def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(
     (user / "program.py").write_text(program, encoding="utf-8")
     (user / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
 
-    assert mypy("--python-executable", python, "program.py", target=target, cwd=user) == ""
+    assert mypy("--python-executable", python, "program.py", target=target, cache="user", cwd=user) == ""
     assert pyright("--pythonpath", python, "program.py", target=target, cwd=user) == ""
     if sys.version_info >= tuple(int(part) for part in target.split(".")):
         subprocess.run([python, "program.py"], cwd=user, check=True, timeout=120)
