@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treewright import Module, StaticValue, TrainState, buffer, freeze, static
+from treewright import Module, StaticValue, TrainState, buffer, freeze, partition, static, trainable
 
 # jax.sharding's own annotations leave it untyped.
 spec: Any = jax.sharding.PartitionSpec
@@ -118,5 +118,5 @@ def net() -> Net:
 def train_state() -> TrainState[Net]:
     """With moments that are not zero."""
     state: TrainState[Net] = TrainState.create(params=net(), tx=optax.adam(1e-2))
-    grads = jax.tree.map(jnp.ones_like, state.params)
+    grads, _ = partition(jax.tree.map(jnp.ones_like, state.params), trainable)
     return state.replace(opt_state=state.tx.update(grads, state.opt_state)[1])

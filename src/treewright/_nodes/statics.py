@@ -29,8 +29,8 @@ class Statics:
     __slots__ = ("__weakref__", "table", "values")
 
     def __init__(self, table: "StaticTable", values: tuple[Any, ...]) -> None:
-        self.table = table
-        self.values = values
+        self.table: StaticTable = table
+        self.values: tuple[Any, ...] = values
 
     def __repr__(self) -> str:
         """The names of the fields: JAX prints this in its own messages."""
@@ -57,14 +57,14 @@ class StaticTable:
     __slots__ = ("_by_key", "_lock", "content", "empty", "known", "names", "owner")
 
     def __init__(self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> None:
-        self.owner = owner
-        self.names = names
-        self.content = content
+        self.owner: type[Any] = owner
+        self.names: tuple[str, ...] = names
+        self.content: tuple[bool, ...] = content
         self.known: _WeakTable = {}
         self._by_key: _WeakTable = {}
         # Taken to add and to forget, never to find. Reentrant, since the garbage collector may run while it is held.
         self._lock = threading.RLock()
-        self.empty = None if names else self.intern(())
+        self.empty: Statics | None = None if names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (table_of, (self.owner, self.names, self.content))

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -147,7 +148,7 @@ class SafetensorsFile:
         """
         safetensors = engine()
         self.path = path
-        self.file = path.open("rb", buffering=0)
+        self.file: FileIO = path.open("rb", buffering=0)
         try:
             # By its descriptor: under its path there may be another file already.
             with safetensors.safe_open(f"/dev/fd/{self.file.fileno()}", framework="np") as opened:
@@ -159,8 +160,8 @@ class SafetensorsFile:
                     f"{path} is a safetensors file without a manifest: another program wrote it. "
                     f"from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
                 )
-            self.manifest = from_json(parsed(metadata[_KEY]))
-            self.starts = self._starts(shapes)
+            self.manifest: Manifest = from_json(parsed(metadata[_KEY]))
+            self.starts: dict[str, int] = self._starts(shapes)
         except safetensors.SafetensorError as error:
             self.file.close()
             raise CheckpointDamagedError(f"{path} is no whole safetensors file: {error}") from error

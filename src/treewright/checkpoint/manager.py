@@ -72,7 +72,7 @@ class CheckpointManager:
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {keep}.")
-        self.directory = Path(directory).absolute()
+        self.directory: Path = Path(directory).absolute()
         self._keep = keep
         self._asynchronous = asynchronous
         self._orbax = engine()

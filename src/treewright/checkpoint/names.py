@@ -105,10 +105,10 @@ class ReadingCodec(StaticCodec):
     """
 
     def __init__(self, modules: Iterable[str | types.ModuleType] = ()) -> None:
-        self.modules = tuple(
+        self.modules: tuple[types.ModuleType, ...] = tuple(
             importlib.import_module(module) if isinstance(module, str) else module for module in modules
         )
-        self.known = tuple(_named_in(self.modules))
+        self.known: tuple[tuple[str, Any], ...] = tuple(_named_in(self.modules))
 
     def find(self, name: str) -> Any:
         """What has this name in the modules.
