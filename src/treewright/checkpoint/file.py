@@ -4,10 +4,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -20,6 +19,9 @@ from treewright.checkpoint.progress import progress_bar, watched
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.survey import Place, Survey, survey
 from treewright.errors import CheckpointDamagedError, CheckpointError
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 _KEY = "treewright"
 _jax: Any = jax  # whose annotations leave some types open
