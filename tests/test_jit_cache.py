@@ -18,9 +18,11 @@ import pytest
 
 from tests.conftest import CountedTraces, count_traces
 from treewright import Module, TrainState, field, pytree_dataclass, static
+from treewright.checkpoint import CheckpointManager, load, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -243,6 +245,20 @@ def test_what_comes_back_from_pickle_or_deepcopy_does_not_trace_again(make: Any,
     call: Any = jax.jit(counted := count_traces(total))
 
     assert traces_of(call, counted, make(0.1), come_back(make), make(0.1)) == [True, False, False]
+
+
+@each_node
+def test_what_comes_back_from_a_checkpoint_does_not_trace_again(make: Any, tmp_path: Path) -> None:
+    call: Any = jax.jit(counted := count_traces(total))
+    save(tmp_path / "file", make(0.1))
+    with CheckpointManager(tmp_path / "steps") as manager:
+        manager.save(1, make(0.1))
+        manager.wait()
+        steps = manager.restore_latest_valid(like=jax.eval_shape(lambda: make(0.1)))
+    assert steps is not None
+
+    restored = load(tmp_path / "file", like=jax.eval_shape(lambda: make(0.1)))
+    assert traces_of(call, counted, make(0.1), restored, steps.tree, make(0.1)) == [True, False, False, False]
 
 
 # JAX's own messages

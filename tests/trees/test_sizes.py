@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from treewright import Module, TrainState, buffer, count, find_aliases, nbytes, partition, static, trainable
+from treewright.checkpoint import load, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,10 +167,8 @@ def test_weights_that_are_stored_once_stay_tied_through_gradients_checkpoints_an
     assert state.params.embed.is_deleted()
     assert jnp.array_equal(stepped.params.head, stepped.params.embed.T)
 
-    leaves, treedef = jax.tree.flatten(stepped)
-    np.savez(tmp_path / "checkpoint.npz", *leaves)
-    with np.load(tmp_path / "checkpoint.npz") as saved:
-        restored = treedef.unflatten([jnp.asarray(saved[name]) for name in saved])
+    save(tmp_path / "checkpoint", stepped)
+    restored = load(tmp_path / "checkpoint", like=stepped)
     for params in (restored.params, pickle.loads(pickle.dumps(stepped.params))):
         assert len(jax.tree.leaves(params)) == 1
         assert jnp.array_equal(params.head, stepped.params.embed.T)
