@@ -25,8 +25,10 @@ demo: $(VENV)/demo.installed ## train a model on handwritten digits
 test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with coverage, executed docs
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy --strict
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	@echo "mypy and pyright, side by side"; \
+	$(BIN)/mypy --strict & mypy=$$!; \
+	$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
+	wait $$mypy && exit $$pyright
 	$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
