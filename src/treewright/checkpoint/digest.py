@@ -1,4 +1,4 @@
-"""Digests of arrays: xxh3_128, 9 GB/s on one core where CRC-32C gives 5 and SHA-256 1.4 (benchmarks/checkpoint.py).
+"""Digests of arrays: xxh3_128, 9 to 18 GB/s on one core where zlib's CRC-32 gives 2.6 and SHA-256 1.4 (benchmarks/checkpoint.py).
 
 They find accidents: flipped bits, lost writes, blocks of another file. They are no signature, since whoever changes an
 array can compute its digest anew.
