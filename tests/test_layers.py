@@ -297,6 +297,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.node",
         "_nodes.representation",
         "_nodes.spec",
+        "_trees.entries",
         "_trees.paths",
         "errors",
         "sharding.rules",

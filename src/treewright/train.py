@@ -146,20 +146,7 @@ class TrainState(Module, Generic[P]):
             ) from error
         weights: Any  # optax's own type of parameters leaves nodes out
         weights, buffers = partition(self.params, trainable)
-        updates, opt_state = self.tx.update(_like(grads, weights), self.opt_state, weights)
+        updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
         updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
-
-
-def _like(grads: Any, weights: Any) -> Any:
-    """The gradients without those of buffers, which are `None` among the weights."""
-
-    def kept(grad: Any, weight: Any) -> Any:
-        return None if weight is None else grad
-
-    return jax.tree.map(kept, grads, weights, is_leaf=_is_none)
-
-
-def _is_none(leaf: object) -> bool:
-    return leaf is None

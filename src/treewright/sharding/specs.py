@@ -12,6 +12,7 @@ from treewright._nodes.fields import AxisNames, names_problem
 from treewright._nodes.node import finished_pair
 from treewright._nodes.representation import text
 from treewright._nodes.spec import FieldSpec, spec_of
+from treewright._trees.entries import is_node
 from treewright._trees.paths import Path, path_text
 from treewright.errors import ShardingError
 from treewright.sharding.rules import Fit, Resolver, Rules
@@ -46,23 +47,19 @@ def places_in(tree: object) -> list[Place]:
     return found
 
 
-def _is_node(part: object) -> bool:
-    return hasattr(type(part), "__node_spec__")
-
-
 def _collect(part: Any, path: Path, stacks: tuple[str, ...], names: AxisNames | None, found: list[Place]) -> None:
     if isinstance(part, _ARRAYS):
         found.append(Place(path, part, stacks, names))
-    elif _is_node(part):
+    elif is_node(part):
         spec, (children, _) = spec_of(part), finished_pair(part)
         for field, key, child in zip(spec.children, spec.keys, children, strict=True):
             own, stack = _declared(field, part, path)
             _collect(child, (*path, key), stacks if stack is None else (*stacks, stack), own, found)
     else:
         inner: list[tuple[Path, Any]]
-        inner, _ = _jax_trees.tree_flatten_with_path(part, is_leaf=_is_node)
+        inner, _ = _jax_trees.tree_flatten_with_path(part, is_leaf=is_node)
         for steps, item in inner:
-            if _is_node(item):
+            if is_node(item):
                 _collect(item, (*path, *steps), stacks, None, found)
             else:
                 found.append(Place((*path, *steps), item, stacks, names))
