@@ -6,6 +6,7 @@ this file says how to read them.
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import logging
@@ -14,6 +15,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -29,8 +31,10 @@ import xxhash
 from _lines import Line, add_option, lines_text, table, write
 
 from treewright.checkpoint import CheckpointManager, load, save
+from treewright.checkpoint.atomic import FREEING
 
 LARGE, SMALL = 48, 2000
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 def make_tree(megabytes: int) -> dict[str, Any]:
@@ -81,6 +85,12 @@ class Ways:
         """It again, as JAX arrays."""
         jax.block_until_ready(load(self.folder / "file.safetensors", like=self.abstract))
 
+    def forget(self) -> None:
+        """Take both files out of the cache of the system, as far as it does that."""
+        for name in ("raw", "file.safetensors"):
+            with (self.folder / name).open("rb") as file, contextlib.suppress(OSError, AttributeError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def manager_save(self) -> None:
         """One step, until it is on disk."""
         self.step += 1
@@ -115,6 +125,7 @@ class Comparison:
     target: float
     ours: Callable[[], None]
     base: Callable[[], None]
+    before: Callable[[], None] = lambda: None
 
 
 def pairs(ways: Ways) -> tuple[Comparison, ...]:
@@ -122,13 +133,39 @@ def pairs(ways: Ways) -> tuple[Comparison, ...]:
     return (
         Comparison("save", "raw write + fsync", 0.8, ways.save, ways.raw_write),
         Comparison("load", "raw readinto", 0.8, ways.load, ways.raw_read),
+        Comparison("load from the disk", "raw readinto", 0.8, ways.load, ways.raw_read, ways.forget),
         Comparison("manager.save + wait", "Orbax, uncompressed", 0.7, ways.manager_save, ways.orbax_save),
         Comparison("manager.restore", "Orbax, uncompressed", 0.7, ways.manager_restore, ways.orbax_restore),
     )
 
 
-def seconds(run: Callable[[], None]) -> float:
-    """How long one run takes."""
+def fresh_memory() -> None:
+    """Have large arrays in memory that nobody used before, as the first ones in a process are.
+
+    Otherwise glibc hands out what was freed: a raw read into that takes a third of the time, and which of the reads
+    gets it is a matter of chance.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+
+
+def settle() -> None:
+    """Wait for what the run before left behind, and have memory at hand.
+
+    Dirty pages are written, replaced files freed. A virtual machine's host takes back what has been free for a while,
+    and is slow to give it again, so that a run would measure which memory it happened to get: some is used and freed.
+    """
+    for thread in threading.enumerate():
+        if thread.name == FREEING:
+            thread.join()
+    os.sync()
+    np.ones(1 << 30, np.uint8)
+
+
+def seconds(run: Callable[[], None], before: Callable[[], None] = lambda: None) -> float:
+    """How long one run takes, after `before`."""
+    settle()
+    before()
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
@@ -173,6 +210,7 @@ def main() -> int:
     options = parse()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     logging.disable(logging.WARNING)
+    fresh_memory()
     try:
         tree = make_tree(options.megabytes)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
@@ -184,7 +222,7 @@ def main() -> int:
                 both = [one.base, one.ours] if round_ % 2 else [one.ours, one.base]
                 if round_ < 0:  # the files have to be there before they are read
                     both = [one.base, one.ours]
-                taken = {run: seconds(run) for run in both}
+                taken = {run: seconds(run, one.before) for run in both}
                 if round_ >= 0:
                     times[one.name][0].append(taken[one.ours])
                     times[one.name][1].append(taken[one.base])

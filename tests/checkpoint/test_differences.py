@@ -132,7 +132,7 @@ def test_no_array_is_read_before_the_manifest_is_compared(tmp_path: Path, monkey
     def read(*_: object) -> None:
         pytest.fail("an array was read")
 
-    monkeypatch.setattr(SafetensorsFile, "read_array", read)
+    monkeypatch.setattr(SafetensorsFile, "read_run", read)
     with pytest.raises(CheckpointMismatchError):
         load(tmp_path / "x", like={"a": X.T})
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import builtins
 import os
 import stat
+import subprocess
 import sys
+import textwrap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import net, spec
 from treewright.checkpoint import file as file_module
 from treewright.checkpoint import from_names, load, read_manifest, save
+from treewright.checkpoint.atomic import FREEING
 from treewright.checkpoint.progress import progress_bar
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -73,6 +77,83 @@ def test_a_second_file_replaces_the_first_in_one_step(tmp_path: Path) -> None:
 
     assert load(path) == {"a": 2}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_replaced_file_is_let_go_of(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save(path, {"a": 0})
+    for value in range(20):
+        save(path, {"a": value})
+    for thread in threading.enumerate():
+        if thread.name == FREEING:
+            thread.join()
+
+    opened = [str(entry.readlink()) for entry in Path("/dev/fd").iterdir() if entry.is_symlink()]
+    assert not [name for name in opened if str(tmp_path) in name]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_named_pipe_is_replaced_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    save(tmp_path / "x", {"a": 1})
+
+    assert load(tmp_path / "x") == {"a": 1}
+
+
+def test_saving_works_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"a": np.arange(1 << 18), "b": 1}
+    save(tmp_path / "x", 0)
+
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        save(tmp_path / "x", tree)
+    assert_same(load(tmp_path / "x"), tree)
+
+
+def test_a_program_can_save_when_it_ends(tmp_path: Path) -> None:
+    program = f"""
+        import atexit, numpy
+        from treewright.checkpoint import save
+        atexit.register(save, {str(tmp_path / "x")!r}, {{"a": numpy.arange(1 << 18)}})
+    """
+    save(tmp_path / "x", 0)
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+
+    assert run.stderr == ""
+    assert_same(load(tmp_path / "x"), {"a": np.arange(1 << 18)})
+
+
+# Reading in runs
+
+
+@pytest.mark.parametrize("missing", [(), ("3",), ("0", "1", "7", "2500")], ids=["all", "one gap", "several gaps"])
+def test_thousands_of_small_arrays_are_read_with_few_calls(
+    missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {f"{i}": np.full(i % 5, i, np.int32) for i in range(3000)}
+    save(tmp_path / "x", tree)
+    wanted = {name: array for name, array in tree.items() if name not in missing}
+    calls: list[int] = []
+    real = os.preadv
+
+    def counted(*arguments: Any) -> int:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert_same(load(tmp_path / "x", like=wanted, strict=False), wanted)
+    assert len(calls) <= 3 + len(missing)  # of up to 1,024 arrays each
+
+
+def test_an_array_of_several_chunks_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "_CHUNK", 100)
+    tree = {"long": np.arange(251, dtype=np.uint8), "even": np.arange(25.0), "short": np.arange(3)}
+    save(tmp_path / "x", tree)
+
+    assert_same(load(tmp_path / "x"), tree)
 
 
 def test_the_file_may_be_read_by_whom_new_files_may_be_read_by(tmp_path: Path) -> None:

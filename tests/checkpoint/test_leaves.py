@@ -188,6 +188,14 @@ def test_large_arrays_are_read_into_memory_that_jax_takes_over() -> None:
     assert memory.shape == (300, 300)
 
 
+@pytest.mark.parametrize(("megabytes", "alignment"), [(1, 64), (4, 1 << 21), (9, 1 << 21)])
+def test_from_4_mib_on_memory_begins_where_a_huge_page_may(megabytes: int, alignment: int) -> None:
+    memory = [empty(Form("array", (megabytes, 1 << 19), "bfloat16")) for _ in range(3)]
+
+    assert {array.ctypes.data % alignment for array in memory} == {0}
+    assert {array.shape for array in memory} == {(megabytes, 1 << 19)}
+
+
 def test_arrays_over_2_gib_are_placed_beyond_32_bits() -> None:
     form = Form("array", (1 << 16, 1 << 16), "float32")
 

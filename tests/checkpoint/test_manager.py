@@ -331,6 +331,17 @@ def test_a_sharded_step_comes_back_on_any_number_of_devices(count: int, tmp_path
     np.testing.assert_array_equal(found, x)
 
 
+def test_a_step_of_whole_arrays_comes_back_sharded(tmp_path: Path) -> None:
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
+    x = jnp.arange(8.0)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        found = manager.restore(like={"x": jax.device_put(x * 0, sharding)})["x"]
+
+    assert found.sharding == sharding
+    np.testing.assert_array_equal(found, x)
+
+
 def test_a_flipped_bit_in_a_shard_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     x = jax.device_put(jnp.zeros(8), sharding)

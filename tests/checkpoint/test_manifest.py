@@ -19,7 +19,7 @@ from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, sc
 from treewright import Module, Static, static
 from treewright.checkpoint import Branch, CheckpointManager, Leaf, Manifest, load, read_manifest, save
 from treewright.checkpoint.digest import digest_of
-from treewright.checkpoint.manifest import VERSION, from_json, parsed
+from treewright.checkpoint.manifest import VERSION, from_json, from_text, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 DATA = Path(__file__).parent / "data"
@@ -230,6 +230,7 @@ NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "place": (("leaves", 0, "digest"), {"0:1": "0" * 32}, "is no block of an array of rank 2"),
     "place outside": (("leaves", 0, "digest"), {"0:9,0:1": "0" * 32}, "is no block of an array of shape"),
     "place of words": (("leaves", 0, "digest"), {"a:b,0:1": "0" * 32}, "invalid literal"),
+    "all of it and more": (("leaves", 0, "digest"), {"all": "0" * 32, "0:1,0:1": "0" * 32}, "do not cover it"),
     "part of it": (("leaves", 0, "digest"), {"0:1,0:1": "0" * 32}, "do not cover it"),
     "two of one place": (("leaves", 0, "steps"), ["layers", "0", "bias"], "do not make one tree"),
     "loose end": (("leaves", 0, "steps"), ["layers", "9"], "do not make one tree"),
@@ -251,6 +252,22 @@ def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointDamagedError, match="two leaves have one name"):
         from_json(document)
+
+
+def test_the_text_of_a_manifest_is_read_as_well_as_its_document(tmp_path: Path) -> None:
+    manifest = manifest_of(net(), tmp_path)
+
+    assert json.loads(manifest.to_text()) == manifest.to_json()
+    assert from_text(manifest.to_text()) == manifest
+    assert from_text(json.dumps(manifest.to_json(), indent=1)) == manifest
+
+
+@pytest.mark.parametrize("old", ['"float32"', '"all"', '"digest":"', '"manifest"', "layers"])
+def test_a_change_in_the_text_of_a_manifest_is_found(old: str, tmp_path: Path) -> None:
+    text = manifest_of(net(), tmp_path).to_text()
+
+    with pytest.raises(CheckpointDamagedError, match="The manifest is damaged"):
+        from_text(text.replace(old, old.replace("l", "1").replace("s", "5"), 1).replace('digest":"', 'digest":"0', 1))
 
 
 def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
     """What a key names: a field by its name, or an item by its index, its dict key or a foreign key's own text."""
     if isinstance(key, _jax_trees.GetAttrKey):
         return "field", key.name
-    return "item", key.idx if isinstance(key, _jax_trees.SequenceKey) else getattr(key, "key", str(key))
+    if isinstance(key, _jax_trees.SequenceKey):
+        return "item", key.idx
+    return "item", key.key if hasattr(key, "key") else str(key)
 
 
 def entries_of(tree: object) -> tuple[tuple[Key, Any], ...] | None:

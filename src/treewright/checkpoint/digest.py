@@ -21,7 +21,7 @@ from treewright.errors import CheckpointDamagedError
 _jax: Any = jax  # whose annotations leave some types open
 
 WHOLE = "all"
-CHUNK = 1 << 20  # read or write, then digest: the second finds the bytes in the cache
+LARGE = 1 << 20  # bytes from which on an array is worth a thread
 
 
 def new_digest() -> Any:
@@ -54,12 +54,20 @@ def in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: Seq
     if process_count() > 1:
         return list(map(function, arrays, *others))
     with ThreadPoolExecutor() as pool:
-        pending = [
-            pool.submit(function, array, *more) if array.nbytes >= CHUNK else (array, *more)
+        pending: list[Any] = [
+            _submitted(pool, function, array, *more) if array.nbytes >= LARGE else (array, *more)
             for array, *more in zip(arrays, *others, strict=True)
         ]
-        done = [one if isinstance(one, Future) else function(*one) for one in pending]
+        done: list[Any] = [one if isinstance(one, Future) else function(*one) for one in pending]
         return [one.result() if isinstance(one, Future) else one for one in done]
+
+
+def _submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Any:
+    """A future; the arguments themselves where Python is ending and starts no thread any more, as in `atexit`."""
+    try:
+        return pool.submit(function, *args)
+    except RuntimeError:
+        return args
 
 
 def bytes_of(array: Any) -> Any:

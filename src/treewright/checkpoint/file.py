@@ -1,6 +1,7 @@
 """One file to share: a safetensors file whose header carries the manifest. Plain `safetensors` opens it."""
 
-import json
+import functools
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,9 @@ import jax
 import numpy as np
 
 from treewright.checkpoint.atomic import publish, staging
-from treewright.checkpoint.digest import CHUNK, WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
+from treewright.checkpoint.digest import WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
 from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
-from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_json, parsed
+from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_text
 from treewright.checkpoint.progress import progress_bar, watched
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.survey import Place, Survey, survey
@@ -27,7 +28,9 @@ _KEY = "treewright"
 _jax: Any = jax  # whose annotations leave some types open
 
 _RESERVED = "__metadata__"
-_RUN = 1 << 24  # bytes that a worker reads at a time
+_RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
+_CHUNK = 1 << 23  # bytes that it reads at once: smaller ones make it wait for Python between them
+_BUFFERS = 1024  # that one call can fill
 
 # What safetensors has a name for. Anything else is written as bytes, with one dimension more.
 _CODES = MappingProxyType(
@@ -77,17 +80,18 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
     if jax.default_backend() != "cpu":
         _jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
-    digests = in_threads(_digest, arrays)
+    prepared = in_threads(functools.partial(_prepared, safetensors), arrays)
     leaves = tuple(
         Leaf(place.steps, place.path, place.form, {WHOLE: digest})
-        for place, digest in zip(found.leaves, digests, strict=True)
+        for place, (digest, _) in zip(found.leaves, prepared, strict=True)
     )
-    header = json.dumps(Manifest(tuple(found.branches), leaves).to_json())
-    if len(json.dumps(header)) + sum(len(leaf.name.encode()) + 200 for leaf in leaves) > LONGEST:
+    header = Manifest(tuple(found.branches), leaves).to_text()
+    escapes = header.count('"') + header.count("\\")
+    if len(header) + escapes + sum(len(leaf.name.encode()) + 200 for leaf in leaves) > LONGEST:
         raise CheckpointError(
             f"The manifest of this tree, {len(header)} characters, is too long for a safetensors header."
         )
-    tensors = {leaf.name: _spec(safetensors, array) for leaf, array in zip(leaves, arrays, strict=True)}
+    tensors = {leaf.name: tensor for leaf, (_, tensor) in zip(leaves, prepared, strict=True)}
     total = sum(array.nbytes for array in arrays)
     try:
         with (
@@ -102,8 +106,9 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
-def _digest(array: Any) -> str:
-    return digest_of(bytes_of(array))
+def _prepared(safetensors: Any, array: Any) -> tuple[str, Any]:
+    """The digest of an array, and what safetensors has to know of it."""
+    return digest_of(bytes_of(array)), _spec(safetensors, array)
 
 
 def _problems(found: Survey) -> Iterator[str]:
@@ -162,7 +167,7 @@ class SafetensorsFile:
                     f"{path} is a safetensors file without a manifest: another program wrote it. "
                     f"from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
                 )
-            self.manifest: Manifest = from_json(parsed(metadata[_KEY]))
+            self.manifest: Manifest = from_text(metadata[_KEY])
             self.starts: dict[str, int] = self._starts(shapes)
         except safetensors.SafetensorError as error:
             self.file.close()
@@ -195,7 +200,7 @@ class SafetensorsFile:
         """A reader of arrays, which shows a bar."""
 
         def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-            runs = list(_runs(leaf for leaf, _ in wanted))
+            runs = list(self._runs(leaf for leaf, _ in wanted))
             total = sum(leaf.form.nbytes for run in runs for leaf in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
@@ -207,45 +212,62 @@ class SafetensorsFile:
 
         return read
 
+    def _runs(self, leaves: Iterable[Leaf]) -> Iterator[list[Leaf]]:
+        """Leaves in groups, so that small ones do not cost a task each.
+
+        Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
+        """
+        run: list[Leaf] = []
+        size = 0
+        for leaf in sorted(leaves, key=lambda leaf: leaf.form.nbytes):
+            size += leaf.form.nbytes
+            if run and size > _RUN:
+                yield run
+                run, size = [], leaf.form.nbytes
+            run.append(leaf)
+        if run:
+            yield run
+
     def read_run(self, leaves: list[Leaf]) -> list[Any]:
-        """Some arrays, each verified while its bytes are in the cache.
+        """Some arrays, each in memory of its own, and verified; `leaves` is put into their order in the file.
 
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        return [self.read_array(leaf) for leaf in leaves]
+        leaves.sort(key=lambda leaf: self.starts[leaf.name])
+        arrays = [empty(leaf.form) for leaf in leaves]
+        views = [memoryview(bytes_of(array)) for array in arrays]
+        for span in self._spans(leaves):
+            self._fill(leaves[span], views[span])
+        return arrays
 
-    def read_array(self, leaf: Leaf) -> Any:
-        """One array.
+    def _spans(self, leaves: list[Leaf]) -> Iterator[slice]:
+        """The parts of a run that one call can read: small arrays that lie one after the other, or a large one."""
+        first, end, size = 0, -1, 0
+        for index, leaf in enumerate(leaves):
+            start, size = self.starts[leaf.name], size + leaf.form.nbytes
+            if index > first and (start != end or size > _CHUNK or index - first == _BUFFERS):
+                yield slice(first, index)
+                first, size = index, leaf.form.nbytes
+            end = start + leaf.form.nbytes
+        yield slice(first, len(leaves))
 
-        Raises:
-            CheckpointDamagedError: If it is not what was saved.
-        """
-        array = empty(leaf.form)
-        view = memoryview(bytes_of(array))
-        digest, start = new_digest(), self.starts[leaf.name]
-        for offset in range(0, len(view), CHUNK):
-            part = view[offset : offset + CHUNK]
-            if os.preadv(self.file.fileno(), [part], start + offset) != len(part):
-                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            digest.update(part)
-        saved, found = leaf.digests.get(WHOLE), digest.hexdigest()
-        if found != saved:
-            raise CheckpointDamagedError(
-                f"{leaf.path} is damaged in {self.path}: its bytes have the digest {found}, and {saved} was saved."
-            )
-        return array
-
-
-def _runs(leaves: Iterable[Leaf]) -> Iterator[list[Leaf]]:
-    """Leaves in groups, so that small ones do not cost a task each."""
-    run: list[Leaf] = []
-    size = 0
-    for leaf in leaves:
-        run.append(leaf)
-        size += leaf.form.nbytes
-        if size >= _RUN:
-            yield run
-            run, size = [], 0
-    if run:
-        yield run
+    def _fill(self, leaves: list[Leaf], views: list[memoryview]) -> None:
+        """Read arrays that lie one after the other; a large one, which comes alone, in chunks."""
+        digests, start = [new_digest() for _ in leaves], self.starts[leaves[0].name]
+        size = sum(map(len, views))
+        for offset in range(0, size, _CHUNK):
+            parts = views if size <= _CHUNK else [views[0][offset : offset + _CHUNK]]
+            end = offset + os.preadv(self.file.fileno(), parts, start + offset)
+            if end != min(offset + _CHUNK, size):
+                ends = itertools.accumulate(map(len, views))
+                cut = next(leaf.path for leaf, its_end in zip(leaves, ends, strict=True) if its_end > end)
+                raise CheckpointDamagedError(f"{self.path} ends inside {cut}.")
+            for digest, part in zip(digests, parts, strict=True):
+                digest.update(part)
+        for leaf, digest in zip(leaves, digests, strict=True):
+            saved, found = leaf.digests.get(WHOLE), digest.hexdigest()
+            if found != saved:
+                raise CheckpointDamagedError(
+                    f"{leaf.path} is damaged in {self.path}: its bytes have the digest {found}, and {saved} was saved."
+                )

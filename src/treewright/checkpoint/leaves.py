@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +33,16 @@ _DTYPE_NAMES = (
 )
 DTYPES: MappingProxyType[str, Any] = MappingProxyType({name: jnp.dtype(name) for name in _DTYPE_NAMES})
 NAMES: MappingProxyType[Any, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
-_SCALARS: tuple[tuple[type[Any], Kind], ...] = ((bool, "bool"), (int, "int"), (float, "float"), (complex, "complex"))
+_SCALARS: MappingProxyType[type[Any], Kind] = MappingProxyType(
+    {bool: "bool", int: "int", float: "float", complex: "complex"}
+)
 _SMALL = 1 << 16  # bytes that are copied sooner than aligned
+_ADVISED = 1 << 22  # bytes from which on numpy asks Linux for huge pages
+_HUGE_PAGE = 1 << 21
 _PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """What a leaf is, without its values. Of a typed key: the shape and dtype of its data, and its implementation."""
 
     kind: Kind
@@ -74,9 +77,8 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
         CanNotBeSavedError: If it is of no kind that can be saved.
     """
     cls = class_of(leaf)
-    for scalar, kind in _SCALARS:
-        if cls is scalar:
-            return Form(kind, (), _stored_scalar(leaf).dtype.name)
+    if cls in _SCALARS:
+        return Form(_SCALARS[cls], (), _stored_scalar(leaf).dtype.name)
     if isinstance(leaf, Tracer):
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
@@ -134,7 +136,7 @@ def stored(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         plain = leaf.dtype in NAMES or not jnp.issubdtype(leaf.dtype, prng_key)
         return leaf if plain else jax.random.key_data(leaf)
-    return _stored_scalar(leaf) if type(leaf) in {bool, int, float, complex} else np.asarray(leaf)
+    return _stored_scalar(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
 
 def sharding_of(leaf: Any) -> Any:
@@ -193,22 +195,19 @@ def leaves_of(values: Sequence[Any], placings: Sequence[Placing]) -> list[Any]:
         sharding = data_sharding_of(placing.like, form)
         cast = value if value.dtype == DTYPES[form.dtype] else value.astype(DTYPES[form.dtype])
         if isinstance(cast, jax.Array) and sharding in {None, cast.sharding}:
-            results[index] = cast
+            results[index] = _finished(cast, placing)
         else:
             to_place.append((index, cast, sharding))
     # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
-    placed = _jax.device_put([value for _, value, _ in to_place], [sharding for *_, sharding in to_place])
+    shardings = [sharding for *_, sharding in to_place]
+    placed = _jax.device_put([value for _, value, _ in to_place], shardings if any(shardings) else None)
     for (index, *_), value in zip(to_place, placed, strict=True):
-        results[index] = value
-    for index, placing in enumerate(placings):
-        results[index] = _finished(results[index], placing)
+        results[index] = _finished(value, placings[index])
     return results
 
 
 def _finished(leaf: Any, placing: Placing) -> Any:
     form = placing.form
-    if form.kind not in ON_DEVICE:
-        return leaf
     if leaf.dtype != DTYPES[form.dtype]:
         raise CheckpointError(
             f"{placing.path} is a {form.dtype}, and JAX would make it a {leaf.dtype}. Load it with "
@@ -218,9 +217,14 @@ def _finished(leaf: Any, placing: Placing) -> Any:
 
 
 def empty(form: Form) -> Any:
-    """Memory for the values of a leaf, which `jax.device_put` takes over without a copy: XLA asks for 64 bytes."""
-    if form.nbytes < _SMALL:
+    """Memory for the values of a leaf, which `jax.device_put` takes over without a copy: XLA asks for 64 bytes.
+
+    Large arrays begin where a huge page may: fresh memory costs a read more than the bytes do, in huge pages half.
+    """
+    size = form.nbytes
+    if size < _SMALL:
         return np.empty(form.shape, DTYPES[form.dtype])
-    raw = np.empty(form.nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + form.nbytes].view(DTYPES[form.dtype]).reshape(form.shape)
+    alignment = 64 if size < _ADVISED else _HUGE_PAGE
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size].view(DTYPES[form.dtype]).reshape(form.shape)

@@ -8,9 +8,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
-from treewright.checkpoint.digest import digest_of, index_of
+from treewright.checkpoint.digest import WHOLE, digest_of, index_of
 from treewright.checkpoint.leaves import DTYPES, KINDS, Form
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -23,6 +24,10 @@ Steps = tuple[str, ...]
 
 CONTAINERS = frozenset({"node", "dict", "list", "tuple", "namedtuple", "none", "other"})
 _FIELD_KINDS = frozenset({"child", "static", "buffer"})
+_OF_BRANCH: Mapping[str, type[Any]] = MappingProxyType({"steps": list, "path": str, "kind": str, "children": list})
+_OF_LEAF: Mapping[str, type[Any]] = MappingProxyType(
+    {"steps": list, "path": str, "kind": str, "shape": list, "dtype": str, "digest": dict}
+)
 
 
 def name_of(steps: Steps) -> str:
@@ -56,7 +61,7 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf: its place, its form, and the digests of its blocks.
+    """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
 
     Examples:
         >>> import tempfile, os
@@ -72,11 +77,10 @@ class Leaf:
     path: str
     form: Form
     digests: Mapping[str, str]
+    name: str = dataclasses.field(init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """Its flat name: `params.layers.0.kernel`."""
-        return name_of(self.steps)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.steps))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,17 +103,32 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """The document that is saved, digest included."""
-        content = {
+        content = self._content()
+        return {"manifest": content, "digest": digest_of(_canonical(content))}
+
+    def to_text(self) -> str:
+        """The document as JSON, in ASCII."""
+        content = _canonical(self._content())
+        return f"{_HEAD}{content.decode()}{_tail(digest_of(content))}"
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "version": VERSION,
             "nodes": [_branch_json(branch) for branch in self.branches],
             "leaves": [_leaf_json(leaf) for leaf in self.leaves],
         }
-        return {"manifest": content, "digest": digest_of(_canonical(content))}
 
 
 def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+_HEAD = '{"manifest":'
+
+
+def _tail(digest: str) -> str:
+    return f',"digest":"{digest}"}}'
 
 
 def _branch_json(branch: Branch) -> dict[str, Any]:
@@ -163,8 +182,22 @@ def parsed(text: str) -> Any:
         raise CheckpointDamagedError(f"The manifest is no JSON: {error}.") from error
 
 
-def from_json(document: Any) -> Manifest:
+def from_text(text: str) -> Manifest:
+    """The manifest in the JSON of a document, every entry checked.
+
+    Raises:
+        CheckpointDamagedError: If the document is not what was saved, or no manifest.
+        CheckpointError: If a newer Treewright wrote it.
+    """
+    return from_json(parsed(text), text)
+
+
+def from_json(document: Any, text: str = "") -> Manifest:
     """The manifest in a document, every entry checked.
+
+    Args:
+        document: It.
+        text: The JSON that it was read from, if that is at hand: then its digest is found sooner.
 
     Raises:
         CheckpointDamagedError: If the document is not what was saved, or no manifest.
@@ -182,9 +215,7 @@ def from_json(document: Any) -> Manifest:
             )
         if version < 1:
             raise _WrongError(f"there is no format version {version}")
-        saved, found = _take(document, "digest", str), digest_of(_canonical(content))
-        if saved != found:
-            raise _WrongError(f"it has the digest {found}, and {saved} was saved")
+        _check_digest(content, _take(document, "digest", str), text)
         branches = tuple(map(_branch, _take(content, "nodes", list)))
         leaves = tuple(map(_leaf, _take(content, "leaves", list)))
         _check_whole(branches, leaves)
@@ -193,70 +224,87 @@ def from_json(document: Any) -> Manifest:
     return Manifest(branches, leaves)
 
 
-def _take(entry: Any, key: str, kind: type[Any], default: Any = None) -> Any:
-    """`entry[key]`, which has to be of this very type."""
+def _check_digest(content: Any, saved: str, text: str) -> None:
+    tail = _tail(saved)
+    if text.startswith(_HEAD) and text.endswith(tail) and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:
+        return  # the very text that `to_text` wrote
+    found = digest_of(_canonical(content))
+    if saved != found:
+        raise _WrongError(f"it has the digest {found}, and {saved} was saved")
+
+
+def _checked(entry: Any, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """An entry, whose values have to be of these very types."""
     if type(entry) is not dict:
         raise _WrongError(f"there should be an object, and there is {str(entry)[:80]!r}")
-    found: Any = cast("dict[str, Any]", entry).get(key, default)
-    if type(found) is not kind:
-        raise _WrongError(f"{key!r} is no {kind.__name__} in {str(cast('Any', entry))[:80]}")
+    found = cast("dict[str, Any]", entry)
+    for key, kind in kinds.items():
+        if type(found.get(key)) is not kind:
+            raise _WrongError(f"{key!r} is no {kind.__name__} in {str(found)[:80]}")
     return found
 
 
-def _texts(entry: Any, key: str) -> tuple[str, ...]:
-    items = _take(entry, key, list)
-    if not all(type(item) is str for item in items):
+def _take(entry: Any, key: str, kind: type[Any]) -> Any:
+    return _checked(entry, {key: kind})[key]
+
+
+def _texts(items: list[Any], key: str) -> tuple[str, ...]:
+    if not set(map(type, items)) <= {str}:
         raise _WrongError(f"{key!r} holds more than strings: {str(items)[:80]}")
     return tuple(items)
 
 
-def _steps(entry: Any) -> Steps:
-    steps = _texts(entry, "steps")
+def _steps(entry: dict[str, Any]) -> Steps:
+    steps = _texts(entry["steps"], "steps")
     if len(steps) > DEPTH:
         raise _WrongError(f"an entry lies {len(steps)} levels deep, and {DEPTH} is the limit")
     return steps
 
 
 def _branch(entry: Any) -> Branch:
-    steps, kind, children = _steps(entry), _take(entry, "kind", str), _texts(entry, "children")
+    found = _checked(entry, _OF_BRANCH)
+    path, kind, children = found["path"], found["kind"], _texts(found["children"], "children")
     if kind not in CONTAINERS:
         raise _WrongError(f"{kind!r} is no kind of container")
-    fields = _take(entry, "fields", dict, {})
+    fields: dict[str, Any] = _take(found, "fields", dict) if "fields" in found else {}
     if not all(type(field) is str and field in _FIELD_KINDS for field in fields.values()):
-        raise _WrongError(f"a field of {_take(entry, 'path', str)} has no known kind: {str(fields)[:80]}")
-    statics = _take(entry, "statics", dict, {})
+        raise _WrongError(f"a field of {path} has no known kind: {str(fields)[:80]}")
+    statics: dict[str, Any] = _take(found, "statics", dict) if "statics" in found else {}
     if set(statics) != {name for name, field in fields.items() if field == "static"}:
-        raise _WrongError(f"fields and statics of {_take(entry, 'path', str)} disagree")
-    keys = tuple(_take(entry, "keys", list)) if "keys" in entry else None
+        raise _WrongError(f"fields and statics of {path} disagree")
+    keys = tuple(_take(found, "keys", list)) if "keys" in found else None
     if (kind == "dict") != (keys is not None) or (keys is not None and len(keys) != len(children)):
-        raise _WrongError(f"{_take(entry, 'path', str)} has other keys than children")
-    cls = _take(entry, "class", str) if kind in {"node", "namedtuple", "other"} else None
-    return Branch(steps, _take(entry, "path", str), kind, children, cls, keys, fields, statics)
+        raise _WrongError(f"{path} has other keys than children")
+    cls = _take(found, "class", str) if kind in {"node", "namedtuple", "other"} else None
+    return Branch(_steps(found), path, kind, children, cls, keys, fields, statics)
 
 
 def _leaf(entry: Any) -> Leaf:
-    path, kind, dtype = _take(entry, "path", str), _take(entry, "kind", str), _take(entry, "dtype", str)
-    shape = _take(entry, "shape", list)
+    found = _checked(entry, _OF_LEAF)
+    path, kind, dtype = found["path"], found["kind"], found["dtype"]
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"{path} is a {kind!r} of {dtype!r}, and no such leaf can be saved")
-    if len(shape) > 64 or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise _WrongError(f"{path} has the shape {str(shape)[:80]}")
-    key = _take(entry, "key", str) if kind == "key" else None
-    digests = _take(entry, "digest", dict)
-    form = Form(cast("Any", kind), tuple(shape), dtype, weak=_take(entry, "weak", bool, default=False), key=key)
-    _check_digests(digests, form, path)
-    return Leaf(_steps(entry), path, form, digests)
+    shape, digests = tuple(found["shape"]), found["digest"]
+    sizes_are_whole = set(map(type, shape)) <= {int} and all(0 <= size < 2**63 for size in shape)
+    if len(shape) > 64 or not sizes_are_whole:
+        raise _WrongError(f"{path} has the shape {str(found['shape'])[:80]}")
+    key = _take(found, "key", str) if kind == "key" else None
+    weak = _take(found, "weak", bool) if "weak" in found else False
+    _check_digests(digests, shape, path)
+    return Leaf(_steps(found), path, Form(kind, shape, dtype, weak, key), digests)
 
 
-def _check_digests(digests: Any, form: Form, path: str) -> None:
+def _check_digests(digests: dict[str, Any], shape: tuple[int, ...], path: str) -> None:
     for digest in digests.values():
         if type(digest) is not str or len(digest) != 32:
             raise _WrongError(f"{path} has the digest {str(digest)[:80]!r}")
+    if digests.keys() == {WHOLE}:
+        return
     try:
-        size = sum(_size_of(place, form.shape) for place in digests)
+        size = sum(_size_of(place, shape) for place in digests)
     except ValueError as error:
         raise _WrongError(f"{path}: {error}") from error
-    if not digests or size != math.prod(form.shape):
+    if not digests or size != math.prod(shape):
         raise _WrongError(f"the digests of {path} do not cover it")
 
 

@@ -25,7 +25,7 @@ def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Calla
     if show is None:
         show = total >= _LARGE and sys.stderr.isatty() and _has_tqdm()
     if not show:
-        yield lambda _: None
+        yield unseen
         return
     try:
         from tqdm import tqdm
@@ -42,9 +42,16 @@ def _has_tqdm() -> bool:
     return find_spec("tqdm") is not None
 
 
+def unseen(_: int) -> None:
+    """What is done, reported to nobody."""
+
+
 @contextlib.contextmanager
 def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generator[None]:
     """Report the growth of the files in a folder, up to `total`, while an engine writes them in one call."""
+    if done is unseen:
+        yield
+        return
     finished, seen = threading.Event(), 0
 
     def report() -> None:

@@ -136,7 +136,7 @@ def _placing(leaf: Leaf, place: Place | None, options: Options) -> Placing:
     if place is not None and options.migrate is None:
         return Placing(place.form, place.value, place.path)
     # For `migrate`, or to be compared with a static: numpy arrays in place of those on a device.
-    form = dataclasses.replace(leaf.form, kind="numpy") if leaf.form.kind == "array" else leaf.form
+    form = leaf.form._replace(kind="numpy") if leaf.form.kind == "array" else leaf.form
     return Placing(form, None, leaf.path)
 
 

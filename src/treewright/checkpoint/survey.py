@@ -12,28 +12,27 @@ from treewright._nodes.classes import class_of
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._nodes.static_json import is_namedtuple
-from treewright._trees.paths import Path, entries_of, path_text, place_of
+from treewright._trees.paths import entries_of, place_of
 from treewright.checkpoint.leaves import CanNotBeSavedError, Form, form_of
 from treewright.checkpoint.manifest import DEPTH, Branch, Steps, name_of
 from treewright.checkpoint.names import WritingCodec, class_name
 from treewright.errors import CheckpointError
 
-_LEAVES = (jax.Array, np.ndarray)  # seen at once; JAX takes 5 us to say so
+_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A leaf of a tree with its place and form."""
+    """A leaf of a tree with its place, its flat name and its form."""
 
     steps: Steps
     path: str
     value: Any
     form: Form
+    name: str = dataclasses.field(init=False)
 
-    @property
-    def name(self) -> str:
-        """Its flat name: `params.layers.0.kernel`."""
-        return name_of(self.steps)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.steps))
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,7 +63,7 @@ def survey(tree: Any, *, abstract: bool = False) -> Survey:
         abstract: Whether leaves may be `jax.ShapeDtypeStruct`s.
     """
     walk = _Walk(abstract=abstract)
-    walk.visit(tree, (), ())
+    walk.visit(tree, "", ())
     walk.refuse_collisions()
     return Survey(jax.tree.structure(tree), walk.branches, walk.leaves, walk.problems)
 
@@ -74,24 +73,25 @@ class _Walk:
 
     def __init__(self, *, abstract: bool) -> None:
         self.abstract = abstract
+        self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         self.codec = WritingCodec()
         self.branches: list[Branch] = []
         self.leaves: list[Place] = []
         self.problems: list[str] = []
 
-    def visit(self, part: Any, path: Path, steps: Steps) -> None:
+    def visit(self, part: Any, path: str, steps: Steps) -> None:
         """Add the entries of a part of the tree, in the order in which JAX flattens it."""
-        entries = None if isinstance(part, _LEAVES) else entries_of(part)
+        entries = None if isinstance(part, self.known_leaves) else entries_of(part)
         if entries is None:
-            self.add_leaf(part, path_text(path) or "the tree", steps)
+            self.add_leaf(part, path or "the tree", steps)
             return
         if len(steps) == DEPTH:
-            self.problems.append(f"{path_text(path)} lies {DEPTH} levels deep, and no checkpoint goes deeper")
+            self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return
         children = tuple(str(place_of(key)[1]) for key, _ in entries)
         self.branches.append(self.branch(part, path, steps, entries, children))
         for step, (key, child) in zip(children, entries, strict=True):
-            self.visit(child, (*path, key), (*steps, step))
+            self.visit(child, f"{path}{key}", (*steps, step))
 
     def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
         """Add a leaf, or why it can't be saved."""
@@ -101,21 +101,21 @@ class _Walk:
             self.problems.append(f"{path} {problem}")
 
     def branch(
-        self, part: Any, path: Path, steps: Steps, entries: tuple[tuple[Any, Any], ...], children: tuple[str, ...]
+        self, part: Any, path: str, steps: Steps, entries: tuple[tuple[Any, Any], ...], children: tuple[str, ...]
     ) -> Branch:
         """The entry of a node or container."""
-        at, cls = path_text(path), class_of(part)
+        cls = class_of(part)
         if hasattr(cls, "__node_spec__"):
             fields = {field.name: str(field.kind) for field in spec_of(part).fields}
             statics = self.codec.encode_statics(finished_pair(part)[1])
-            return Branch(steps, at, "node", children, class_name(cls), fields=fields, statics=statics)
+            return Branch(steps, path, "node", children, class_name(cls), fields=fields, statics=statics)
         if cls in {dict, OrderedDict, defaultdict}:
             keys = tuple(self.codec.encode(place_of(key)[1]) for key, _ in entries)
-            return Branch(steps, at, "dict", children, keys=keys)
+            return Branch(steps, path, "dict", children, keys=keys)
         if part is None or cls in {list, tuple}:
-            return Branch(steps, at, "none" if part is None else cls.__name__, children)
+            return Branch(steps, path, "none" if part is None else cls.__name__, children)
         kind = "namedtuple" if is_namedtuple(cls) else "other"
-        return Branch(steps, at, kind, children, class_name(cls))
+        return Branch(steps, path, kind, children, class_name(cls))
 
     def refuse_collisions(self) -> None:
         """Add a problem for each name that two leaves would have."""
