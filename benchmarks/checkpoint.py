@@ -33,16 +33,16 @@ from _lines import Line, add_option, lines_text, table, write
 from treewright.checkpoint import CheckpointManager, load, save
 from treewright.checkpoint.atomic import FREEING
 
-LARGE, SMALL = 48, 2000
+LARGE = 48  # arrays
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
-def make_tree(megabytes: int) -> dict[str, Any]:
-    """48 large arrays of `megabytes` together, and 2,000 small ones."""
+def make_tree(megabytes: int, count: int) -> dict[str, Any]:
+    """48 large arrays of `megabytes` together, and `count` small ones."""
     random = np.random.default_rng(0)
     size = megabytes * 1_000_000 // LARGE // 4
     large = {f"layer_{i}": random.standard_normal(size, np.float32) for i in range(LARGE)}
-    small = {f"scale_{i}": random.standard_normal(16, np.float32) for i in range(SMALL)}
+    small = {f"scale_{i}": random.standard_normal(16, np.float32) for i in range(count)}
     tree: dict[str, Any] = jax.block_until_ready(jax.tree.map(jax.numpy.array, {"large": large, "small": small}))
     return tree
 
@@ -199,6 +199,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to write (a temporary folder)")
     parser.add_argument("--megabytes", type=int, default=400, help="of the 48 large arrays together")
+    parser.add_argument("--small", type=int, default=2000, help="how many small arrays there are besides")
     parser.add_argument("--repeats", type=int, default=9, help="rounds, after one that is not counted")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
@@ -212,9 +213,10 @@ def main() -> int:
     logging.disable(logging.WARNING)
     fresh_memory()
     try:
-        tree = make_tree(options.megabytes)
+        tree = make_tree(options.megabytes, options.small)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        print(f"{size / 1e6:.0f} MB in {LARGE} large and {SMALL} small arrays, {options.repeats} rounds, in {folder}\n")
+        counts = f"{LARGE} large and {options.small} small arrays"
+        print(f"{size / 1e6:.0f} MB in {counts}, {options.repeats} rounds, in {folder}\n")
         compared = pairs(Ways(folder, tree))
         times: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in compared}
         for round_ in range(-1, options.repeats):
