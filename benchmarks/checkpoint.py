@@ -162,10 +162,8 @@ def settle() -> None:
     np.ones(1 << 30, np.uint8)
 
 
-def seconds(run: Callable[[], None], before: Callable[[], None] = lambda: None) -> float:
-    """How long one run takes, after `before`."""
-    settle()
-    before()
+def seconds(run: Callable[[], None]) -> float:
+    """How long one run takes."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
@@ -224,7 +222,11 @@ def main() -> int:
                 both = [one.base, one.ours] if round_ % 2 else [one.ours, one.base]
                 if round_ < 0:  # the files have to be there before they are read
                     both = [one.base, one.ours]
-                taken = {run: seconds(run, one.before) for run in both}
+                taken = {}
+                for run in both:
+                    settle()
+                    one.before()
+                    taken[run] = seconds(run)
                 if round_ >= 0:
                     times[one.name][0].append(taken[one.ours])
                     times[one.name][1].append(taken[one.base])
