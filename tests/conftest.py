@@ -1,8 +1,9 @@
-"""Settings for all tests, and `count_traces`."""
+"""Settings for all tests, `count_traces`, and what is skipped where a package can't be installed."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -12,9 +13,10 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import hypothesis
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, so that coverage sees it
 
@@ -63,3 +65,67 @@ def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
         jitted(make(jnp.ones(2), setting))
         counts.append(counted.count)
     return counts
+
+
+# Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of
+# them in vain is skipped: no version is asked, so with the wheels all of it runs.
+WITHOUT_WHEELS = ("flax", "orbax")
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """Which of those packages is missing, where an error came from its import."""
+    while error is not None:
+        name = str(getattr(error, "name", None)).partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and name in WITHOUT_WHEELS:
+            return name
+        error = error.__cause__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    try:
+        yield
+    except ImportError as error:
+        package = missing_package(error)
+        if package is None:
+            raise
+        pytest.skip(f"{package} is not installed")
+
+
+def skip_before_jax(*version: int) -> None:
+    """Skip a test that holds words or names which JAX itself has had only since a release, and we repeat."""
+    import jax
+
+    if jax.__version_info__ < version:
+        pytest.skip(f"says what JAX says since {'.'.join(map(str, version))}")
+
+
+class Absent:
+    """Stands for a package that is not installed: its parts can be named, and a test that calls one is skipped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return ()
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        if "PYTEST_CURRENT_TEST" in os.environ:
+            pytest.skip(f"{self.name} is not installed")
+        return self
+
+
+def package_or_absent(name: str, *modules: str) -> Any:
+    """A package whose modules are imported, or `Absent`."""
+    try:
+        for module in (name, *modules):
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if missing_package(error) is None:
+            raise
+        return Absent(name)
+    return importlib.import_module(name)

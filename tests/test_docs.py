@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import doctest
+import importlib.machinery
 import io
 import re
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.conftest import WITHOUT_WHEELS, skip_before_jax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +81,9 @@ def output_of(block: Block, namespace: dict[str, object], filename: str, *, may_
 def wrong_output(page: str, filename: str) -> Iterator[str]:
     """Runs the Python blocks of a page as one module; yields what they print and the page does not say."""
     module = types.ModuleType("page")
+    # With a loader, without which Python 3.15 warns whenever a traceback passes through the module.
+    module.__loader__ = importlib.machinery.SourceFileLoader("page", filename)
+    module.__spec__ = importlib.machinery.ModuleSpec("page", module.__loader__)
     sys.modules["page"] = module
     try:
         for block, below in pairwise([*blocks_of(page), Block("", "", 0, "")]):
@@ -126,6 +132,11 @@ def hold(breaches: Iterator[str]) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_python_block_prints_what_the_page_says(path: Path) -> None:
+    if path.name in {"inside.md", "sharding.md", "statics.md"}:  # an error of jax.tree.map, a PartitionSpec
+        skip_before_jax(0, 10)
+    for package in WITHOUT_WHEELS:
+        if re.search(rf"^(import|from) {package}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+            pytest.importorskip(package)
     hold(wrong_output(path.read_text(encoding="utf-8"), str(path)))
 
 

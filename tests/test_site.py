@@ -51,6 +51,12 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert [name for name in PUBLIC if not re.search(rf"\b{name}\b", shown)] == []
 
 
+def test_the_reference_shows_what_doc_says_of_a_field(site: Path) -> None:
+    shown = (site / "reference" / "index.html").read_text(encoding="utf-8")
+
+    assert "The parameters: a <code>Module</code>, a flax parameter dict, any pytree." in shown
+
+
 def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
     page = (site / "reference" / "index.html").read_text(encoding="utf-8")
 

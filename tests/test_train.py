@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import sys
+from types import ModuleType
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import struct
-from flax.core import FrozenDict
-from flax.training import train_state
 
-from tests.conftest import count_traces
+from tests.conftest import count_traces, package_or_absent
 from treewright import Module, TrainState, replace, static
+
+flax: Any = package_or_absent("flax", "flax.linen", "flax.training.train_state")
+nn: Any = flax.linen
 
 
 class Net(Module):
@@ -30,28 +30,25 @@ class Net(Module):
         return jnp.asarray(activation(x @ self.kernel + self.bias[None, :]))
 
 
-class Dense(nn.Module):
+class Dense(nn.Module):  # type: ignore[misc]  # Any
     features: int
     scale: float = 1.0
 
-    @nn.compact
+    @nn.compact  # type: ignore[untyped-decorator]  # Any
     def __call__(self, x: Any) -> Any:
         return self.scale * nn.Dense(self.features)(x)
 
-
-# Neither is annotated by flax.
-FROZEN_DICT: Any = FrozenDict
-FLAX_FIELD: Any = struct.field
 
 KERNEL, BIAS = jnp.arange(6.0).reshape(3, 2), jnp.array([0.5, -1.0])
 PARAMS: dict[str, Any] = {
     "Module": Net(KERNEL, BIAS),
     "dict": {"kernel": KERNEL, "bias": BIAS},
-    "FrozenDict": FROZEN_DICT({"dense": {"kernel": KERNEL, "bias": BIAS}}),
-    "flax parameters": Dense(2).init(jax.random.key(0), jnp.ones((4, 3)))["params"],
     "tuple": (KERNEL, [BIAS]),
     "array": KERNEL,
 }
+if isinstance(flax, ModuleType):
+    PARAMS["FrozenDict"] = flax.core.FrozenDict({"dense": {"kernel": KERNEL, "bias": BIAS}})
+    PARAMS["flax parameters"] = Dense(2).init(jax.random.key(0), jnp.ones((4, 3)))["params"]
 
 
 def loss_of(params: Any) -> Any:
@@ -124,6 +121,7 @@ def test_a_rebuilt_optimiser_and_state_do_not_trace_again_and_a_changed_rate_doe
 
 
 def test_a_rebuilt_apply_fn_does_not_trace_again_and_a_changed_one_does() -> None:
+    pytest.importorskip("flax")
     jitted = jax.jit(counted := count_traces(training_step))
     counts: list[int] = []
     for scale in (1.0, 1.0, 2.0, 1.0):
@@ -134,6 +132,7 @@ def test_a_rebuilt_apply_fn_does_not_trace_again_and_a_changed_one_does() -> Non
 
 
 def test_a_rebuilt_flax_model_does_not_trace_again_and_a_changed_one_does() -> None:
+    pytest.importorskip("flax")
     jitted = jax.jit(counted := count_traces(training_step))
     counts: list[int] = []
     for scale in (1.0, 1.0, 2.0, 1.0):
@@ -316,8 +315,8 @@ def test_states_are_made_and_trained_in_parallel() -> None:
 # A program for flax's TrainState
 
 
-class Block(nn.Module):
-    @nn.compact
+class Block(nn.Module):  # type: ignore[misc]  # Any
+    @nn.compact  # type: ignore[untyped-decorator]  # Any
     def __call__(self, x: Any, *, train: bool) -> Any:
         x = nn.Dense(8)(x)
         x = nn.BatchNorm(use_running_average=not train)(x)
@@ -325,7 +324,7 @@ class Block(nn.Module):
         return nn.Dense(1)(x)
 
 
-class FlaxState(train_state.TrainState):  # type: ignore[no-untyped-call]  # flax's __init_subclass__
+class FlaxState(flax.training.train_state.TrainState):  # type: ignore[misc]  # Any
     batch_stats: Any
     key: jax.Array
 
@@ -337,6 +336,7 @@ class OurState(TrainState[Any]):
 
 def flax_program(state_class: Any) -> tuple[list[float], Any]:
     """Trains with batch statistics and dropout, as flax's guides write it."""
+    pytest.importorskip("flax")
     model = Block()
     key = jax.random.key(0)
     x = jax.random.normal(key, (16, 4))
@@ -385,8 +385,8 @@ def test_a_program_for_flax_gives_the_same_numbers_with_the_import_changed() -> 
 
 def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
     class State(TrainState[Any]):
-        loss_fn: Any = FLAX_FIELD(pytree_node=False)
-        metrics: Any = FLAX_FIELD(pytree_node=True, default=None)
+        loss_fn: Any = flax.struct.field(pytree_node=False)
+        metrics: Any = flax.struct.field(pytree_node=True, default=None)
 
     state = State.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), loss_fn=optax.l2_loss, metrics={"n": 1})
     stepped = jax.jit(training_step)(state)

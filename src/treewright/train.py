@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._nodes.converted import Converted, Converter
-from treewright._nodes.fields import static
+from treewright._nodes.fields import field, static
 from treewright._nodes.module import Module
 from treewright._nodes.static_types import MYPY, StaticValue
 from treewright._trees.specs import combine, partition, trainable
@@ -58,18 +58,11 @@ class TrainState(Module, Generic[P]):
     """Everything that a training step takes and gives back.
 
     A program written for `flax.training.train_state.TrainState` runs with this one. Subclass it for more fields, such
-    as batch statistics or a random key. `tx` and `apply_fn` are compared by content: an optimiser that is built again
-    with the same settings is the same static, and one with other settings traces again.
+    as batch statistics or a random key. An optimiser of optax that is built again with the same settings is the same
+    static, and one with other settings traces again; one of your own functions is compared as any static function is.
 
     `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it keeps nothing
     for them and neither gradients nor weight decay reach them.
-
-    Attributes:
-        step: `i32[]`, the number of updates so far.
-        apply_fn: What applies the model, or None; a static.
-        params: The parameters: a `Module`, a flax parameter dict, any pytree.
-        tx: The optimiser, an `optax.GradientTransformation`; a static.
-        opt_state: What `tx.init(params)` gave, for the parameters without their buffers.
 
     Examples:
         >>> import optax
@@ -79,11 +72,13 @@ class TrainState(Module, Generic[P]):
         ([0.5, 0.5], 1)
     """
 
-    step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)]
-    apply_fn: Callable[..., Any] | None = static(compare="content")
-    params: P
-    tx: Optimizer = static(compare="content")
-    opt_state: Any
+    step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)] = field(
+        doc="`i32[]`, the number of updates so far."
+    )
+    apply_fn: Callable[..., Any] | None = static(doc="What applies the model, or None.")
+    params: P = field(doc="The parameters: a `Module`, a flax parameter dict, any pytree.")
+    tx: Optimizer = static(doc="The optimiser, an `optax.GradientTransformation`.")
+    opt_state: Any = field(doc="What `tx.init(params)` gave, for the parameters without their buffers.")
 
     if TYPE_CHECKING and not MYPY:
         # pyright takes the class in `TrainState.create(...)` for a TrainState[Unknown], and so `Self`. The first

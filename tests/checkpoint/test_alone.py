@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.core import freeze as flax_freeze
 
 from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
@@ -174,6 +173,8 @@ def test_a_class_with_other_fields_now_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_a_foreign_container_needs_a_template(tmp_path: Path) -> None:
+    from flax.core import freeze as flax_freeze
+
     tree: Any = flax_freeze({"a": 1})
     save(tmp_path / "x", tree)
 

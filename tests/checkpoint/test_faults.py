@@ -289,6 +289,7 @@ def run(folder: Path, how: str) -> list[str]:
 
 
 def test_a_full_disk_is_an_error_and_the_earlier_file_and_step_stay(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
     lines = run(tmp_path, "full")
 
     assert lines[0].startswith(f"CheckpointError {tmp_path}/file could not be written, and is as it was: ")
@@ -304,6 +305,7 @@ def test_a_full_disk_is_an_error_and_the_earlier_file_and_step_stay(tmp_path: Pa
 
 
 def test_a_read_only_folder_is_an_error() -> None:
+    pytest.importorskip("orbax.checkpoint")
     with tempfile.TemporaryDirectory() as made:  # not tmp_path: other users, as which root runs this, may not enter it
         folder = Path(made)
         folder.chmod(0o555)

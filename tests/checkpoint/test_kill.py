@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.checkpoint.killed import SIZE
 from treewright.checkpoint import CheckpointManager, load
@@ -27,6 +28,7 @@ def number_in(tree: Any) -> int:
 
 
 def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_folder(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
     chance = random.Random(0)
     command = [sys.executable, "-m", "tests.checkpoint.killed"]
     with subprocess.Popen(

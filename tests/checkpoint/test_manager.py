@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
@@ -20,6 +19,8 @@ from tests.checkpoint.models import net, spec, train_state
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
+
+ocp: Any = pytest.importorskip("orbax.checkpoint")
 
 
 def saved(folder: Path, *steps: int, **options: Any) -> CheckpointManager:

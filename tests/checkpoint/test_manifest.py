@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ def test_a_function_without_an_import_path_is_described_with_what_it_captured(tm
     (branch,) = manifest_of(Settings(scaled(0.5)), tmp_path).branches
 
     assert branch.statics["value"] == ["described", "tests.checkpoint.models:scaled.<locals>.<lambda>(factor=0.5)"]
+
+
+FACTOR = 0.5
+
+
+def test_a_function_that_reads_data_is_described_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = lambda x: math.sin(x) * FACTOR
+    texts: list[str] = []
+    for value in (0.5, 0.25):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        texts.append(manifest_of(Settings(function), tmp_path).branches[0].statics["value"][1])
+
+    assert [text.rpartition("(")[2] for text in texts] == ["FACTOR=0.5)", "FACTOR=0.25)"]
 
 
 def test_a_description_holds_no_address_and_ends(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -44,6 +44,7 @@ def test_each_layout_gives_the_parameters_of_one_device(
 
 
 def test_what_8_devices_saved_is_restored_on_4_and_on_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("orbax.checkpoint")
     layout = ("--layout", "tensor")
     lines_of(capsys, *layout, "--steps", 3, "--save", tmp_path)
 

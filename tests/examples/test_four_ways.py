@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+pytest.importorskip("flax")
+
 from examples import four_ways
 from examples.four_ways import RESULTS, WAYS, WRONGS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -83,6 +85,8 @@ def test_replace_calls_no_constructor_so_a_check_init_looks_at_the_shapes_there(
 def test_jaxtypings_import_hook_checks_modules_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "debug_override" not in inspect.signature(importlib.util.cache_from_source).parameters:
+        pytest.skip("the hook calls cache_from_source with an argument that Python 3.15 has removed")
     (tmp_path / "hooked_model.py").write_text(
         "import jax\n"
         "from jaxtyping import Array, Float\n"

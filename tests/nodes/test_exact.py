@@ -9,14 +9,18 @@ import enum
 import fractions
 import functools
 import itertools
+import operator
 import pickle
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 ONES = (1, True, 1.0, np.float32(1))
 F32, F64 = np.dtype("float32"), np.dtype("float64")
 ABSTRACT: Any = jax.ShapeDtypeStruct
+FROZEN_DICT: Any = flax.core.FrozenDict
+PARTIAL: Any = jax.tree_util.Partial
+TUPLE: Any = tuple
 SPEC: Any = jax.sharding.PartitionSpec
 
 
@@ -49,6 +56,52 @@ class Frozen:
 @dataclasses.dataclass(frozen=True)
 class Cold:
     value: Any
+
+
+class Extended(Frozen):
+    """Takes the `==` over, which does not look at further attributes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(Frozen):
+    weight: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Weighted) and self.weight == other.weight
+
+    def __hash__(self) -> int:
+        return hash(self.weight)
+
+
+class Tagged(tuple[Any, ...]):  # noqa: SLOT001  for its __dict__
+    pass
+
+
+class Label(str):  # noqa: SLOT000  for its __dict__
+    pass
+
+
+class Measure(float):
+    pass
+
+
+class FrozenDict(Mapping[str, Any]):
+    """A mapping of a user's that can't change."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_given = items
+
+    def __getitem__(self, name: str) -> Any:
+        return self.items_given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_given)
+
+    def __len__(self) -> int:
+        return len(self.items_given)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items_given.items()))
 
 
 class Color(enum.Enum):
@@ -118,6 +171,23 @@ def note(*args: Any, **keywords: Any) -> None:
     """Takes anything."""
 
 
+def documented(
+    name: str = "f", doc: str = "Scales.", module: str = "m", annotations: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    def function(x: Any) -> Any:
+        """Scales."""
+        return x + 1
+
+    function.__name__, function.__doc__, function.__module__ = name, doc, module
+    function.__annotations__ = annotations or {"x": int}
+    return function
+
+
+def with_attributes(value: Any, **attributes: Any) -> Any:
+    vars(value).update(attributes)
+    return value
+
+
 def function_in(namespace: dict[str, Any]) -> Any:
     return eval("lambda x: x * scale", namespace)
 
@@ -185,9 +255,24 @@ SAME: dict[str, Callable[[], Any]] = {
     "partial": lambda: functools.partial(note, 1, sep=Decimal(2)),
     "partial of a lambda": lambda: functools.partial(lambda x, y: x, y=(1,)),
     "partial of a partial": lambda: functools.partial(functools.partial(note, 1), 2),
-    "keywords in another order": iter(
-        [functools.partial(note, sep="a", end="b"), functools.partial(note, end="b", sep="a")] * 2
-    ).__next__,
+    "itemgetter": lambda: operator.itemgetter(1, "a"),
+    "attrgetter": lambda: operator.attrgetter("a.b"),
+    "methodcaller": lambda: operator.methodcaller("reshape", (2, 3), order="C"),
+    "jitted lambda": lambda: jax.jit(lambda x: x + 1, static_argnums=0),
+    "mapped, differentiated and checkpointed lambda": lambda: jax.vmap(jax.grad(jax.checkpoint(lambda x: x * x))),
+    "initialiser": lambda: jax.nn.initializers.variance_scaling(0.1, "fan_in", "normal"),
+    "layer of flax": lambda: nn.Dense(3, kernel_init=nn.initializers.normal(0.1)),
+    "lambda that reads libraries and built-ins": lambda: (
+        lambda x: jnp.tanh(x) + jnp.add(abs(x), np.pi) + jnp.float32(1)
+    ),
+    "documented function": documented,
+    "union": lambda: int | float,
+    "parametrised types": lambda: (tuple[int, ...], Literal["a"], Annotated[int, "b"], dict[str, list[int]]),
+    "aware datetime": lambda: dt.datetime(2020, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+    "time of day": lambda: dt.time(3, 4, tzinfo=dt.UTC),
+    "FrozenDict of flax": lambda: FROZEN_DICT({"a": 1, "b": {"c": 2.0}}),
+    "dtype with metadata": lambda: np.dtype("float32", metadata={"unit": "m"}),
+    "subclass of partial": lambda: PARTIAL(note, 1),
     "node": lambda: Static(("a", 1)),
     "node with children": lambda: Layer(1.5, "a"),
     "method of a node": lambda: Holder(2).method,
@@ -228,6 +313,47 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "byte order": (np.dtype("<f4"), np.dtype(">f4")),
     "dtype and scalar type": (F32, np.float32),
     "functions": (jax.nn.relu, jax.nn.gelu),
+    "order of keywords of a partial": (
+        functools.partial(note, sep="a", end="b"),
+        functools.partial(note, end="b", sep="a"),
+    ),
+    "attributes of a partial": (functools.partial(note), with_attributes(functools.partial(note), rate=1)),
+    "partial and jax's partial": (functools.partial(note), PARTIAL(note)),
+    "attributes of a tuple": (Tagged(("a",)), with_attributes(Tagged(("a",)), tag=1)),
+    "attributes of a str": (Label("a"), with_attributes(Label("a"), tag=1)),
+    "attributes of a float": (Measure(1.0), with_attributes(Measure(1.0), unit="m")),
+    "attributes that are no fields": (Frozen(1), with_attributes(Frozen(1), tag=1)),
+    "attributes of an undecorated subclass": (Extended(1), with_attributes(Extended(1), tag=1)),
+    "own == of a subclass of a dataclass": (Weighted(1, 2.0), Weighted(1, 3.0)),
+    "name of a function": (documented(), documented(name="other")),
+    "docstring of a function": (documented(), documented(doc="Other.")),
+    "module of a function": (documented(), documented(module="other")),
+    "annotations of a function": (documented(), documented(annotations={"x": float})),
+    "file of a function": tuple(eval(compile("lambda x: x", name, "eval")) for name in ("a.py", "b.py")),
+    "attributes of a function": (documented(), with_attributes(documented(), rate=1)),
+    "options of jit": (jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 1, static_argnums=0)),
+    "itemgetters": (operator.itemgetter(1), operator.itemgetter(True)),
+    "scale of an initialiser": (jax.nn.initializers.normal(0.1), jax.nn.initializers.normal(0.2)),
+    "order of a union": (int | float, float | int),
+    "types in a parametrised type": (TUPLE[1], TUPLE[True]),
+    "values of Literal": (Literal[1, 2], Literal[2, 1]),
+    "metadata of Annotated": (Annotated[int, 1], Annotated[int, True]),
+    "zones of one moment": (
+        dt.datetime(2020, 1, 2, 3, tzinfo=dt.UTC),
+        dt.datetime(2020, 1, 2, 4, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+    ),
+    "names of a zone": (dt.timezone(dt.timedelta(hours=1), "A"), dt.timezone(dt.timedelta(hours=1), "B")),
+    "fold of a datetime": (dt.datetime(2020, 1, 2), dt.datetime(2020, 1, 2, fold=1)),  # noqa: DTZ001
+    "fold of a time": (dt.time(3), dt.time(3, fold=1)),
+    "numbers in a FrozenDict": (FROZEN_DICT(a=1), FROZEN_DICT(a=True)),
+    "signs in a FrozenDict": (FROZEN_DICT(a=0.0), FROZEN_DICT(a=-0.0)),
+    "order of a FrozenDict": (FROZEN_DICT(a=1, b=2), FROZEN_DICT(b=2, a=1)),
+    "numbers in a frozen mapping of one's own": (FrozenDict(a=1), FrozenDict(a=1.0)),
+    "metadata of a dtype": (F32, np.dtype("float32", metadata={"unit": "m"})),
+    "metadata inside a structured dtype": (
+        np.dtype([("a", F32), ("b", (np.int8, 2))]),
+        np.dtype([("a", np.dtype("float32", metadata={"unit": "m"})), ("b", (np.int8, 2))]),
+    ),
     "lambdas on one line": (lambda x: x + 1, lambda x: x + 2),
     "constants of a lambda": (eval("lambda: 1"), eval("lambda: 1.0")),
     "globals of a lambda": (function_in({"scale": 1}), function_in({"scale": 2})),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, pytree_dataclass, static
+from treewright import Module, freeze, pytree_dataclass, static
 from treewright._nodes.export import decode, deserialize, encode
 from treewright.errors import StaticSerializationError
 
@@ -262,11 +264,45 @@ class NamedLike(tuple[int, ...]):
     __slots__ = ()
 
 
+class NamedBase(NamedTuple):
+    value: int
+
+
+class NamedMore(NamedBase):
+    """Has a `__dict__`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class More:
+    value: int
+
+    @functools.cached_property
+    def doubled(self) -> int:
+        return 2 * self.value
+
+
+def with_attribute(value: Any) -> Any:
+    vars(value)["more"] = 1
+    return value
+
+
+def test_what_a_cached_property_keeps_is_no_obstacle() -> None:
+    value = More(1)
+    assert value.doubled == 2
+
+    assert decode(written(value)) == More(1)
+
+
 UNNAMEABLE = {
     "a local class": type("Local", (), {}),
     "an object": object(),
     "a structured dtype": np.dtype([("a", np.float32)]),
     "a tuple of a class of its own": NamedLike((1, 2)),
+    "a partial with attributes": with_attribute(functools.partial(print)),
+    "a named tuple with attributes": with_attribute(NamedMore(1)),
+    "a dataclass with attributes that are no fields": with_attribute(More(1)),
+    "a dtype with metadata": np.dtype("float32", metadata={"unit": "m"}),
+    "a frozen array of a dtype with metadata": freeze(np.zeros(2, np.dtype("float32", metadata={"unit": "m"}))),
     "a function under another's name": type("Fake", (), {"__module__": __name__, "__qualname__": "exported"})(),
 }
 

@@ -184,17 +184,20 @@ def test_by_content_a_closure_over_what_has_no_key_is_compared_by_identity(captu
     first, second = scaling(captured), scaling(captured)
 
     assert trace_counts(Content, first, first, second, first) == [1, 1, 2, 2]
-    assert trace_counts(Content, scaling(first), scaling(first), scaling(second)) == [1, 1, 2]
+    assert trace_counts(Content, scaling(first), scaling(first), scaling(second)) == [1, 2, 3]
 
 
-def test_by_content_an_optimiser_that_keeps_a_list_is_compared_by_identity() -> None:
+def test_a_rebuilt_optimiser_that_keeps_a_list_is_the_same() -> None:
     first, second = (optax.adam(optax.join_schedules([optax.constant_schedule(0.1)], [])) for _ in range(2))
 
-    assert trace_counts(Content, first, first, second, first) == [1, 1, 2, 2]
+    assert trace_counts(Layer, first, first, second, first) == [1, 1, 1, 1]
 
 
-def test_by_content_a_function_with_attributes_is_compared_by_identity() -> None:
-    assert trace_counts(Content, with_attribute(2.0), with_attribute(2.0)) == [1, 2]
+def test_by_content_attributes_of_a_function_count() -> None:
+    settings = map(with_attribute, (2.0, 2.0, 3.0, 2.0))
+
+    assert trace_counts(Content, *settings) == [1, 1, 2, 2]
+    assert trace_counts(Layer, *map(with_attribute, (2.0, 2.0))) == [1, 2]
 
 
 def test_by_content_a_variable_that_is_not_bound_yet_is_no_obstacle() -> None:
@@ -330,15 +333,60 @@ class Asked:
         return 7
 
 
-def test_a_static_whose_eq_raises_harms_no_other_instance() -> None:
-    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
-    touchy = Layer(jnp.ones(2), Touchy())
+class Odd:
+    """Its `==` gives what it was made with."""
 
-    for _ in range(2):
-        for layer in (touchy, Layer(jnp.ones(2), 1), Layer(jnp.ones(2), "relu")):
-            jitted(layer)
-    assert counted.count == 3
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __eq__(self, other: object) -> Any:
+        return self.answer
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class Picky:
+    """Can't be compared with another one."""
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        raise ValueError("another one")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Touchy, r"Touchy\.__eq__ raises RuntimeError: Touchy was compared, so jit could not tell"),
+        (lambda: Odd("yes"), r"Odd\.__eq__ gives 'yes', no bool, so jit could not tell"),
+        (lambda: Odd(np.ones(2)), r"Odd\.__eq__ gives f64\[2\]\(numpy\), no bool, so jit could not tell"),
+        (lambda: (1, Odd(None)), r"Odd\.__eq__ gives None, no bool, so jit could not tell"),
+    ],
+    ids=["raises", "str", "array", "inside a tuple"],
+)
+def test_a_static_whose_eq_gives_no_answer_is_refused_and_harms_no_other_instance(
+    make: Callable[[], Any], text: str
+) -> None:
+    with pytest.raises(StaticFieldError, match=rf"Layer\.setting is static but holds an? \w+, .*{text}"):
+        Layer(jnp.ones(2), make())
+
     assert trace_counts(Layer, 1, "relu", 1) == [1, 2, 2]
+    assert trace_counts(Layer, Odd(answer=True), Odd(answer=np.True_)) == [1, 1]
+
+
+def test_a_static_that_can_not_be_compared_with_another_one_is_refused_beside_that() -> None:
+    first = Layer(jnp.ones(2), Picky())
+
+    with pytest.raises(
+        StaticFieldError, match=r"Layer\.setting is .* Picky\.__eq__ raises ValueError: another one, so"
+    ):
+        Layer(jnp.ones(2), Picky())
+
+    assert Layer(jnp.ones(2), first.setting) == first
 
 
 def test_a_static_whose_hash_raises_is_refused_and_harms_no_other_instance() -> None:

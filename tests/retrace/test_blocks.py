@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treewright
@@ -153,6 +152,8 @@ def test_functions_jitted_by_equinox_are_reported_in_their_own_words() -> None:
 
 
 def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:
+    from flax import nnx
+
     @nnx.jit
     def apply(model: nnx.Linear, x: jax.Array) -> jax.Array:
         return model(x)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 import treewright
 from tests.retrace.support import details, fresh
+from treewright._nodes.reach import innermost
 from treewright.retrace import frames
-from treewright.retrace.history import described, innermost
+from treewright.retrace.history import described
 from treewright.retrace.process import PROCESS
 
 if TYPE_CHECKING:

@@ -8,18 +8,17 @@ import functools
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Any, Never
+import types
+from typing import TYPE_CHECKING, Any, Final
 
 import equinox as eqx
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState as FlaxTrainState
 
+from tests.conftest import package_or_absent
 from treewright import Module, TrainState, check_statics, static
 
 if TYPE_CHECKING:
@@ -44,13 +43,13 @@ class EqxLayer(eqx.Module):
     setting: Any = eqx.field(static=True, default=None)
 
 
-FlaxField: Any = flax.struct.field
+flax: Any = package_or_absent("flax", "flax.struct", "flax.nnx", "flax.training.train_state")
 
 
 @flax.struct.dataclass
 class FlaxLayer:
     kernel: Any = 1.0
-    setting: Any = FlaxField(pytree_node=False, default=None)
+    setting: Any = flax.struct.field(pytree_node=False, default=None)
 
 
 @jax.tree_util.register_dataclass
@@ -106,9 +105,11 @@ class Plain:
         return x
 
 
-class Raises:
-    def __eq__(self, other: object) -> Never:
-        raise TypeError("not comparable")
+class Shy:
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Shy:
+            raise TypeError("not comparable")
+        return True
 
     def __hash__(self) -> int:
         return 0
@@ -184,7 +185,7 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
         "it equals only the method of the very same Plain; define a function, and pass it the Plain",
     ),
     "a function jitted in place": (
-        lambda: jax.jit(local()),
+        lambda: jax.jit(closure(2)),
         "function",
         "it is wrapped in place, so one made anew traces again; wrap it once",
     ),
@@ -195,9 +196,9 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "an object with attributes to assign": (lambda: ByValue(1), "mutable", "a ByValue can change after jit"),
     "an __eq__ that raises": (
-        Raises,
+        Shy,
         "comparison",
-        "Raises.__eq__ raises for another type, and jit then fails for any function that sees both",
+        "Shy.__eq__ raises for another type, and jit then fails for any function that sees both",
     ),
     "a slow hash": (Slow, "slow", r"its hash takes \S+ ms, .*; make it smaller, or a child"),
     "deep inside a config": (lambda: Frozen((1, Frozen(object()))), "identity", "object has no __eq__"),
@@ -239,12 +240,12 @@ def test_harmless_statics_are_not_listed(value: Any, cls: Any) -> None:
 
 
 def test_what_our_own_fields_take_for_the_same_is_not_listed() -> None:
-    for value in (local(), functools.partial(max, 1), math.nan, ByValue(1).grow, slice(1)):
+    for value in (local(), functools.partial(max, 1), math.nan, slice(1), jax.jit(local()), optax.sgd(0.1)):
         assert [kind for kind, _ in found(Layer(value))] in ([], ["mutable"]), value
     assert found(ByContent(closure(2))) == []
     assert found(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))) == []
-    [(kind, text)] = found(ByContent(closure([2])))  # which has no exact key
-    assert (kind, text.endswith("define it once")) == ("function", True)
+    (mutable, _), (kind, text) = found(ByContent(closure([2])))  # which has no exact key
+    assert (mutable, kind, text.endswith("define it once")) == ("mutable", "function", True)
 
 
 def test_what_a_class_vouches_for_is_looked_at_all_the_same() -> None:
@@ -271,6 +272,132 @@ def test_only_the_first_captured_names_are_listed() -> None:
 
     assert "it captures a, b, c, ... (test_hazards.py" in text
     assert text.endswith('define it once, or declare the field static(compare="content")')
+
+
+# What functions read and hold
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.rate = 1
+
+    def read(self, x: Any) -> Any:
+        return x * RATE
+
+
+RATE = 2
+READER = Reader()
+TABLE = {"v": 2}
+FIXED: Final = 3
+SETTINGS = Changeable()
+
+
+def helper(x: Any) -> Any:
+    return x * RATE
+
+
+def deep(x: Any) -> Any:
+    return helper(x)
+
+
+def reads_everything(x: Any) -> Any:
+    return [x * RATE * TABLE["v"] * SETTINGS.size * FIXED for _ in range(3)]
+
+
+def make_importing() -> Callable[[Any], Any]:
+    def importing(x: Any) -> Any:
+        import os
+
+        return x * int(os.environ.get("RATE", "1"))
+
+    return importing
+
+
+SETTINGS_MODULE = types.ModuleType("settings_module")
+vars(SETTINGS_MODULE).update(RATE=2)
+
+
+def reads_a_module(x: Any) -> Any:
+    return x * SETTINGS_MODULE.RATE
+
+
+class Wrapped:
+    def __init__(self, function: Any) -> None:
+        self.__wrapped__ = function
+
+
+READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
+    "a global": (lambda: helper, [("global", "it reads the global RATE")]),
+    "a helper's global": (lambda: deep, [("global", "it calls helper, which reads the global RATE")]),
+    "several, in a comprehension": (
+        lambda: reads_everything,
+        [("global", f"it reads the global {name}") for name in ("RATE", "TABLE", "SETTINGS")],
+    ),
+    "made in place": (
+        lambda: lambda x: x * RATE,
+        [("global", "it reads the global RATE"), ("function", "it reads the global RATE")],
+    ),
+    "a jitted helper": (
+        lambda: jax.jit(helper),
+        [("global", "it reads the global RATE"), ("function", "it is wrapped")],
+    ),
+    "a wrapped helper": (
+        lambda: functools.wraps(helper)(lambda x: helper(x)),
+        [("global", "it calls helper, which reads the global RATE"), ("function", "it has the attributes __wrapped__")],
+    ),
+    "a method": (lambda: Reader().read, [("global", "it reads the global RATE"), ("identity", "it equals only")]),
+    "a default that can change": (
+        lambda: lambda x, settings=SETTINGS: x * settings.size,
+        [("mutable", "it holds settings")],
+    ),
+    "a default without an exact key": (
+        lambda: lambda x, reader=READER: reader.read(x),
+        [
+            ("mutable", "it holds reader"),
+            ("function", "it holds a Reader, <tests.retrace.test_hazards.Reader object at"),
+        ],
+    ),
+    "a partial of what can change": (
+        lambda: functools.partial(max, Plain()),
+        [("identity", "Plain has no __eq__")],
+    ),
+    "a partial of a function that reads": (
+        lambda: functools.partial(helper, 1),
+        [("global", "it reads the global RATE"), ("function", "it reads the global RATE")],
+    ),
+    "a module's global": (lambda: reads_a_module, [("global", "it reads the global SETTINGS_MODULE.RATE")]),
+    "a wrapper of a built-in": (lambda: Wrapped(max), [("function", "it is wrapped in place")]),
+    "an import": (make_importing, [("function", "it imports os")]),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_functions_that_read_or_hold_what_can_change_are_listed(name: str) -> None:
+    make, expected = READING[name]
+
+    hazards = found(Layer(make()))
+
+    assert [kind for kind, _ in hazards] == [kind for kind, _ in expected]
+    for (_, text), (_, wanted) in zip(hazards, expected, strict=True):
+        assert f": {wanted}" in text
+
+
+def test_a_global_is_named_with_what_follows_and_what_to_do() -> None:
+    [(_, text)] = found(Layer(helper))
+
+    assert re.fullmatch(
+        rf"\.setting: helper: it reads the global RATE \({HERE}\d+\), which jit does not compare: after a change of "
+        "it, what has been compiled gives the old result; pass it as an argument, make it a field, or annotate it "
+        "Final",
+        text,
+    )
+
+
+@pytest.mark.parametrize(
+    "tree", [{}, [{}, ()], TrainState.create(params={}, tx=optax.adam(1e-3))], ids=["{}", "[]", "state"]
+)
+def test_empty_containers_are_no_hazards(tree: Any) -> None:
+    assert found(tree) == []
 
 
 # In classes of others, what our own refuse or tell apart
@@ -363,11 +490,11 @@ def test_leaves_that_are_no_arrays_are_looked_at_too() -> None:
 
 
 def test_models_of_flax_have_no_hazards_of_their_own() -> None:
-    assert found(nnx.Linear(2, 2, rngs=nnx.Rngs(0))) == []
+    assert found(flax.nnx.Linear(2, 2, rngs=flax.nnx.Rngs(0))) == []
 
 
 def test_an_optimizer_in_a_foreign_state_is_listed() -> None:
-    create: Any = FlaxTrainState.create
+    create: Any = flax.training.train_state.TrainState.create
     state = create(apply_fn=named, params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
 
     assert [text.partition(":")[0] for _, text in found(state)] == [".tx.init", ".tx.update"]

@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 import treewright
 from tests.retrace.support import details
@@ -233,6 +232,8 @@ def test_a_function_that_fails_is_not_compared_with() -> None:
 
 
 def test_what_is_jitted_by_equinox_and_flax_is_traced_too() -> None:
+    from flax import nnx
+
     reports: list[RetraceReport] = []
 
     @eqx.filter_jit

@@ -175,7 +175,7 @@ def test_a_tree_is_described_place_by_place() -> None:
         "['a']": "list",
         "['a'][0]": f"{__name__}.Layer",
         "['a'][0].act (static)": "jax.numpy.tanh",
-        "['a'][0].kernel": "f32[2,3] split by P('data',) on {'data': 2}",
+        "['a'][0].kernel": f"f32[2,3] split by {P('data')} on {{'data': 2}}",
         "['b']": "tuple",
         "['b'][0]": "None",
         "['b'][1]": "3",

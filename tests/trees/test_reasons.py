@@ -171,6 +171,46 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
 }
 
 
+SLOPE, HELPER = 0.1, len
+
+
+def reading(offset: Any = 0) -> Callable[[Any], Any]:
+    return lambda x: HELPER(x) * SLOPE + offset
+
+
+def reading_more(offset: Any = 0) -> Callable[[Any], Any]:
+    return lambda x: (closure(x, SLOPE), offset)
+
+
+def test_a_function_made_anew_is_explained_by_the_globals_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = r"made anew by the same code \(test_reasons\.py:\d+\), which"
+    old = remembered(reading())
+
+    assert re.fullmatch(rf"{place} captured the same offset", why(old, reading()))
+    monkeypatch.setitem(globals(), "SLOPE", 0.5)
+    assert re.fullmatch(rf"{place} reads the global SLOPE: 0\.1 -> 0\.5", why(old, reading()))
+    text = rf"{place} captured offset: 0 -> 1 and reads the global SLOPE: 0\.1 -> 0\.5"
+    assert re.fullmatch(text, why(old, reading(1)))
+
+
+def test_a_function_among_the_globals_is_remembered_without_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = remembered(reading_more())
+
+    assert list(old.read) == ["closure", "SLOPE"]
+    assert old.read["closure"].captured == {}
+    monkeypatch.setitem(globals(), "closure", classes)
+    assert (
+        "and reads the global closure: closure -> classes" in f"and {why(old, reading_more()).rpartition('which ')[2]}"
+    )
+
+
+def test_a_function_that_only_reads_says_what() -> None:
+    functions = [eval("lambda x: x * SLOPE", globals()) for _ in range(2)]
+    functions[1].__code__ = functions[0].__code__
+
+    assert why(*functions).endswith("which reads the global SLOPE: nobody can tell for how long")
+
+
 @pytest.mark.parametrize("keep", [lambda value: value, remembered], ids=["live", "remembered"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_reason_is_given_where_values_look_alike(name: str, keep: Any) -> None:

@@ -113,7 +113,7 @@ def test_the_default_may_be_a_prefix() -> None:
         ".rest[1]": None,
     }
     with pytest.raises(
-        ValueError, match=r"^default= is no prefix of the tree\. pytree structure error: different leng"
+        ValueError, match=r"^default= is no prefix of the tree\. (pytree structure error: different leng|List arity)"
     ):
         spec_like([1, 2], [3])
 
@@ -204,7 +204,7 @@ def settings_without_none(tree: Any) -> dict[str, Any]:
 
 def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
     assert partition([[1, 2], 3], [True, False]) == ([[1, 2], None], [[None, None], 3])
-    with pytest.raises(ValueError, match=r"^mask= is no prefix of the tree\. pytree structure error"):
+    with pytest.raises(ValueError, match=r"^mask= is no prefix of the tree\. (pytree structure error|List arity)"):
         partition([1, 2], [True])
     with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got 1\.$"):
         partition([1, 2], [True, 1])

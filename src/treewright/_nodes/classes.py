@@ -1,7 +1,19 @@
 """Small readers of classes, typed so that `Any` stays `Any` for both type checkers."""
 
+import dis
+import functools
+import inspect
+import itertools
 import sys
+import traceback
+import typing
+from collections.abc import Callable
 from typing import Any
+
+from treewright.errors import NodeDefinitionError
+
+if sys.version_info >= (3, 14):
+    import annotationlib
 
 
 def class_of(value: object) -> type[Any]:
@@ -10,30 +22,48 @@ def class_of(value: object) -> type[Any]:
 
 
 def own_annotations(cls: type[Any]) -> dict[str, Any]:
-    """What the class body itself annotates, unevaluated."""
-    annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
-    return annotations
+    """What the class body itself annotates, as `dataclasses` reads it: what can't be told yet stays unevaluated.
+
+    Raises:
+        NodeDefinitionError: If an annotation can't be read, with the class and the field. Only from Python 3.14 on:
+            before, annotations are evaluated in the class body, and the class is not made.
+    """
+    if sys.version_info >= (3, 14):
+        try:
+            return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+        except Exception as error:
+            raise NodeDefinitionError(_unreadable(cls, error)) from error
+    else:  # before 3.14
+        annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
+        return annotations
 
 
 def declarer_of(cls: type[Any], name: str) -> type[Any]:
-    """The nearest class in the MRO whose body annotates this name."""
-    return next(base for base in cls.__mro__ if name in own_annotations(base))
+    """The nearest dataclass in the MRO whose body annotates this field."""
+    declarers = (base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
+    return next((base for base in declarers if name in own_annotations(base)), cls)
 
 
 def resolved(annotation: Any, cls: type[Any]) -> Any:
     """The type that a string annotation in the body of `cls` names; the string itself where it can't be told yet."""
-    if not isinstance(annotation, str):
+    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+    if not isinstance(text, str):
         return annotation
     module = sys.modules.get(cls.__module__)
     try:
-        return eval(annotation, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
+        return eval(text, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
     except Exception:  # noqa: BLE001  a forward reference, or a name that only checkers import
-        return annotation
+        return text
 
 
 def class_attribute(cls: type[Any], name: str) -> Any:
     """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether an instance may keep the value of a `cached_property` under this name."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def found_at(module: str, name: str) -> Any:
@@ -46,7 +76,77 @@ def found_at(module: str, name: str) -> Any:
 
 def import_path(value: Any) -> tuple[str, str] | None:
     """The module and the name under which this very object is found; None for what has no such name."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or found_at(module, name) is not value:
+    try:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # noqa: BLE001  a property of a user's class
+        return None
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # a lambda, or a local of a function
+        return None
+    if found_at(module, name) is not value:
         return None
     return module, name
+
+
+def signature_of(cls: type[Any]) -> inspect.Signature:
+    """The signature of a class, in which what can't be told yet stays unevaluated.
+
+    Raises:
+        TypeError: If it has none.
+        ValueError: The same, where it is written in C.
+    """
+    if sys.version_info >= (3, 14):
+        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+    else:  # before 3.14
+        signature = inspect.signature(cls)
+    return signature
+
+
+def annotate_init(init: Callable[..., None], cls: type[Any], types: dict[str, Any]) -> None:
+    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found.
+
+    Args:
+        init: The function.
+        cls: The class that it is for.
+        types: The annotations of its parameters.
+    """
+    if sys.version_info >= (3, 14):
+        setattr(init, "__annotate__", _lazy_annotations(cls, tuple(types)))  # noqa: B010  no checker knows it
+    else:  # before 3.14
+        init.__annotations__ = {**types, "return": None}
+
+
+if sys.version_info >= (3, 14):
+
+    def _lazy_annotations(cls: type[Any], names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+        """An `__annotate__` that gives what the class and its bases annotate, in the format that is asked for."""
+        kinds = annotationlib.Format
+        read: Callable[..., dict[str, Any]] = annotationlib.get_annotations
+
+        def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
+            if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
+                raise NotImplementedError(format)
+            declared: dict[str, Any] = {}
+            for base in reversed(cls.__mro__):
+                declared.update(read(base, format=format))
+            given: dict[str, Any] = {name: declared[name] for name in names if name in declared}
+            return {**given, "return": "None" if format == kinds.STRING else None}
+
+        __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
+        __annotate__.__module__ = cls.__module__
+        return __annotate__
+
+    def _unreadable(cls: type[Any], error: Exception) -> str:
+        code = getattr(cls.__annotate__, "__code__", None)
+        frames = traceback.walk_tb(error.__traceback__)
+        names = [_annotated_after(frame.f_code, frame.f_lasti) for frame, _ in frames if frame.f_code is code]
+        place = ".".join([cls.__qualname__, *filter(None, names[-1:])])
+        return (
+            f"{place}: the annotation can't be read: evaluating it raised {type(error).__name__}({error}). Correct it, "
+            f"or write it as a string. Only names may be unknown when the class is made."
+        )
+
+    def _annotated_after(code: Any, offset: int) -> str | None:
+        """The name that the code of an `__annotate__` stores next: it loads a value, then its name, and stores."""
+        steps = [step for step in dis.get_instructions(code) if step.offset >= offset]
+        stores = (name for name, step in itertools.pairwise(steps) if step.opname == "STORE_SUBSCR")
+        return next((name.argval for name in stores), None)

@@ -4,11 +4,12 @@ import abc
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from treewright._nodes import protocols
-from treewright._nodes.classes import class_attribute, class_of, own_annotations
+from treewright._nodes.classes import class_attribute, class_of, own_annotations, signature_of
 from treewright._nodes.export import register_for_export
 from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view
@@ -17,6 +18,9 @@ from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
 from treewright._nodes.state_dicts import register_node_for_flax
 
 _MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"})
+# Never changed here, but by `dataclasses.make_dataclass` between the making of a class and its decorator: from 3.12 on
+# the module, from 3.14 on the annotations too.
+_OTHERS = frozenset({"__module__", "__annotate_func__", "__annotate__", "__annotations__", "__annotations_cache__"})
 
 
 def define(
@@ -155,20 +159,45 @@ def install_comparison(cls: type[Any], options: Options) -> None:
 
 
 def document(cls: type[Any]) -> None:
-    """A docstring with the signature, as dataclasses write it, for a class that has none."""
-    if cls.__doc__ is None:
-        try:
-            signature = str(inspect.signature(cls)).replace(" -> None", "")
-        except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-            signature = ""
-        cls.__doc__ = cls.__name__ + signature
+    """A docstring with the signature, as dataclasses write it, for a class that has none; and what `doc=` says."""
+    documented = [(field.name, field.doc) for field in spec_of(cls).fields if field.doc is not None]
+    if sys.version_info >= (3, 15) and cls.__doc__ is None and not documented:
+        cls.__doc__ = cast("Any", _Later())
+    elif cls.__doc__ is None:
+        cls.__doc__ = _with_docs(_from_signature(cls), documented)
+    elif documented:
+        cls.__doc__ = _with_docs(inspect.cleandoc(cls.__doc__), documented)
+
+
+def _from_signature(cls: type[Any]) -> str:
+    try:
+        signature = str(signature_of(cls)).replace(" -> None", "")
+    except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
+        signature = ""
+    return cls.__name__ + signature
+
+
+def _with_docs(text: str, documented: Sequence[tuple[str, str]]) -> str:
+    """With a section for the fields, as tools that make references read it."""
+    lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]
+    return "\n".join([text, "", "Attributes:", *lines]) if documented else text
+
+
+if sys.version_info >= (3, 15):
+
+    class _Later:
+        """A docstring that is made when somebody looks, as that of dataclasses: later names are found."""
+
+        def __get__(self, instance: object, cls: type[Any]) -> str:
+            text = cls.__doc__ = _from_signature(cls)
+            return text
 
 
 def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
-    for name in list(vars(cls)):
-        if name not in before and name not in _MANAGED:
-            delattr(cls, name)
+    kept = _MANAGED | _OTHERS
+    for name in vars(cls).keys() - before.keys() - kept:
+        delattr(cls, name)
     for name, value in before.items():
-        if name not in _MANAGED and vars(cls).get(name) is not value:
+        if name not in kept and vars(cls).get(name) is not value:
             setattr(cls, name, value)

@@ -5,6 +5,7 @@ treat field specifiers best when they are imported.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
@@ -34,6 +35,7 @@ class FieldOptions:
     sharding: Sharding | None = None
     stack: Stack | None = None
     local: bool = False
+    doc: str | None = None
 
 
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
@@ -68,34 +70,43 @@ def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
         metadata["static"] = True
+    if sys.version_info >= (3, 14):
+        arguments["doc"] = options.doc
     return dataclasses.field(metadata=metadata, **arguments)
+
+
+def doc_of(field: "dataclasses.Field[Any]") -> str | None:
+    """What `doc=` said of a field: a specifier of ours, or on 3.14 and newer the standard library's."""
+    options = options_of(field)
+    said: str | None = getattr(field, "doc", None)
+    return options.doc if said is None and options is not None else said
 
 
 # fmt: off
 @overload
 def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-          stack: Stack | None = ..., converter: None = ...) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-          stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-          stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-          stack: Stack | None = ..., converter: None = ...) -> Any: ...
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def field(
     *,
@@ -107,6 +118,7 @@ def field(
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    doc: str | None = None,
     sharding: Sharding | None = None,
     stack: Stack | None = None,
     converter: Callable[[Any], Any] | None = None,
@@ -122,6 +134,8 @@ def field(
         compare: Whether `==` uses it.
         metadata: Anything, for other tools; `{"static": True}` makes the field static, as in JAX.
         kw_only: Whether `__init__` takes it by keyword only.
+        doc: What the field is, in words. It stands in the docstring of the class, and so in `help()`; on Python 3.14
+            and newer it is `dataclasses.Field.doc` too.
         converter: Applied to each value given to the field: by the constructor, by an assignment in `__init__`, by
             `replace`. Never by unflatten.
         sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Which
@@ -141,7 +155,7 @@ def field(
     """
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
     return _specify(
-        FieldOptions("child", converter, sharding=sharding, stack=stack),
+        FieldOptions("child", converter, sharding=sharding, stack=stack, doc=doc),
         {**given, "metadata": metadata, "kw_only": kw_only},
     )
 
@@ -151,34 +165,36 @@ def field(
 # fmt: off
 @overload  # type: ignore[unreachable]  # the alternative that is not mypy's
 def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: None = ...) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
-           converter: None = ...) -> S: ...
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., local: bool = ..., converter: None = ...) -> S: ...
 @overload
 def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 if not MYPY:
     @overload
     def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
-               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., local: bool = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> Declared: ...
 else:
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
-               kw_only: bool = ..., local: bool = ..., converter: None = ...) -> "Declared | Unset": ...
+               kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+               converter: None = ...) -> "Declared | Unset": ...
 # fmt: on
 def static(
     *,
@@ -190,6 +206,7 @@ def static(
     compare: Compare = "value",
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    doc: str | None = None,
     local: bool = False,
     converter: Callable[[Any], Any] | None = None,
 ) -> Any:
@@ -210,6 +227,7 @@ def static(
             `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
         metadata: As for `field`.
         kw_only: As for `field`.
+        doc: As for `field`.
         local: Whether the value may differ between the processes of one run, such as a name to log with:
             `treewright.sharding.assert_same_on_all_processes` leaves it out.
         converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
@@ -229,35 +247,38 @@ def static(
         )
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash)
     return _specify(
-        FieldOptions("static", converter, compare, local=local), {**given, "metadata": metadata, "kw_only": kw_only}
+        FieldOptions("static", converter, compare, local=local, doc=doc),
+        {**given, "metadata": metadata, "kw_only": kw_only},
     )
 
 
 # fmt: off
 @overload
 def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-           stack: Stack | None = ..., converter: None = ...) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
+           doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
+           converter: None = ...) -> T: ...
 @overload
 def buffer(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-           stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
            compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
+           converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-           stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
-@overload
-def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., sharding: Sharding | None = ...,
-           stack: Stack | None = ..., converter: None = ...) -> Any: ...
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def buffer(
     *,
@@ -269,6 +290,7 @@ def buffer(
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
+    doc: str | None = None,
     sharding: Sharding | None = None,
     stack: Stack | None = None,
     converter: Callable[[Any], Any] | None = None,
@@ -287,6 +309,6 @@ def buffer(
     """
     given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
     return _specify(
-        FieldOptions("buffer", converter, sharding=sharding, stack=stack),
+        FieldOptions("buffer", converter, sharding=sharding, stack=stack, doc=doc),
         {**given, "metadata": metadata, "kw_only": kw_only},
     )

@@ -1,13 +1,16 @@
 """Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
 
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
 from treewright._nodes.classes import class_of
-from treewright._nodes.exact import problem_of
+from treewright._nodes.exact import ExactKeys
+from treewright._nodes.plain import is_frozen_mapping, mapping
+from treewright._nodes.reach import is_library
+from treewright._nodes.refused import problem_of
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -55,8 +58,8 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     def __reduce__(self) -> tuple[type, tuple[dict[K, V_co]]]:
         return (FrozenMapping, (self._items,))
 
-    def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
-        return (FrozenMapping, *((key(name), key(value)) for name, value in self._items.items()))
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        return mapping(self, keys.key)
 
 
 class FrozenArray(np.ndarray[Any, Any]):
@@ -101,9 +104,9 @@ class FrozenArray(np.ndarray[Any, Any]):
             raise problem_of(np.asarray(self))
         return (self.dtype, self.shape, self.tobytes())
 
-    def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
-        del key
-        return (FrozenArray, *self._content())
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        dtype, *content = self._content()
+        return (FrozenArray, keys.key(dtype), *content)
 
 
 _FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
@@ -130,6 +133,8 @@ def freeze(value: Any) -> Any:
         return tuple(map(freeze, value))
     if issubclass(kind, dict | FrozenMapping):
         return FrozenMapping({key: freeze(item) for key, item in value.items()})
+    if is_frozen_mapping(kind) and is_library(kind.__module__):  # such as frozendict
+        return kind({key: freeze(item) for key, item in value.items()})
     for mutable, frozen in _FROZEN:
         if issubclass(kind, mutable):
             return frozen(map(freeze, value))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treewright._nodes.classes import class_of
+from treewright._nodes.classes import annotate_init
 from treewright._nodes.node import PAIR, assign_all, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
@@ -169,17 +169,10 @@ class _InitText:
         init: Callable[..., None] = made["make"](**self.helpers)
         init.__qualname__ = f"{cls.__qualname__}.__init__"
         init.__module__ = cls.__module__
-        init.__annotations__ = {
-            argument.name: _annotation(argument) for argument in self.arguments if argument.init
-        } | {"return": None}
+        annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
         return init
 
 
 def _left_open(field: FieldSpec) -> bool:
     """Whether only `__post_init__` can give the field its value."""
     return not field.init and field.default is MISSING and field.default_factory is MISSING
-
-
-def _annotation(argument: Any) -> Any:
-    kind: Any = argument.type
-    return kind.type if class_of(kind) is dataclasses.InitVar else kind

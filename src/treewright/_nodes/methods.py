@@ -8,9 +8,10 @@ from typing import Any, cast
 import jax
 
 from treewright._nodes.classes import own_annotations
-from treewright._nodes.exact import instance_key, tracer_in
+from treewright._nodes.exact import ExactKeys, method_key, tracer_in
 from treewright._nodes.export import register_function_node
 from treewright._nodes.node import pair_or_unfinished
+from treewright._nodes.refused import NoExactKeyError
 from treewright._nodes.state_dicts import register_for_flax
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
@@ -25,6 +26,10 @@ class ModuleMethod:
     @property
     def __isabstractmethod__(self) -> bool:
         return getattr(self.function, "__isabstractmethod__", False)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -70,11 +75,11 @@ class BoundMethod:
     def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__func__.__doc__
 
-    def _identity(self) -> tuple[Any, Hashable]:
+    def _identity(self) -> Hashable:
         # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
         try:
-            return self.__func__, instance_key(self.__self__)
-        except TypeError:
+            return method_key(self.__func__, self.__self__)
+        except NoExactKeyError:
             return self.__func__, id(self.__self__)
 
     def __eq__(self, other: object) -> bool:
@@ -90,8 +95,8 @@ class BoundMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return (BoundMethod, (self.__func__, self.__self__))
 
-    def _exact_key_(self, key: Callable[[object], Hashable]) -> Hashable:
-        return (BoundMethod, self.__func__, instance_key(self.__self__, key))
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        return keys.method(BoundMethod, self.__func__, self.__self__)
 
 
 def _keep_for_next_lookup(method: BoundMethod) -> None:

@@ -6,7 +6,6 @@ has returned, `_node` holds an `Unfinished` instead and the values wait in the i
 
 import dataclasses
 import difflib
-import functools
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Never, cast
 import jax
 import numpy as np
 
-from treewright._nodes.classes import class_attribute, class_of
+from treewright._nodes.classes import class_attribute, class_of, is_cached_property
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright.errors import NodeInitError, UnfinishedNodeError
@@ -123,6 +122,31 @@ class StaticView(ChildView):
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
             return _read_outside_pair(self.field, node, owner)
+
+    def watch(self, cls: type[Any]) -> None:
+        """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
+        for holder in cls.__mro__:
+            if vars(holder).get(self.field.name) is self:
+                setattr(holder, self.field.name, WatchedStaticView(self.field))
+
+
+class WatchedStaticView(StaticView):
+    """The attribute of a static that holds a function which reads what can change, such as the name of a library.
+
+    A trace reads the function here. If what it reads is not what it was, the program that is traced now is another than
+    a node to come may be given, so the statics are forgotten.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        found = pair_or_unfinished(node)
+        if isinstance(found, tuple):
+            found[1].still_hold(self.index)
+        return super().__get__(node, owner)
+
+    def watch(self, cls: type[Any]) -> None:
+        """It does already."""
 
 
 def view(field: FieldSpec) -> ChildView:
@@ -276,11 +300,6 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
         parts.append(f"assigned to {', '.join(with_close_matches(undeclared, names))}, which it does not declare")
     cure = f"Assign every field in __init__, and declare each in the class body ({(undeclared or missing)[0]}: ...)"
     raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
-
-
-def is_cached_property(cls: type[Any], name: str) -> bool:
-    """Whether an instance may keep the value of a `cached_property` under this name."""
-    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:

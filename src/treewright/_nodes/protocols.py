@@ -1,6 +1,6 @@
 """A node among Python's protocols: `==`, `hash`, `copy`, `pickle`, attributes, and the public flatten pair."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.dtypes import prng_key
 
 from treewright._nodes.classes import class_of
-from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key, problem_of
+from treewright._nodes.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._nodes.node import (
     PAIR,
     Pair,
@@ -21,6 +21,7 @@ from treewright._nodes.node import (
     refuse_change,
     replaced,
 )
+from treewright._nodes.refused import NoExactKeyError, problem_of
 from treewright._nodes.representation import node_repr, node_rich_repr, node_treescope_repr, node_wadler_lindig
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
@@ -189,7 +190,7 @@ def hash_of(self: Any) -> int:
     return hash(tuple(values))
 
 
-def exact_key_of(self: Any, key: Callable[[object], Hashable]) -> Hashable:
+def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:
     """A node as a static of another: by class, statics and the exact keys of its children.
 
     Raises:
@@ -199,7 +200,7 @@ def exact_key_of(self: Any, key: Callable[[object], Hashable]) -> Hashable:
         raise problem_of(self)
     children, statics = finished_pair(self)
     cls: Any = class_of(self)
-    return (cls, statics, *map(key, children))
+    return (cls, keys.statics(statics), *map(keys.key, children))
 
 
 def copy(self: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from treewright._nodes.converted import annotated_converter
-from treewright._nodes.fields import Compare, FieldOptions, Kind, Sharding, Stack, options_of
+from treewright._nodes.fields import Compare, FieldOptions, Kind, Sharding, Stack, doc_of, options_of
 from treewright._nodes.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 
@@ -34,6 +34,7 @@ class FieldSpec:
     sharding: Sharding | None
     stack: Stack | None
     local: bool
+    doc: str | None
 
     @property
     def is_static(self) -> bool:
@@ -133,6 +134,7 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
                 sharding=options.sharding,
                 stack=options.stack,
                 local=options.local,
+                doc=doc_of(field),
             )
         )
         counts[is_static] += 1

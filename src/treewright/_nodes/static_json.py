@@ -17,8 +17,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from treewright._nodes.classes import class_of, found_at, import_path
+from treewright._nodes.classes import class_of, found_at, import_path, is_cached_property
 from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
+from treewright._nodes.reach import state_of
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright.errors import StaticSerializationError
@@ -72,7 +73,7 @@ class StaticCodec:
             return self.unnamed(value) if parts is None else [kind.__name__, *parts]
         for matches, method in _FAMILIES:
             if matches(kind):
-                return method(self, value)
+                return self.unnamed(value) if _holds_more(kind, value) else method(self, value)
         name = self.name_of(value)
         return self.unnamed(value) if name is None else ["name", name]
 
@@ -103,7 +104,7 @@ class StaticCodec:
         return [[self.encode(key), self.encode(item)] for key, item in value.items()]
 
     def write_array_parts(self, value: Any) -> list[Any] | None:
-        text = _dtype_text(value.dtype)
+        text = None if value.dtype.metadata else _dtype_text(value.dtype)
         return None if text is None else [text, list(value.shape), _base64(value.tobytes())]
 
     def write_flag(self, value: enum.Flag) -> Any:
@@ -243,6 +244,16 @@ class StaticCodec:
 def is_namedtuple(kind: Any) -> bool:
     """Whether a class was made by `NamedTuple` or `namedtuple`."""
     return issubclass(kind, tuple) and hasattr(cast("Any", kind), "_fields")
+
+
+def _holds_more(kind: type[Any], value: Any) -> bool:
+    """Whether a value has attributes that its form would lose, so that another value came back."""
+    if issubclass(kind, np.generic) or hasattr(kind, "__node_spec__") or issubclass(kind, enum.Enum):
+        return False
+    if issubclass(kind, np.dtype):
+        return bool(value.metadata)
+    fields = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else ()
+    return any(name not in fields and not is_cached_property(kind, name) for name in state_of(value))
 
 
 def _is_frozen_dataclass(kind: type[Any]) -> bool:

@@ -10,27 +10,39 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-import numpy as np
-
-from treewright._nodes.classes import class_of, import_path, own_annotations
-from treewright._nodes.exact import NoExactKeyError, compared_by_itself, exact_key
+from treewright._nodes.classes import class_attribute, class_of, import_path, own_annotations
+from treewright._nodes.exact import Check, ExactKeys, by_identity, compared_by_itself
+from treewright._nodes.refused import NoExactKeyError, unanswered
 from treewright._nodes.representation import text
 from treewright.errors import StaticFieldError
 
 _WeakTable = dict[Hashable, "weakref.ref[Statics]"]
+_Keys = tuple[Hashable, ...]
+_Checks = tuple[tuple[Check, ...], ...]
 
 
 class Statics:
-    """All static values of a node. Interned: two are equal exactly when they are one object."""
+    """All static values of a node. Interned: two are equal exactly when they are one object.
 
-    __slots__ = ("__weakref__", "table", "values")
+    Attributes:
+        table: The table that they stand in.
+        values: In the order of the fields.
+        keys: The exact key of each value. They live here, and not in the table: a value may refer to its own node.
+        checks: For each value what tells whether its key still holds; None where no key can change.
+    """
 
-    def __init__(self, table: "StaticTable", values: tuple[Any, ...]) -> None:
+    __slots__ = ("__weakref__", "checks", "keys", "table", "values")
+
+    def __init__(
+        self, table: "StaticTable", values: tuple[Any, ...], keys: _Keys, checks: _Checks | None = None
+    ) -> None:
         self.table: StaticTable = table
         self.values: tuple[Any, ...] = values
+        self.keys: _Keys = keys
+        self.checks: _Checks | None = checks
 
     def __repr__(self) -> str:
         """The names of the fields: JAX prints this in its own messages."""
@@ -46,22 +58,38 @@ class Statics:
     def __reduce__(self) -> tuple[Any, ...]:
         return (interned, (self.table, self.table.names, tuple(map(_by_name, self.values))))
 
+    def still_hold(self, index: int | None = None) -> bool:
+        """Whether what the keys rest on is as it was, of one value or of all.
+
+        What no longer holds is forgotten: nodes that hold it keep it, and no node to come finds it.
+        """
+        if self.checks is None:
+            return True
+        checked = self.checks if index is None else self.checks[index : index + 1]
+        if all(check() for checks in checked for check in checks):
+            return True
+        self.table.forget(self)
+        return False
+
 
 class StaticTable:
     """The statics of one class that are in use, held weakly.
 
     `known` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
+
+    The others stand under the hash of their keys. Keys are hashed and compared, which may run code of the user's, while
+    no lock is held: an entry goes in only if those that it was compared with are still all that there are.
     """
 
-    __slots__ = ("_by_key", "_lock", "content", "empty", "known", "names", "owner")
+    __slots__ = ("_buckets", "_lock", "content", "empty", "known", "names", "owner")
 
     def __init__(self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> None:
         self.owner: type[Any] = owner
         self.names: tuple[str, ...] = names
         self.content: tuple[bool, ...] = content
         self.known: _WeakTable = {}
-        self._by_key: _WeakTable = {}
+        self._buckets: dict[int, tuple[weakref.ref[Statics], ...]] = {}
         # Taken to add and to forget, never to find. Reentrant, since the garbage collector may run while it is held.
         self._lock = threading.RLock()
         self.empty: Statics | None = None if names else self.intern(())
@@ -71,13 +99,13 @@ class StaticTable:
 
     def __len__(self) -> int:
         """How many combinations are in use."""
-        return len(self._by_key)
+        return sum(map(len, list(self._buckets.values())))
 
     def find(self, values: tuple[Any, ...]) -> Statics:
         """`intern`, by the short way where there is one: what the generated `__init__` does in its own text."""
         try:
             found = self.known[*map(type, values), *values]()
-        except (KeyError, TypeError):
+        except Exception:  # noqa: BLE001  a __hash__ of the user's; intern refuses it by class and field
             found = None
         return self.intern(values) if found is None else found
 
@@ -87,38 +115,94 @@ class StaticTable:
         Raises:
             StaticFieldError: If a value has no exact key; nothing is stored then.
         """
-        keys = tuple(map(self._key, self.names, values, self.content))
-        reference = self._by_key.get(keys)
-        found = None if reference is None else reference()
-        if found is not None:
-            return found
-        with self._lock:
-            reference = self._by_key.get(keys)
-            found = None if reference is None else reference()
-            if found is None:
-                found = Statics(self, values)
-                self._remember(self._by_key, keys, found)
-                if all(map(_found_by_value, values, keys)):
-                    self._remember(self.known, (*map(type, values), *values), found)
-        return found
+        keyed = [self._keyed(*column) for column in zip(self.names, values, self.content, strict=True)]
+        keys = tuple(key for key, _ in keyed)
+        place = hash(keys)
+        checks = tuple(checks for _, checks in keyed)
+        made, by_value = None, False
+        compared: tuple[weakref.ref[Statics], ...] = ()
+        while True:
+            bucket = self._buckets.get(place, ())
+            for reference in bucket:
+                found = None if any(reference is one for one in compared) else reference()
+                if found is not None and self._equal(values, found.keys, keys) and found.still_hold():
+                    return found
+            compared = bucket
+            if made is None:
+                made = Statics(self, values, keys, checks if any(checks) else None)
+                by_value = all(map(_found_by_value, values, keys))
+            with self._lock:
+                if self._buckets.get(place, ()) is not bucket:  # another thread came first, or one was forgotten
+                    continue
+                self._buckets[place] = (*bucket, weakref.ref(made, self._forgetting(place)))
+                if by_value:
+                    self._remember(made)
+            self._watch(made)
+            return made
 
-    def _remember(self, table: "_WeakTable", key: Hashable, statics: Statics) -> None:
+    def forget(self, statics: Statics) -> None:
+        """Let no node to come find these."""
+        place = hash(statics.keys)
+        with self._lock:
+            kept = [reference for reference in self._buckets.get(place, ()) if reference() is not statics]
+            self._keep(place, kept)
+
+    def _keep(self, place: int, references: "list[weakref.ref[Statics]]") -> None:
+        if references:
+            self._buckets[place] = tuple(references)
+        else:
+            self._buckets.pop(place, None)
+
+    def _forgetting(self, place: int) -> Callable[["weakref.ref[Statics]"], None]:
         def forget(reference: "weakref.ref[Statics]") -> None:
             with self._lock:
-                if table.get(key) is reference:
-                    del table[key]
+                self._keep(place, [one for one in self._buckets.get(place, ()) if one is not reference])
 
-        table[key] = weakref.ref(statics, forget)
+        return forget
 
-    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001  mapped over columns
+    def _remember(self, statics: Statics) -> None:
+        key = (*map(type, statics.values), *statics.values)
+
+        def forget(reference: "weakref.ref[Statics]") -> None:
+            with self._lock:
+                if self.known.get(key) is reference:
+                    del self.known[key]
+
+        self.known[key] = weakref.ref(statics, forget)
+
+    def _watch(self, statics: Statics) -> None:
+        """Let the views of the class ask, when they are read, whether the keys of these still hold."""
+        for name, checks in zip(self.names, statics.checks or (), strict=False):
+            view = class_attribute(self.owner, name) if checks else None
+            if hasattr(view, "watch"):
+                cast("Any", view).watch(self.owner)
+
+    def _keyed(self, name: str, value: object, content: bool) -> tuple[Hashable, tuple[Check, ...]]:  # noqa: FBT001
+        keys = ExactKeys(content=content)
         try:
-            return exact_key(value, content=content)
+            key = keys.key(value)
         except NoExactKeyError as problem:
-            raise StaticFieldError(
-                f"{self.owner.__qualname__}.{name} is static but holds {problem.found}. {problem.consequence} Make "
-                f"{name} a child (drop static()), give it a hashable form such as a tuple, by hand or with "
-                f"static(converter=treewright.freeze), or wrap it in a class with __hash__ and __eq__."
-            ) from None
+            raise self._refusal(name, problem) from None
+        except RecursionError:  # nested deeper than Python's own stack
+            return by_identity(value), ()
+        return key, tuple(keys.checks)
+
+    def _equal(self, values: tuple[Any, ...], left: _Keys, right: _Keys) -> bool:
+        """Whether two combinations are one; the field is named whose `==` fails."""
+        for name, value, old, new in zip(self.names, values, left, right, strict=True):
+            try:
+                if old != new:
+                    return False
+            except Exception as error:
+                raise self._refusal(name, unanswered(value, error)) from error
+        return True
+
+    def _refusal(self, name: str, problem: NoExactKeyError) -> StaticFieldError:
+        return StaticFieldError(
+            f"{self.owner.__qualname__}.{name} is static but holds {problem.found}. {problem.consequence} Make "
+            f"{name} a child (drop static()), give it a hashable form such as a tuple, by hand or with "
+            f"static(converter=treewright.freeze), or wrap it in a class with __hash__ and __eq__."
+        )
 
 
 class _Named:
@@ -145,13 +229,14 @@ _INERT = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types
 def _found_by_value(value: Any, key: Hashable) -> bool:
     """Whether a value can stand for its exact key in `known`.
 
-    Its `==` must be exact, or identity, and it must not refer to a node: a value that did would keep the node alive,
-    and with it the entry of the table. What a module holds lives on anyway.
+    Its hash and its `==` must be exact, or identity, and it must not refer to a node: a value that did would keep the
+    node alive, and with it the entry of the table. What a module holds lives on anyway.
     """
     kind = class_of(value)
-    if kind in _INERT or issubclass(kind, np.dtype | enum.Enum):
+    if kind in _INERT or issubclass(kind, enum.Enum):
         return compared_by_itself(value, key)
-    return kind.__eq__ is cast("Any", object).__eq__ and callable(value) and import_path(value) is not None
+    identical = all(class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__"))
+    return identical and callable(value) and import_path(value) is not None
 
 
 def imported(module: str, name: str) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar, cast, overload
 
-from treewright._nodes.classes import class_of
+from treewright._nodes.classes import class_of, is_cached_property
 from treewright._nodes.module import Module
 from treewright._nodes.node import (
     LEAVES,
@@ -15,7 +15,6 @@ from treewright._nodes.node import (
     Unfinished,
     check,
     finished_pair,
-    is_cached_property,
     with_close_matches,
 )
 from treewright._nodes.spec import NodeSpec, spec_of

@@ -221,4 +221,4 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
     """Whether this is the keys of the children over again."""
     names = _elements(aux)
     same = (getattr(key, "key", key) is name for key, name in zip(keys, names, strict=False))
-    return bool(keys) and len(names) == len(keys) and all(same)
+    return class_of(aux) in {list, tuple} and len(names) == len(keys) and all(same)

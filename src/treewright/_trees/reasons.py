@@ -1,6 +1,5 @@
 """Why two statics differ that may look alike, and what values look like at a readable length."""
 
-import contextlib
 import dataclasses
 import functools
 import types
@@ -11,8 +10,10 @@ from typing import Any, Literal, NamedTuple, Never, TypeAlias, cast
 
 import jax
 
+from treewright._nodes import reach
 from treewright._nodes.classes import class_of
-from treewright._nodes.exact import NoExactKeyError, exact_key
+from treewright._nodes.exact import exact_key
+from treewright._nodes.refused import NoExactKeyError
 from treewright._trees.paths import Key, Path, field_key, path_text
 from treewright._trees.texts import LENGTH, names_in, short_text, short_texts
 
@@ -34,14 +35,33 @@ class Remembered:
     Two are equal when they are of one object that is still alive.
     """
 
-    __slots__ = ("address", "attributes", "captured", "code", "function", "kind", "reference", "text", "wrapped")
+    __slots__ = (
+        "address",
+        "attributes",
+        "captured",
+        "code",
+        "function",
+        "kind",
+        "read",
+        "reference",
+        "text",
+        "wrapped",
+    )
 
-    def __init__(self, value: Any, *, captured: dict[str, Any] | None = None, wrapped: Any = None) -> None:
+    def __init__(
+        self,
+        value: Any,
+        *,
+        captured: dict[str, Any] | None = None,
+        read: dict[str, Any] | None = None,
+        wrapped: Any = None,
+    ) -> None:
         owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
         self.kind: type[Any] = class_of(value)
         self.text: str = short_text(value)
         self.code: Any = getattr(value, "__code__", None) if captured is not None else None
         self.captured: dict[str, Any] | None = captured
+        self.read: dict[str, Any] = read or {}
         self.function: Any = getattr(value, "__func__", None)
         self.wrapped: Any = wrapped
         self.attributes: dict[str, str] = {
@@ -88,24 +108,17 @@ def code_of(value: Any) -> Any:
 
 def wrapped_by(value: Any) -> Any:
     """What `jit` or another wrapper made this function of; None for anything else."""
-    if isinstance(value, Remembered):
-        return value.wrapped
-    return None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+    return value.wrapped if isinstance(value, Remembered) else reach.wrapped_by(value)
 
 
 def captured_by(function: Any) -> dict[str, Any]:
     """The captured variables and the defaults of a function, by name."""
-    if isinstance(function, Remembered):
-        return function.captured or {}
-    code = function.__code__
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            found[name] = cell.cell_contents
-    defaults = function.__defaults__ or ()
-    positional = code.co_varnames[: code.co_argcount]
-    named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-    return found | named | (function.__kwdefaults__ or {})
+    return (function.captured or {}) if isinstance(function, Remembered) else reach.held_by(function)
+
+
+def read_by(function: Any) -> dict[str, Any]:
+    """The globals that a function reads and that can change, by name."""
+    return function.read if isinstance(function, Remembered) else reach.read_by(function)
 
 
 Same = Callable[[Any, Any], bool]
@@ -170,6 +183,15 @@ def same_content(left: Any, right: Any, depth: int = _DEPTH) -> bool:
     if depth and ours and ours.keys() == theirs.keys() and kind_of(left) is kind_of(right):
         return all(same_content(ours[name], theirs[name], depth - 1) for name in ours)
     return same_exactly(left, right, content=True)
+
+
+def read_changes(left: Any, right: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Which globals were others when two functions of the same code were seen, by name."""
+    theirs = read_by(right)
+    for name, value in read_by(left).items():
+        other = theirs.get(name, _missing)
+        if other is not _missing and not same_exactly(value, other):
+            yield name, value, other
 
 
 def captured_changes(left: Any, right: Any, depth: int = _DEPTH) -> Iterator[tuple[str, Any, Any]]:
@@ -252,15 +274,25 @@ def _of_functions(left: Any, right: Any) -> Cause | None:
         places = dict.fromkeys((place_of_code(code), place_of_code(other)))
         same_name = code.co_qualname == other.co_qualname
         return Cause("other function", f"two functions, defined at {' and '.join(places)}") if same_name else None
-    changes = list(islice(captured_changes(left, right), _SHOWN + 1))
     anew = f"made anew by the same code ({place_of_code(code)})"
-    names = ", ".join(captured_by(left))
-    if changes:
-        shown = [f"{name}: {' -> '.join(short_texts(old, new))}" for name, old, new in changes[:_SHOWN]]
-        captured = f"which captured {', '.join(shown)}{', ...' if len(changes) > _SHOWN else ''}"
-    else:
-        captured = f"which captured the same {names}" if names else "which captures nothing"
-    return Cause("function made anew", f"{anew}, {captured}")
+    captured, read = _listed(captured_changes(left, right)), _listed(read_changes(left, right))
+    if captured or read:
+        parts = (f"captured {captured}" if captured else "", f"reads the global {read}" if read else "")
+        return Cause("function made anew", f"{anew}, which {' and '.join(filter(None, parts))}")
+    names, globals_read = ", ".join(captured_by(left)), ", ".join(read_by(left))
+    if globals_read and not names:
+        return Cause(
+            "function made anew", f"{anew}, which reads the global {globals_read}: nobody can tell for how long"
+        )
+    return Cause(
+        "function made anew", f"{anew}, {f'which captured the same {names}' if names else 'which captures nothing'}"
+    )
+
+
+def _listed(changes: Iterator[tuple[str, Any, Any]]) -> str:
+    found = list(islice(changes, _SHOWN + 1))
+    shown = [f"{name}: {' -> '.join(short_texts(old, new))}" for name, old, new in found[:_SHOWN]]
+    return f"{', '.join(shown)}{', ...' if len(found) > _SHOWN else ''}"
 
 
 def _of_methods(left: Any, right: Any) -> Cause | None:

@@ -15,7 +15,7 @@ from treewright._nodes.classes import class_of
 from treewright._nodes.freeze import FrozenArray
 from treewright._nodes.statics import Statics
 from treewright._trees.levels import Leaf, Level, opened
-from treewright._trees.reasons import Remembered, captured_by, same_exactly, same_to_jit, wrapped_by
+from treewright._trees.reasons import Remembered, captured_by, read_by, same_exactly, same_to_jit, wrapped_by
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
 _SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
@@ -45,7 +45,12 @@ def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
         return _TUPLE.__new__(kind, map(inner, value))  # past a __new__ of the user's
     if kind is types.FunctionType:
         captured = {name: inner(part) for name, part in captured_by(value).items()}
-        return Remembered(value, captured=captured) if captured else value
+        # Functions among the globals by identity: what they read in turn may be half a program.
+        read = {
+            name: Remembered(part, captured={}) if isinstance(part, types.FunctionType) else inner(part)
+            for name, part in read_by(value).items()
+        }
+        return Remembered(value, captured=captured, read=read) if captured or read else value
     if _is_array(value) or kind is types.MethodType or kind.__eq__ is _OBJECT.__eq__:
         return Remembered(value, wrapped=inner(wrapped_by(value)))
     return value

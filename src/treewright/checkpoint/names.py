@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
+from treewright._nodes import reach
 from treewright._nodes.classes import class_of, import_path
 from treewright._nodes.representation import text
 from treewright._nodes.static_json import StaticCodec
@@ -90,12 +91,16 @@ def _described(value: Any, inside: tuple[Any, ...]) -> str:
 
 
 def _captured(function: types.FunctionType, inside: tuple[Any, ...]) -> Iterator[str]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
+    held = {**reach.captured(function), **_data(reach.read_by(function))}
+    for name, value in held.items():
         yield f"{name}={_described(value, inside)}"
+
+
+def _data(read: dict[str, Any]) -> dict[str, Any]:
+    """What a function reads that is data: what a checkpoint would call another function for."""
+    return {
+        name: value for name, value in read.items() if not callable(value) and not isinstance(value, types.ModuleType)
+    }
 
 
 class ReadingCodec(StaticCodec):

@@ -13,15 +13,15 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from treewright.retrace.history import innermost
+from treewright._jax import FRAMES, TRACING
+from treewright._nodes.reach import innermost
 from treewright.retrace.signature import Call
 
 Frame = types.FrameType
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
 
-# The frames of JAX in which a call of a jitted function can be read, and the options of `jax.jit` that are compared.
-FRAMES = frozenset({"_infer_params", "_run_python_pjit"})
+# The frame that holds the options of a jitted function, and the options of `jax.jit` that are compared.
 _MISSES = frozenset({"cache_miss"})
 _OPTIONS = (
     *("donate_argnums", "donate_argnames", "static_argnums", "static_argnames", "device", "backend", "keep_unused"),
@@ -78,6 +78,13 @@ def call_on_stack() -> Call | None:
             call = _of_wrapper(frames[index:]) or _of_jit(one.f_locals, frames[index:])
             return dataclasses.replace(call, jit_name=_jit_name(one.f_locals["fun"]))
     return None
+
+
+def is_inside_another() -> bool:
+    """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
+    tracing = (one for one in frames_above() if one.f_code.co_name in TRACING and package_of(one) == "jax")
+    functions = [one.f_locals["fun"] for one in tracing if _has(one, "fun")]
+    return any(function is not functions[0] for function in functions)
 
 
 def _has(frame: Frame, *names: str) -> bool:

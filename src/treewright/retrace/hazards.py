@@ -1,5 +1,6 @@
 """`check_statics`: what in the statics of a tree will make `jit` trace again, or answer wrongly, before it does."""
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -12,23 +13,36 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from treewright._nodes import reach
 from treewright._nodes.classes import class_of, import_path
-from treewright._nodes.exact import NoExactKeyError, exact_key
+from treewright._nodes.exact import exact_key, why_itself_only
+from treewright._nodes.refused import MUTABLE, NoExactKeyError, listed
 from treewright._trees.levels import Leaf, Level, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.reasons import captured_by, parts_of, place_of_code, same_to_jit
 from treewright._trees.texts import short_text
 
 HazardKind = Literal[
-    "array", "captured array", "collision", "comparison", "function", "identity", "mutable", "nan", "slow", "unhashable"
+    "array",
+    "captured array",
+    "collision",
+    "comparison",
+    "function",
+    "global",
+    "identity",
+    "mutable",
+    "nan",
+    "slow",
+    "unhashable",
 ]
 
 _SLOW = 1e-3  # seconds of one hash()
 _DEPTH = 6  # levels of a value that are looked into
-_NAMED = 3  # captured variables that are named
 _OBJECT: Any = object
 _SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
 _FINE = (*_SINGLE, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType)
+_PLAIN = (*_SINGLE, bool, int, float, complex, str, bytes)
+_FOLLOWED = 20  # functions that are looked into for what they read
 _CONTAINERS = (tuple, frozenset, list, dict, set)
 _keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 
@@ -64,8 +78,9 @@ class Hazard:
 def check_statics(tree: Any) -> list[Hazard]:
     """The hazards in the static fields of a tree, in the order of the tree. Nothing is unflattened.
 
-    Found in any class: functions made in place, objects that compare by identity, values that are hashable and can
-    change, functions that capture arrays, an `__eq__` that raises, values whose hash takes over a millisecond. In
+    Found in any class: functions made in place, functions that read globals or hold what can change, objects that
+    compare by identity, values that are hashable and can change, functions that capture arrays, an `__eq__` that
+    raises, values whose hash takes over a millisecond. A global that never changes is annotated `Final`. In
     classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
     hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
     Leaves that can be no arrays are looked at like statics, since `equinox.filter_jit` compares them too.
@@ -91,13 +106,12 @@ class _Comparison:
     foreign: bool
     content: bool = False
 
-    def by_identity(self, value: Any) -> bool:
-        """Whether one of our fields takes another value like this one for another static."""
+    def why_itself_only(self, value: Any, *, content: bool = False) -> str | None:
+        """Why one of our fields takes another value like this one for another static; None if it does not."""
         try:
-            key: Any = exact_key(value, content=self.content)
-        except NoExactKeyError:
-            return True
-        return "identity" in {key[0], *(part[0] for part in key if isinstance(part, tuple) and part)}
+            return why_itself_only(value, content=self.content or content)
+        except NoExactKeyError as problem:
+            return f"it holds {problem.found}"
 
 
 class _Walk:
@@ -181,8 +195,15 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
         yield from _of_wrapper(path, value, compared)
     elif not isinstance(value, _CONTAINERS):
         yield from _of_object(path, value, compared)
-    for key, part in _inside(value).items() if depth else ():
-        yield from _hazards((*path, key), part, compared, depth - 1)
+    inside = [
+        hazard
+        for key, part in (_inside(value).items() if depth else ())
+        for hazard in _hazards((*path, key), part, compared, depth - 1)
+    ]
+    yield from inside
+    told = any(hazard.kind in {"function", "identity"} for hazard in inside)
+    if isinstance(value, functools.partial) and not told and not compared.foreign:
+        yield from _of_partial(path, value, compared)
 
 
 def _inside(value: Any) -> dict[Any, Any]:
@@ -221,13 +242,82 @@ def _of_function(path: Path, function: types.FunctionType, compared: _Comparison
             f"an argument, or make it a child"
         )
         yield Hazard(path, function, "captured array", text)
-    if _is_of_module(function) or not (compared.foreign or compared.by_identity(function)):
+    yield from _of_reads(path, function)
+    reason = None if compared.foreign else compared.why_itself_only(function)
+    if _is_of_module(function) or not (compared.foreign or reason):
         return
-    names = [*list(captured)[:_NAMED], *(["..."] if len(captured) > _NAMED else [])]
-    what = f"it captures {', '.join(names)}" if captured else "it is made in place"
-    remedy = "" if compared.foreign or compared.content else ', or declare the field static(compare="content")'
+    what = reason or (f"it captures {listed(captured)}" if captured else "it is made in place")
+    helps = not compared.foreign and compared.why_itself_only(function, content=True) is None
+    remedy = ', or declare the field static(compare="content")' if helps else ""
     where = place_of_code(function.__code__)
     yield Hazard(path, function, "function", f"{what} ({where}), so one made anew traces again; define it once{remedy}")
+
+
+# What a function reads, and holds, that can change
+
+
+def _of_reads(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
+    where = place_of_code(function.__code__)
+    for reader, name in _globals_read(function, [function]):
+        who = "it" if reader is function else f"it calls {reader.__name__}, which"
+        text = (
+            f"{who} reads the global {name} ({where}), which jit does not compare: after a change of it, what has been "
+            f"compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
+        )
+        yield Hazard(path, function, "global", text)
+    if reach.library_made(function):
+        return
+    for name, value in reach.held_by(function).items():
+        if issubclass(class_of(value), MUTABLE) or _is_changeable_object(value):
+            kind = class_of(value).__name__
+            text = (
+                f"it holds {name} ({where}), and a {kind} can change after jit has compiled for it: the result is then "
+                f"stale; freeze it"
+            )
+            yield Hazard(path, function, "mutable", text)
+
+
+def _globals_read(
+    function: types.FunctionType, seen: list[types.FunctionType]
+) -> Iterator[tuple[types.FunctionType, str]]:
+    """The globals with data in them that a function reads, and those that the functions that it calls read."""
+    read = reach.read_by(function)
+    for name, value in read.items():
+        if _is_data(value) and not _is_final(function, name):
+            yield function, name
+    for value in (*read.values(), *reach.held_by(function).values()):
+        called = reach.innermost(value)
+        if isinstance(called, types.FunctionType) and len(seen) < _FOLLOWED and called not in seen:
+            seen.append(called)
+            yield from _globals_read(called, seen)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a global is a value that a program computes with: plain, a container, an array, or of a user's class."""
+    if isinstance(value, (*_PLAIN, *_CONTAINERS, jax.Array, np.ndarray, np.generic)):
+        return True
+    if callable(reach.innermost(value)) and import_path(reach.innermost(value)) is not None:
+        return False
+    module = class_of(value).__module__.partition(".")[0]
+    foreign = module in sys.stdlib_module_names or reach.is_library(module)
+    return not isinstance(value, type | types.ModuleType) and not foreign
+
+
+def _is_final(function: types.FunctionType, name: str) -> bool:
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part, None)
+    annotation = None
+    with contextlib.suppress(Exception):  # of an annotation that can't be read, PEP 649
+        annotation = getattr(module, "__annotations__", {}).get(name.rpartition(".")[2])
+    return "Final" in str(annotation)
+
+
+def _is_changeable_object(value: Any) -> bool:
+    kind = class_of(value)
+    if reach.library_class(kind) or isinstance(value, (type, types.FunctionType, enum.Enum)):
+        return False
+    return _can_change(value, by_content=False)
 
 
 def _is_of_module(function: types.FunctionType) -> bool:
@@ -238,8 +328,18 @@ def _is_of_module(function: types.FunctionType) -> bool:
     return any(function is one for one in getattr(module, "__dict__", {}).values())
 
 
+def _of_partial(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    reason = compared.why_itself_only(value)
+    if reason is not None:
+        text = f"{reason}, so a partial made anew traces again; make it once"
+        yield Hazard(path, value, "function", text)
+
+
 def _of_wrapper(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
-    if not compared.foreign and not compared.by_identity(value):
+    function = reach.innermost(value)
+    if isinstance(function, types.FunctionType):
+        yield from _of_reads(path, function)
+    if not compared.foreign and compared.why_itself_only(value) is None:
         return
     if isinstance(value, types.MethodType):
         owner = class_of(value.__self__).__qualname__
@@ -271,10 +371,10 @@ def _can_be_compared(value: Any) -> bool:
     return True
 
 
-def _can_change(value: Any) -> bool:
-    """Whether a value that compares by its content lets its public attributes be assigned."""
+def _can_change(value: Any, *, by_content: bool = True) -> bool:
+    """Whether a value, only one that compares by its content if asked, lets its public attributes be assigned."""
     kind = class_of(value)
-    if kind.__eq__ is _OBJECT.__eq__:
+    if by_content and kind.__eq__ is _OBJECT.__eq__:
         return False
     if dataclasses.is_dataclass(kind):
         return not getattr(kind, "__dataclass_params__").frozen and not hasattr(kind, "__node_spec__")  # noqa: B009

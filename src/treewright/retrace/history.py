@@ -2,13 +2,13 @@
 
 import collections
 import dataclasses
-import functools
 import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from treewright._nodes.classes import class_of
+from treewright._nodes.reach import innermost
 from treewright._trees.diff import Difference
 from treewright._trees.levels import Level
 from treewright._trees.reasons import Remembered, captured_by, why
@@ -153,19 +153,6 @@ class Histories:
             if found is None:
                 found = self._functions[function] = self.new(function)
             return found
-
-
-def innermost(function: Any) -> Any:
-    """The function that a partial, a method or a wrapper calls in the end."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__func__"):
-            function = function.__func__
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            return function
 
 
 def definition_of(function: Any) -> tuple[Any, str]:

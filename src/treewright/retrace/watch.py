@@ -11,7 +11,7 @@ import jax.monitoring
 
 from treewright._trees.levels import Level
 from treewright.retrace.decorator import MARK
-from treewright.retrace.frames import call_on_stack, caller, is_internal, is_of_users
+from treewright.retrace.frames import call_on_stack, caller, is_inside_another, is_internal, is_of_users
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
 from treewright.retrace.process import PROCESS
 from treewright.retrace.report import RetraceReport, trace_report
@@ -96,7 +96,7 @@ class Watch:
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())
         call = call_on_stack()
-        if call is not None and is_internal(call.function):
+        if call is not None and (is_internal(call.function) or is_inside_another()):
             return
         seen = self._look(call)
         if seen is None:
@@ -168,7 +168,7 @@ class Watch:
 
     def _count(self, seconds: float, name: str) -> None:
         """Where no more can be told than the name of what was traced."""
-        if not is_of_users():
+        if not is_of_users():  # pragma: no cover  what JAX traces for itself, which not every JAX reports
             return
         with self._lock:
             self._by_name[name] += 1

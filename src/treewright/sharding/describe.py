@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from treewright._nodes import reach
 from treewright._nodes.classes import class_of, import_path
 from treewright._nodes.node import finished_pair
 from treewright._nodes.representation import short_dtype
@@ -132,18 +133,9 @@ class _Description:
         return f"{self.of(value.__self__)}.{value.__func__.__name__}"
 
     def function(self, value: types.FunctionType) -> str:
-        keywords = value.__kwdefaults__ or {}
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        captured = ((name, self.cell(cell)) for name, cell in cells)
-        given = [*map(self.of, value.__defaults__ or ()), *(f"{name}={self.of(keywords[name])}" for name in keywords)]
-        inner = ", ".join([*given, *(f"{name}={shown}" for name, shown in captured)])
-        return f"{_name(value)}#{_digest(self.code(value.__code__).encode())}({inner})"
-
-    def cell(self, cell: types.CellType) -> str:
-        try:
-            return self.of(cell.cell_contents)
-        except ValueError:  # not bound yet
-            return "<unbound>"
+        read = {name: item for name, item in reach.read_by(value).items() if not isinstance(item, types.ModuleType)}
+        held = self.named((reach.held_by(value) | read).items())
+        return f"{_name(value)}#{_digest(self.code(value.__code__).encode())}({held})"
 
     def code(self, code: types.CodeType) -> str:
         constants = (self.code(one) if isinstance(one, types.CodeType) else self.of(one) for one in code.co_consts)

@@ -16,9 +16,9 @@ T = TypeVar("T")
 class Layer:
     kernel: jax.Array
     bias: jax.Array | None = None
-    activation: str = static(default="relu")
+    activation: str = static(default="relu", doc="By name.")
     sizes: tuple[int, ...] = static(default_factory=tuple, kw_only=True)
-    mean: float = buffer(default=0.0, kw_only=True)
+    mean: float = buffer(default=0.0, kw_only=True, doc="Of the last batches.")
     steps: int = field(default=0, init=False)
     seed: InitVar[int] = 0
     limit: ClassVar[int] = 3
@@ -32,8 +32,8 @@ class Named(Layer):
 
 
 class Net(Module):
-    layer: Layer
-    width: int = static()
+    layer: Layer = field(doc="The only one.")
+    width: int = static(doc=None)
     extra: list[jax.Array] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -115,6 +115,7 @@ def refused_classes() -> None:
         e: int = static(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         f: int = static(compare="size")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
         g: int = buffer(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        h: int = static(doc=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
 
     @pytree_dataclass(nonsense=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
     class Unknown:

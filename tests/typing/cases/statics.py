@@ -228,8 +228,8 @@ if TYPE_CHECKING:
         f30: Schedule = static(default_factory=lambda: given.g30)
         d31: Optimizer = static(default=given.g31)
         f31: Optimizer = static(default_factory=lambda: given.g31)
-        d32: functools.partial[int] = static(default=given.g32)
-        f32: functools.partial[int] = static(default_factory=lambda: given.g32)
+        d32: functools.partial[int] = static(default=functools.partial(int))  # read from an object, it binds
+        f32: functools.partial[int] = static(default_factory=lambda: functools.partial(int))
         d33: types.ModuleType = static(default=given.g33)
         f33: types.ModuleType = static(default_factory=lambda: given.g33)
         d34: FrozenMapping[str, int] = static(default=given.g34)

@@ -1,0 +1,400 @@
+"""optax: what a factory makes is the same static when it is built again, and another one with other arguments.
+
+The factories are read from optax itself, so that a new release is covered. Each is called with what the tables below
+know for its parameters; one that needs more fails the first test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import count_traces, trace_counts
+from treewright import Module, TrainState, static
+from treewright._nodes.exact import exact_key, why_itself_only
+
+optax = pytest.importorskip("optax")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:optax", "ignore::UserWarning:optax")
+
+Maker = Callable[[], Any]
+
+
+def new_holder() -> Callable[..., Any]:
+    """A class of its own, so that no static of another test is there already."""
+
+    class Holder(Module):
+        tx: Any = static()
+        x: Any = None
+
+    return Holder
+
+
+held = new_holder()
+
+
+def same(tx: Any, other: Any) -> bool:
+    """Whether the two are one static; both nodes are alive while it is asked."""
+    return bool(jax.tree.structure(held(tx)) == jax.tree.structure(held(other)))
+
+
+def made(build: Callable[[Any], Any], value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
+    """What parameters of these names are given, and what they are changed to; made anew for each call."""
+    return dict.fromkeys(names.split(), (lambda: build(value), lambda: build(changed)))
+
+
+def either(value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
+    return made(lambda given: given, value, changed, names)
+
+
+NUMBERS = {
+    **either(0.5, 0.25, "adam_learning_rate beta3 clipping consistent_rms decay decay_rate end_value eta gamma"),
+    **either(
+        0.5, 0.25, "init_estim_sq_dist init_value l2_norm_clip learning_rate max_delta max_learning_rate max_norm"
+    ),
+    **either(0.5, 0.25, "momentum noise_multiplier optimism peak_value power slow_step_size step_size threshold value"),
+    **either(0.5, 0.25, "weight_decay weight_decay_rate"),
+    **either(3, 4, "max_backtracking_steps max_consecutive_errors max_linesearch_steps sync_period warmup_steps"),
+    **either(3, 4, "contrib.dpsgd.seed"),
+    **either(10, 20, "decay_steps transition_steps"),
+    **either((0.9, 0.99), (0.8, 0.99), "betas"),
+    **either((3.0, -4.0, 2.0), (3.0, -4.5, 2.0), "ns_coeffs"),
+}
+CHOICES = {
+    **either(jnp.float32, jnp.bfloat16, "accumulator_dtype dtype_momentum mu_dtype param_dtype state_dtype"),
+    **either(np.dtype("float32"), np.dtype("float16"), "hyperparam_dtype"),
+    **either("linear", "cosine", "interpolate_type"),
+    **either("keep", "one", "initial_guess_strategy"),
+    **either("norm", "size", "measure_name"),
+    **either("hard", "smooth", "mode"),
+    **either("frobenius", "aol", "preconditioning"),
+    **either("sps", "sps+", "variant"),
+    **either(("heuristic", 1e-6), ("heuristic", 1e-3), "init_step"),
+    **either(("b1",), (), "static_args"),
+    **either(None, 0, "axis"),
+}
+
+
+def axes(kind: str) -> Callable[[Any], Any]:
+    return lambda order: {"kernel": getattr(optax.contrib, kind)(*order), "bias": None}
+
+
+def falling(steps: int = 10) -> Any:
+    return optax.linear_schedule(1.0, 0.0, steps)
+
+
+CONTAINERS = {
+    **made(lambda kernel: {"kernel": kernel, "bias": False}, True, False, "mask trust_ratio_mask weight_decay_mask"),
+    **made(lambda kernel: {"kernel": kernel, "bias": True}, True, False, "freeze_mask"),
+    **made(lambda label: {"kernel": label, "bias": "b"}, "a", "b", "param_labels"),
+    **made(lambda rate: {"a": optax.adam(0.1), "b": optax.sgd(rate)}, 0.1, 0.2, "transforms"),
+    **made(lambda scale: {10: scale}, 0.5, 0.25, "boundaries_and_scales"),
+    **made(lambda step: [step], 10, 20, "boundaries"),
+    **made(lambda rate: [optax.constant_schedule(rate), falling()], 0.1, 0.2, "schedules"),
+    **made(lambda name: {name: optax.global_norm}, "norm", "size", "measures"),
+    **made(lambda peak: [dict(init_value=0.1, peak_value=peak, decay_steps=9, warmup_steps=2)], 1, 2, "cosine_kwargs"),
+    **made(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "muon_weight_dimension_numbers"),
+    **made(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "contrib.scale_by_muon.weight_dimension_numbers"),
+    **made(axes("GaLoreDimensionNumbers"), (0, 1), (1, 0), "weight_dimension_numbers"),
+}
+OBJECTS = {
+    **made(jax.random.key, 0, 1, "key"),
+    **made(jax.random.PRNGKey, 0, 1, "random_seed"),
+    **made(optax.adam, 0.1, 0.2, "adv_optimizer base_optimizer fast_optimizer inner optimizer tx"),
+    **made(lambda rate: (optax.clip(1.0), optax.sgd(rate)), 0.1, 0.2, "chain.args"),
+    **made(lambda rate: (("clip", optax.clip(1.0)), ("sgd", optax.sgd(rate))), 0.1, 0.2, "named_chain.args"),
+    **made(falling, 10, 20, "step_size_fn"),
+    **made(optax.scale_by_zoom_linesearch, 3, 4, "linesearch"),
+    **made(lambda seed: optax.contrib.hutchinson_estimator_diag_hessian(seed), 0, 1, "hessian_diagonal_fn"),
+    **either(optax.adam, optax.adamax, "inner_factory"),
+}
+# Functions of the user's that read and capture nothing: such a lambda made again is the same static.
+FUNCTIONS: dict[str, tuple[Maker, Maker]] = {
+    "should_transform_fn": (lambda: lambda step: step % 2 == 0, lambda: lambda step: step % 3 == 0),
+    "f": (lambda: lambda grads, params: grads, lambda: lambda grads, params: params),
+    "measure": (lambda: lambda grads: grads, lambda: lambda grads: -grads),
+    "clip_value_fn": (lambda: lambda step: step**0.5, lambda: lambda step: step**0.25),
+    "decay_rate_fn": (lambda: lambda step, rate: rate, lambda: lambda step, rate: 2 * rate),
+}
+ARGUMENTS = {**NUMBERS, **CHOICES, **CONTAINERS, **OBJECTS, **FUNCTIONS}
+
+NOT_FACTORIES = {
+    **dict.fromkeys(("bias_correction", "update_infinity_moment", "update_moment"), "computes from moments"),
+    **dict.fromkeys(("microbatch", "value_and_grad_from_state"), "wraps a function that no optimiser holds"),
+    "contrib.schedule_free_eval_params": "computes from a state",
+    "matrix_inverse_pth_root": "computes from a matrix",
+    "sigmoid_binary_cross_entropy": "is a loss",
+    "update_moment_per_elem_norm": "computes from moments",
+}
+
+
+def injected(name: str) -> tuple[str, Maker]:
+    return "captures a WrappedSchedule", lambda: getattr(optax, name)(optax.adam)(falling())
+
+
+# Compared by identity: built again, they are another static. At most four.
+BY_IDENTITY: dict[str, tuple[str, Maker]] = {
+    "MultiSteps": ("methods of an object", lambda: optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation()),
+    "WrappedSchedule": ("an object whose attributes can change", lambda: optax.WrappedSchedule(falling())),
+    "inject_hyperparams of a schedule": injected("inject_hyperparams"),
+    "inject_stateful_hyperparams of a schedule": injected("inject_stateful_hyperparams"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Factory:
+    name: str
+    function: Any
+
+    def makers(self, parameter: str) -> tuple[Maker, ...]:
+        return ARGUMENTS.get(f"{self.name}.{parameter}", ARGUMENTS.get(parameter, ()))
+
+    def parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
+
+    def missing(self) -> list[str]:
+        """The parameters that must be given, and that the tables don't know."""
+        given = [p.name for p in self.parameters() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        return [name for name in given if not self.makers(name)]
+
+    def problem(self) -> str | None:
+        """Why it can't be called with what the tables know."""
+        if self.missing():
+            return f"needs {', '.join(self.missing())}"
+        try:
+            self.build()
+        except Exception as error:  # noqa: BLE001  whatever optax raises
+            return f"raises {type(error).__name__}: {error}"
+        return None
+
+    def changeable(self) -> list[str]:
+        plain = (bool, int, float)
+        return [p.name for p in self.parameters() if self.makers(p.name) or isinstance(p.default, plain)]
+
+    def build(self, *, changed: str = "", only_required: bool = False, given: dict[str, Any] | None = None) -> Any:
+        """What the factory makes, of arguments made anew: all that the tables know, or only what it requires."""
+        spread: tuple[Any, ...] = ()
+        arguments: dict[str, Any] = {}
+        for parameter in self.parameters():
+            makers, default = self.makers(parameter.name), parameter.default
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL and makers:
+                spread = makers[parameter.name == changed]()
+            elif makers and (default is parameter.empty or not only_required):
+                arguments[parameter.name] = makers[parameter.name == changed]()
+            elif parameter.name == changed:
+                arguments[changed] = another(default)
+        return optimiser(self.name, self.function(*spread, **(arguments | (given or {}))))
+
+
+def another(number: Any) -> Any:
+    """Another setting than this default; a fraction stays one."""
+    if isinstance(number, bool):
+        return not number
+    return number + 1 if isinstance(number, int) else number / 2 or 0.5
+
+
+def optimiser(name: str, value: Any) -> Any:
+    """What a factory made, as an optimiser; a schedule is one's rate."""
+    if name.startswith("inject_"):
+        return value(learning_rate=0.1)
+    if hasattr(value, "init") and hasattr(value, "update"):
+        return value
+    if not callable(value):
+        raise TypeError(f"{value!r} is no optimiser and no schedule")
+    return optax.adam(value)
+
+
+def may_be_factory(value: Any) -> bool:
+    """Whether a public name of optax stands for a factory, as far as its annotation tells; all without one may be."""
+    if isinstance(value, type):
+        return not issubclass(value, tuple) and not getattr(value, "_is_protocol", False)
+    if isinstance(value, types.ModuleType) or not callable(value) or typing.get_origin(value) is not None:
+        return False
+    returned = inspect.signature(value).return_annotation
+    words = ("Transformation", "Callable", "Schedule")
+    return returned is inspect.Signature.empty or any(word in str(returned) for word in words)
+
+
+def factories() -> Iterator[Factory]:
+    seen: set[int] = set()
+    for module in (optax, optax.contrib, optax.schedules, optax.transforms):
+        within = module.__name__.removeprefix("optax").removeprefix(".")
+        for name in dir(module):
+            value: Any = None if name.startswith("_") else getattr(module, name)
+            full = f"{within}.{name}" if within else name
+            if id(value) not in seen and may_be_factory(value) and not {full} & {*NOT_FACTORIES, *BY_IDENTITY}:
+                yield Factory(full, value)
+            seen.add(id(value))
+
+
+ALL = {factory.name: factory for factory in factories()}
+BUILDABLE = [name for name, factory in ALL.items() if not factory.missing()]
+
+
+def test_every_factory_of_optax_can_be_called_with_what_these_tables_know() -> None:
+    problems = {name: factory.problem() for name, factory in ALL.items()}
+    cure = "Add its arguments to ARGUMENTS, or list it in NOT_FACTORIES with the reason."
+    assert [f"optax.{name} {problem}. {cure}" for name, problem in problems.items() if problem] == []
+    assert len(BUILDABLE) >= 90
+    assert len(BY_IDENTITY) <= 4
+
+
+@pytest.mark.parametrize("name", BUILDABLE)
+def test_a_factory_called_again_with_the_same_arguments_gives_the_same_static(name: str) -> None:
+    for only_required in (True, False):
+        first, again = (ALL[name].build(only_required=only_required) for _ in range(2))
+        assert first is not again
+        assert same(first, again), why_itself_only(first)
+
+
+@pytest.mark.parametrize("name", BUILDABLE)
+def test_each_argument_of_a_factory_that_changes_gives_another_static(name: str) -> None:
+    factory = ALL[name]
+    kept = factory.build()
+
+    merged = [changed for changed in factory.changeable() if same(kept, factory.build(changed=changed))]
+
+    assert merged == []
+
+
+@pytest.mark.parametrize("name", BUILDABLE)
+def test_a_factory_called_again_traces_only_when_an_argument_changes(name: str) -> None:
+    factory, counts = ALL[name], list[int]()
+    jitted = jax.jit(counted := count_traces(lambda node: None))
+    changed = [factory.build(changed=parameter) for parameter in factory.changeable()[:1]]
+
+    for tx in (factory.build(), factory.build(), *changed, factory.build()):
+        jax.eval_shape(jitted, held(tx))  # traces as a call does, but compiles nothing: 20 s less for all factories
+        counts.append(counted.count)
+
+    assert counts == ([1, 1, 2, 2] if changed else [1, 1, 1])
+
+
+RATES: dict[str, Callable[[float], Any]] = {
+    "schedule": lambda rate: optax.cosine_decay_schedule(rate, 10),
+    "jax": jnp.asarray,
+    "numpy": np.asarray,
+    "scalar": np.float32,
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_each_optimiser_takes_a_schedule_or_an_array_for_its_rate_and_is_still_the_same_static(kind: str) -> None:
+    refusing = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
+    found = [ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())]
+    assert len(found) >= 30
+    for factory in (factory for factory in found if factory.name not in refusing):
+        kept, again, changed = (factory.build(given={"learning_rate": RATES[kind](rate)}) for rate in (0.1, 0.1, 0.2))
+        assert same(kept, again), (factory.name, why_itself_only(kept))
+        assert not same(kept, changed), factory.name
+
+
+@pytest.mark.parametrize("name", BY_IDENTITY)
+def test_the_exceptions_are_compared_by_identity(name: str) -> None:
+    _, make = BY_IDENTITY[name]
+    kept = make()
+
+    counts = trace_counts(lambda x, tx: held(tx, x), kept, kept, make())
+
+    assert counts == [1, 1, 2], "optax or we have learned to compare it: take it from BY_IDENTITY"
+
+
+# Training steps: what traced again while containers that optax captures had no keys. The changed parameter comes last.
+
+PARAMS = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+GRADS = {"kernel": jnp.full((2, 2), 0.1), "bias": jnp.full(2, 0.1)}
+CHANGED: dict[str, str] = {
+    **dict(adamw="mask", add_noise="key", chain="args", freeze="mask", inject_hyperparams="inner_factory"),
+    **dict(join_schedules="boundaries", masked="mask", multi_transform="param_labels", named_chain="args"),
+    **dict(piecewise_constant_schedule="boundaries_and_scales", selective_transform="freeze_mask"),
+    **dict(sgdr_schedule="cosine_kwargs", warmup_cosine_decay_schedule="decay_steps"),
+    **dict(warmup_exponential_decay_schedule="decay_rate"),
+    "contrib.dpsgd": "learning_rate",
+    "contrib.muon": "weight_decay_mask",
+}
+TRAINED: dict[str, tuple[str, Maker, str]] = {
+    **{name: (name, dict, changed) for name, changed in CHANGED.items()},
+    "adam of an array": ("adam", lambda: {"learning_rate": jnp.asarray(0.5)}, "b1"),
+    "adam of a schedule": ("adam", lambda: {"learning_rate": falling()}, "b1"),
+    "labels": ("multi_transform", lambda: {"param_labels": lambda _: {"kernel": "a", "bias": "b"}}, "transforms"),
+}
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_training_step_is_traced_once_for_an_optimiser_that_is_built_for_each_state(case: str) -> None:
+    name, given, parameter = TRAINED[case]
+    factory = ALL.get(name) or pytest.skip(f"this optax has no {name}")
+    # Gradients of dpsgd have an axis of examples.
+    grads = jax.tree.map(lambda leaf: leaf[None], GRADS) if name == "contrib.dpsgd" else GRADS
+
+    def update(state: TrainState) -> Any:
+        return state.tx.update(grads, state.tx.init(state.params), state.params)[0]
+
+    def state(changed: str = "") -> TrainState:
+        tx = factory.build(changed=changed, given=given())
+        return TrainState(step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=None)
+
+    step = jax.jit(counted := count_traces(update))
+    jax.tree.map(np.testing.assert_array_equal, step(state()), step(state()))
+    assert counted.count == 1
+
+    jax.eval_shape(step, state(parameter))
+    assert counted.count == 2
+
+
+HOLDING = [(name, p) for name in BUILDABLE for p in ALL[name].changeable() if {p, f"{name}.{p}"} & {*CONTAINERS}]
+
+
+@pytest.mark.parametrize(("name", "parameter"), HOLDING)
+def test_a_container_changed_in_place_does_not_come_back_for_its_first_content(name: str, parameter: str) -> None:
+    factory, hold = ALL[name], new_holder()
+    container = factory.makers(parameter)[0]()
+    kept = factory.build(given={parameter: container})
+    node, key = hold(kept), exact_key(kept)
+
+    container.clear()
+    anew = factory.build()
+
+    assert node.tx is kept
+    assert exact_key(anew) == key
+    copied = exact_key(kept) == key  # the factory keeps a copy, which the change does not reach
+    assert (hold(anew).tx is anew) != copied
+    assert (jax.tree.structure(hold(anew)) == jax.tree.structure(node)) == copied
+
+
+@pytest.mark.parametrize("name", ["add_decayed_weights", "freeze", "masked"])
+def test_an_optimiser_built_after_its_mask_was_changed_in_place_does_what_it_was_built_for(name: str) -> None:
+    def build(bias: bool) -> Any:
+        return ALL[name].build(given={"mask": {"kernel": True, "bias": bias}})
+
+    def updates(tx: Any) -> list[Any]:
+        return [leaf.tolist() for leaf in jax.tree.leaves(tx.update(GRADS, tx.init(PARAMS), PARAMS)[0])]
+
+    hold, mask = new_holder(), {"kernel": True, "bias": True}
+    node = hold(ALL[name].build(given={"mask": mask}))
+    mask["bias"] = False
+
+    anew = hold(build(True))
+
+    assert updates(anew.tx) == updates(build(True)) != updates(build(False))
+    assert updates(node.tx) == updates(build(False))
+
+
+def test_an_array_given_as_the_rate_and_changed_in_place_does_not_come_back_for_its_first_value() -> None:
+    hold, rate = new_holder(), np.array(0.5)
+    node = hold(optax.scale(rate))
+    rate[...] = 0.25
+
+    anew = hold(optax.scale(np.array(0.5)))
+
+    assert jax.tree.structure(anew) != jax.tree.structure(node)
+    assert [float(each.tx.update(1.0, each.tx.init(0.0))[0]) for each in (node, anew)] == [0.25, 0.5]

@@ -1,0 +1,367 @@
+"""Programs for the law of statics: a module of a user's that changes while it runs, and statics that are made in it.
+
+A world is a namespace like that of a module or a notebook. Its functions read globals, a module of settings, captures,
+defaults, attributes; each of these can be set to another value and back, and each static can be made anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+import treewright
+from treewright import Module, at, replace, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What a function computes from x, by what it reads.
+BODIES = {
+    "nothing": "x * 3",
+    "a global": "x * K",
+    "a helper": "helper(x)",
+    "a helper's helper": "deep(x)",
+    "a jitted helper": "jitted(x)",
+    "a helper that jax mapped": "mapped(x[None])[0]",
+    "a helper that functools dispatches": "dispatched(x)",
+    "a module": "settings.RATE * x",
+    "an imported module": "__import__('law_settings').RATE * x",
+    "a module by from": "rate_of(x)",
+    "an object": "config.v * x",
+    "a dict": "table['v'] * x",
+    "a list": "items[0] * x",
+    "a class": "Cls.FACTOR * x",
+    "a built-in": "abs(x)",
+    "a library": "jnp.cos(x)",
+    "a library by another name": "ops.cos(x)",
+    "a library's function by another name": "act(x)",
+    "a constant of a library": "x * jnp.pi",
+    "a global in a comprehension": "[x * K for _ in (1,)][0]",
+    "a global in a nested function": "(lambda y: y * K)(x)",
+    "a global by eval": "eval('K') * x",
+    "globals()": "globals()['K'] * x",
+}
+
+# How a static is made of a function of such a body.
+FORMS = {
+    "lambda": "return lambda x: BODY",
+    "def": "def f(x):\n        return BODY\n    return f",
+    "documented def": "def f(x: float) -> float:\n        'Scales.'\n        return BODY\n    return f",
+    "default": "return lambda x, c=K: (BODY) * c",
+    "keyword default": "def f(x, *, c=K):\n        return (BODY) * c\n    return f",
+    "default that is an object": "return lambda x, c=config: (BODY) * c.v",
+    "default that is a dict": "return lambda x, c=table: (BODY) * c['v']",
+    "default that is a function": "return lambda x, c=helper: (BODY) + c(x)",
+    "capture": "c = K\n    return lambda x: (BODY) * c",
+    "capture of an object": "c = config\n    return lambda x: (BODY) * c.v",
+    "capture of a list": "c = items\n    return lambda x: (BODY) * c[0]",
+    "capture of a function": "c = lambda x: BODY\n    return lambda x: c(x) + 1",
+    "capture that is assigned": (
+        "c = K\n    def assign(v):\n        nonlocal c\n        c = v\n    setters.append(assign)\n"
+        "    return lambda x: (BODY) * c"
+    ),
+    "attribute": "def f(x):\n        return (BODY) * f.c\n    f.c = K\n    return f",
+    "wraps": "g = lambda x: BODY\n    return functools.wraps(g)(lambda x: g(x) + 1)",
+    "partial": "return functools.partial(lambda c, x: (BODY) * c, K)",
+    "partial by keyword": "return functools.partial(lambda x, c: (BODY) * c, c=K)",
+    "partial of an object": "return functools.partial(lambda c, x: (BODY) * c.v, config)",
+    "partial of data": "return functools.partial(lambda c, x: (BODY) * c(1), Data(K))",
+    "partial of a method's default": "return functools.partial(lambda d, x: d.defaulted(x), Rich(1))",
+    "partial of a partial method": "return functools.partial(lambda d, x: d.bound(x), Rich(1))",
+    "partial of a dispatched method": "return functools.partial(lambda d, x: d.dispatched(x), Rich(1))",
+    "partial of a field that == leaves out": "return functools.partial(lambda d, x: d.noted(x), Rich(1, K))",
+    "partial of an enum": "return functools.partial(lambda m, x: x * m.value[0], Mode.A)",
+    "partial of a method of a list": "return functools.partial(lambda get, x: x * get(0), items.__getitem__)",
+    "object that takes a jitted function's attributes": "return Timed(jax.jit(lambda x: BODY), K)",
+    "partial of a partial": "return functools.partial(functools.partial(lambda c, d, x: BODY, 1), 2)",
+    "jax's partial": "return jax.tree_util.Partial(lambda x: BODY)",
+    "jit": "return jax.jit(lambda x: BODY)",
+    "checkpoint": "return jax.checkpoint(lambda x: BODY)",
+    "vmap": "return jax.vmap(lambda x: BODY, axis_size=1, in_axes=None, out_axes=None)",
+    "tuple": "return (lambda x: BODY, 1)",
+    "mapping": "return treewright.freeze({'f': lambda x: BODY})",
+    "frozen dataclass": "return Box(lambda x: BODY)",
+    "node": "return treewright.Static(lambda x: BODY)",
+    "method": "class Plain:\n        def scale(self, x):\n            return BODY\n    return Plain().scale",
+    "method of a known class": "return Plain().scale",
+    "method of data": "return Data(K).scale",
+    "method of data that reads its class": "return Data(1).by_class",
+    "method of a node": "return Layer(K).scale",
+    "callable": "return Plain()",
+    "callable data": "return Data(K)",
+}
+
+# The module in parts, by a name that each defines. A story runs the parts that it uses: classes are slow to make, and
+# JAX keeps those that are registered.
+PARTS = {
+    "K": """
+import dataclasses, enum, functools
+import jax
+import jax.numpy as jnp
+import treewright
+
+K = 2
+table = {"v": 2}
+items = [2]
+
+class Config:
+    v = 2
+
+config = Config()
+
+class Cls:
+    FACTOR = 2
+
+def rate_of(x):
+    from law_settings import RATE
+    return x * RATE
+
+def helper(x):
+    return x * K
+
+def deep(x):
+    return helper(x)
+""",
+    "Box": """
+@dataclasses.dataclass(frozen=True)
+class Box:
+    f: object
+""",
+    "Plain": """
+class Plain:
+    def scale(self, x):
+        return x * K
+    __call__ = scale
+""",
+    "Data": """
+@dataclasses.dataclass(frozen=True)
+class Data:
+    v: float
+    def scale(self, x):
+        return x * self.v * K
+    def by_class(self, x):
+        return x * self.v * Data.__dict__.get("FACTOR", 2)
+    __call__ = scale
+""",
+    "Rich": """
+@dataclasses.dataclass(frozen=True)
+class Rich:
+    v: float
+    note: float = dataclasses.field(default=1, compare=False)
+    def defaulted(self, x, c=config):
+        return x * c.v
+    def noted(self, x):
+        return x * self.note
+    bound = functools.partialmethod(lambda self, c, x: x * K, 1)
+    dispatched = functools.singledispatchmethod(lambda self, x: x * K)
+""",
+    "Timed": """
+class Timed:
+    def __init__(self, function, factor):
+        functools.update_wrapper(self, function)
+        self.factor = factor
+    def __call__(self, x):
+        return self.__wrapped__(x) * self.factor
+""",
+    "Mode": """
+class Mode(enum.Enum):
+    A = [2]
+""",
+    "Layer": """
+class Layer(treewright.Module):
+    v: float = treewright.static()
+    def scale(self, x):
+        return x * self.v * K
+""",
+    "jitted": """
+@jax.jit
+def jitted(x):
+    return x * K
+""",
+    "mapped": """
+@jax.vmap
+def mapped(x):
+    return x * K
+""",
+    "dispatched": """
+@functools.singledispatch
+def dispatched(x):
+    return x * K
+""",
+}
+
+# What can be changed, and to what.
+NUMBERS = (2, 3, 4)
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "K": NUMBERS,
+    "settings.RATE": NUMBERS,
+    "config.v": NUMBERS,
+    "table['v']": NUMBERS,
+    "items[0]": NUMBERS,
+    "Cls.FACTOR": NUMBERS,
+    "Mode.A.value[0]": NUMBERS,
+    "Data.FACTOR": NUMBERS,
+    "ops": (jnp, jax.lax),
+    "act": (jnp.sin, jnp.cos),
+    "abs": (abs, lambda x: x * 5, lambda x: x * 7),
+    "helper": ("def helper(x):\n    return x * K", "def helper(x):\n    return x + K"),
+    "jitted": ("@jax.jit\ndef jitted(x):\n    return x * K", "@jax.jit\ndef jitted(x):\n    return x + K"),
+    "Data.scale": ("Data.scale = lambda self, x: x * K", "Data.scale = lambda self, x: x + K"),
+    "captures": NUMBERS,
+    "defaults": NUMBERS,
+    "everything, run again": ("",),
+}
+# After these, only nodes that are made later keep what is promised: the names of libraries and built-ins are bound
+# anew, or a function itself is changed. Under compare="content" captures are among them.
+REBINDINGS = {"ops", "act", "abs", "defaults"}
+
+
+@functools.cache
+def compiled(source: str) -> types.CodeType:
+    return compile(source, "world.py", "exec")
+
+
+class World:
+    """A namespace in which statics are made and changed."""
+
+    def __init__(self) -> None:
+        settings, module = types.ModuleType("law_settings"), types.ModuleType("law_world")
+        vars(settings)["RATE"] = 2
+        self.names: dict[str, Any] = vars(module)
+        self.names["settings"] = settings
+        sys.modules.update({"law_world": module, "law_settings": settings})
+        self.parts: dict[str, None] = {}
+        self.use("K")
+        self.names.update(ops=jnp, act=jnp.sin, setters=[])
+
+    def use(self, source: str) -> None:
+        """Run the parts that a source needs and that have not run yet."""
+        for name in PARTS.keys() - self.parts.keys():
+            if re.search(rf"\b{name}\b", source):
+                self.parts[name] = None
+                exec(compiled(PARTS[name]), self.names)
+
+    def make(self, form: str, body: str) -> Any:
+        """A static, made anew by the same code."""
+        source = f"def make():\n    {FORMS[form].replace('BODY', BODIES[body])}"
+        self.use(source)
+        exec(compiled(source), self.names)
+        return self.names["make"]()
+
+    def change(self, what: str, value: Any, made: list[Any]) -> None:
+        """Assign, edit and run again, or change in place."""
+        self.use(what)
+        if what == "everything, run again":
+            for name in self.parts:
+                exec(compiled(PARTS[name]), self.names)
+        elif what == "defaults":
+            for function in made:
+                if (
+                    isinstance(function, types.FunctionType)
+                    and function.__defaults__
+                    and len(function.__defaults__) == 1
+                ):
+                    kept = function.__defaults__[0]
+                    function.__defaults__ = (value,) if isinstance(kept, int) else (kept,)
+        elif what == "captures":
+            for assign in self.names["setters"]:
+                assign(value)
+        elif isinstance(value, str):
+            exec(compiled(value), self.names)
+        else:
+            self.names["new"] = value
+            exec(compiled(f"{what} = new"), self.names)
+
+
+def applied(static_value: Any, x: Any) -> Any:
+    """What a static computes, whatever it is wrapped in."""
+    value: Any = static_value
+    if isinstance(value, tuple):
+        return value[0](x)
+    if isinstance(value, treewright.FrozenMapping):
+        return value["f"](x)
+    if isinstance(value, treewright.Static):
+        return value.value(x)
+    return value.f(x) if hasattr(value, "f") else value(x)
+
+
+class Plainly(Module):
+    x: Any
+    act: Any = static()
+
+
+class ByContent(Module):
+    x: Any
+    act: Any = static(compare="content")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class ByIdentity:
+    """The oracle: statics are compared as JAX does it, functions by identity."""
+
+    x: Any
+    act: Any = dataclasses.field(metadata={"static": True})
+
+
+X = jnp.float32(1)
+CLEAR: Any = jax.clear_caches
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "construction": lambda cls, value: cls(X, value),
+    "replace": lambda cls, value: replace(cls(X, 1), act=value),
+    "at": lambda cls, value: at(cls(X, 1), lambda node: node.act).set(value),
+}
+
+
+def program(value: Any) -> str:
+    """The program that calling a static gives now."""
+    return str(jax.make_jaxpr(lambda x: applied(value, x))(X))
+
+
+class Run:
+    """Nodes with statics from one world, each traced through a cache of its class, and beside it by identity."""
+
+    numbers = itertools.count()
+
+    def __init__(self, cls: Any) -> None:
+        if next(self.numbers) % 20 == 0:  # JAX searches what it has seen of one shape from end to end
+            CLEAR()
+        self.cls = cls
+        self.world = World()
+        self.made: list[tuple[Any, Any, Any]] = []
+        self.first = 0  # of those that are checked
+        # The caches of jit; `trace` stops before XLA.
+        self.ours: Any = jax.jit(lambda node: applied(node.act, node.x))
+        self.oracle: Any = jax.jit(lambda node: applied(node.act, node.x))
+
+    def build(self, form: str, body: str, way: str) -> None:
+        value = self.world.make(form, body)
+        self.made.append((value, WAYS[way](self.cls, value), ByIdentity(X, getattr(value, "value", value))))
+
+    def again(self, index: int) -> None:
+        """A node of a value that was made before."""
+        if self.made:
+            value, _, oracle = self.made[index % len(self.made)]
+            self.made.append((value, self.cls(X, value), ByIdentity(X, oracle.act)))
+
+    def change(self, what: str, value: Any) -> None:
+        self.world.change(what, value, [value for value, _, _ in self.made])
+        if what in REBINDINGS or (what == "captures" and self.cls is ByContent):
+            self.first = len(self.made)
+
+    def check(self) -> None:
+        """The law, for all nodes that there are."""
+        for value, node, oracle in self.made[self.first :]:
+            direct = program(value)
+            assert node.act is value or program(node.act) == direct, "the field is another value than was given"
+            assert getattr(node.act, "__name__", "") == getattr(value, "__name__", "")
+            by_identity, ours = str(self.oracle.trace(oracle).jaxpr), str(self.ours.trace(node).jaxpr)
+            assert ours == direct or by_identity != direct, f"stale: {ours} is not {direct}"

@@ -1,0 +1,252 @@
+"""Annotations: what a node shows of them, beside what a frozen dataclass shows on the Python that runs."""
+
+import dataclasses
+import inspect
+import pydoc
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from treewright import Module, pytree_dataclass, static
+
+LAZY = sys.version_info >= (3, 14)
+since_3_12 = pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are new in Python 3.12")
+since_3_14 = pytest.mark.skipif(not LAZY, reason="__annotate__ is new in Python 3.14")
+
+HEADER = """
+import dataclasses, typing
+from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
+from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
+"""
+
+# A class C, and what is defined only after it. Without quotes around what is not known yet, Python up to 3.13 refuses
+# both classes alike.
+PLAIN = "@node\nclass C:\n    x: int\n    y: Optional[str] = None\n    z: list[float] = field(default_factory=list)\n"
+ITSELF = "@node\nclass C:\n    x: int\n    parent: C | None = None\n"
+LATER = "@node\nclass C:\n    x: Later\n    y: list[Later]\n    z: dict[str, Later | None] | None = None\n"
+UNKNOWN = (
+    "@node\nclass C:\n    x: Unknown\n    y: Unknown.inside[int] = 3\n    z: Annotated[Unknown, 'of nobody'] = 3\n"
+)
+STRINGS = "@node\nclass C:\n    x: 'int'\n    y: 'Later'\n    z: 'Unknown | C' = 3\n    w: 'InitVar[int]' = 4\n"
+FUTURE = "from __future__ import annotations\n" + HEADER + ITSELF + "    later: Later | Unknown = 3\n"
+VARIABLES = (
+    "@node\nclass C:\n    total: ClassVar[int] = 3\n    others: ClassVar['Later | None'] = None\n    x: int\n"
+    "    seed: InitVar[int] = 0\n    later: 'InitVar[Later]' = 0\n    __post_init__ = lambda self, *given: None\n"
+)
+LATER_VARIABLES = "@node\nclass C:\n    total: ClassVar[Later] = 3\n    x: InitVar[Later]\n    y: InitVar[int] = 3\n"
+KEYWORDS = "@node\nclass C:\n    x: int\n    _: KW_ONLY\n    y: 'C'\n    z: int = field(default=3, init=False)\n"
+GENERIC = "T = TypeVar('T')\n@node\nclass C(Generic[T]):\n    x: T\n    y: 'C[T] | None' = None\n"
+PARAMETERS = "@node\nclass C[T]:\n    x: T\n    y: list[T] | None = None\n    z: C[T] | None = None\n    w: Later = 3\n"
+ALIAS = "type Pair[T] = tuple[T, Later]\n@node\nclass C[S: Later, *Ts]:\n    x: Pair[S]\n    y: tuple[*Ts] = ()\n"
+BASES = "@node\nclass A:\n    x: Later\n    y: int\n@node\nclass C(A):\n    z: 'C'\n    y: float\n"
+DECORATED_LATER = "@node\nclass A:\n    x: Later\nclass C(A):\n    y: list[C | Later] | None = None\nC = node(C)\n"
+EXPLICIT = (
+    "class C:\n    def __annotate__(format):\n        if format > 2: raise NotImplementedError(format)\n"
+    "        return {'x': int, 'y': Later}\n    y = 3\nC = node(C)\n"
+)
+GIVEN = "C = node(type('C', (), {'__annotations__': {'x': int, 'y': 'Later'}, 'y': 3}))\n"
+REPLACED = "class C:\n    x: int\nC.__annotations__ = {'x': str, 'y': 'Later'}\nC = node(C)\n"
+MADE = "C = make_dataclass('C', ['x', ('y', int), ('z', 'Later', 3)], decorator=node)\n"
+MADE_BELOW = (
+    "@node\nclass A:\n    w: int\n"
+    "C = make_dataclass('C', ['x', ('z', 'Later', 3)], bases=(A,), namespace={'two': 2}, decorator=node)\n"
+)
+LOCAL = (
+    "def make():\n    class Inside: pass\n    @node\n"
+    "    class C:\n        x: Inside\n        y: Later\n        z: After\n"
+    "    class After: pass\n    return C\nC = make()\n"
+)
+
+CASES = [
+    pytest.param(PLAIN, id="plain"),
+    pytest.param(ITSELF, id="itself"),
+    pytest.param(LATER, id="later"),
+    pytest.param(UNKNOWN, id="unknown"),
+    pytest.param(STRINGS, id="strings"),
+    pytest.param(FUTURE, id="future"),
+    pytest.param(VARIABLES, id="InitVar and ClassVar"),
+    pytest.param(LATER_VARIABLES, id="InitVar and ClassVar of what is later"),
+    pytest.param(KEYWORDS, id="keywords"),
+    pytest.param(GENERIC, id="Generic"),
+    pytest.param(PARAMETERS, id="type parameters", marks=since_3_12),
+    pytest.param(ALIAS, id="bounds and aliases", marks=since_3_12),
+    pytest.param(BASES, id="bases"),
+    pytest.param(DECORATED_LATER, id="decorated later"),
+    pytest.param(EXPLICIT, id="explicit __annotate__", marks=since_3_14),
+    pytest.param(GIVEN, id="in the namespace"),
+    pytest.param(REPLACED, id="replaced"),
+    pytest.param(MADE, id="make_dataclass", marks=since_3_14),
+    pytest.param(MADE_BELOW, id="make_dataclass with a base", marks=since_3_14),
+    pytest.param(LOCAL, id="local"),
+]
+
+
+def outcome(look: Callable[[], object]) -> str:
+    """What a look gives or raises, as text without addresses."""
+    try:
+        text = repr(look())
+    except Exception as error:  # noqa: BLE001  to be compared with the other's
+        text = f"{type(error).__name__}: {error}"
+    return re.sub(r"0x[0-9a-f]+", "0x", text)
+
+
+def help_on_init(cls: type) -> list[str]:
+    return [line for line in pydoc.plain(pydoc.render_doc(cls)).splitlines() if "__init__(" in line]
+
+
+def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What shows the annotations of a class, by name."""
+    yield "fields", lambda: [(one.name, one.type) for one in dataclasses.fields(cls)]
+    yield "signature", lambda: str(inspect.signature(cls))
+    yield "docstring", lambda: cls.__doc__
+    yield "help", lambda: help_on_init(cls)
+    yield "annotations", lambda: cls.__init__.__annotations__
+    yield "hints of __init__", lambda: typing.get_type_hints(cls.__init__, include_extras=True)
+    yield "hints", lambda: typing.get_type_hints(cls)
+    yield "module", lambda: cls.__module__
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        for kind in annotationlib.Format:
+            yield f"{kind.name} of __init__", lambda kind=kind: annotationlib.get_annotations(cls.__init__, format=kind)
+            yield f"{kind.name} called", lambda kind=kind: cls.__init__.__annotate__(kind)
+            yield f"{kind.name} signature", lambda kind=kind: str(inspect.signature(cls, annotation_format=kind))
+            yield f"{kind.name} of the class", lambda kind=kind: annotationlib.get_annotations(cls, format=kind)
+
+
+def seen(source: str, node: Callable[..., Any], name: str) -> dict[str, str]:
+    """What the class of a source shows, before and after the later names are defined."""
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(node=node, Module=Module)
+    found: dict[str, str] = {}
+    try:
+        code = source if source.startswith("from __future__") else HEADER + source
+        found["made"] = outcome(lambda: exec(compile(code, name, "exec", dont_inherit=True), vars(module)))
+        for time in ("before", "after"):
+            if hasattr(module, "C"):
+                found |= {f"{look}, {time}": outcome(value) for look, value in looks(vars(module)["C"])}
+            vars(module)["Later"] = int
+    finally:
+        del sys.modules[name]
+    return found
+
+
+def frozen(cls: Any = None, /, **options: Any) -> Any:
+    decorator: Any = dataclasses.dataclass
+    return decorator(cls, **{**options, "frozen": True})
+
+
+def as_node(cls: Any = None, /, **options: Any) -> Any:
+    decorator: Any = pytree_dataclass
+    return decorator(cls, **{**options, "frozen": True})
+
+
+@pytest.mark.parametrize("source", CASES)
+def test_a_node_shows_its_annotations_as_a_frozen_dataclass_does(source: str) -> None:
+    assert seen(source, as_node, "annotated") == seen(source, frozen, "annotated")
+
+
+def as_modules(source: str) -> str:
+    """The same classes, each a subclass of Module where it was decorated."""
+
+    def statement(match: re.Match[str]) -> str:
+        indent, name, bases = match.groups()
+        return f"{indent}class {name}({bases if bases == 'A' else ', '.join(filter(None, ['Module', bases]))}):"
+
+    return re.sub(r" *@node\n( *)class (\w+(?:\[.*?\])?)(?:\((.*)\))?:", statement, source)
+
+
+@pytest.mark.parametrize("source", [case for case in CASES if not re.search(r"=node|node\(", str(case.values[0]))])
+def test_a_module_shows_its_annotations_as_a_frozen_dataclass_does(source: str) -> None:
+    of_module = seen(as_modules(source), Module, "annotated")
+
+    assert of_module == seen(source, frozen, "annotated")
+
+
+# What can't be read
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "'text'[9]", "list[1 / 0]", "Unknown[1 / 0]", "[].nothing"])
+@since_3_14
+def test_an_annotation_that_cannot_be_read_is_refused_with_class_and_field(text: str) -> None:
+    source = f"@node\nclass C:\n    x: int\n    y: Later = 3\n    z: {text} = 3\n    w: int = 3\n"
+
+    refusal = r"NodeDefinitionError: C\.z: the annotation can't be read: evaluating it raised \w+Error\("
+    assert re.match(refusal, seen(source, as_node, "annotated")["made"])
+    assert re.match(refusal, seen(as_modules(source), Module, "annotated")["made"])
+
+
+@since_3_14
+def test_an_explicit_annotate_that_raises_is_refused_with_the_class() -> None:
+    source = "class C:\n    def __annotate__(format):\n        return {'x': 1 / 0}\nC = node(C)\n"
+
+    made = seen(source, as_node, "annotated")["made"]
+
+    assert made.startswith("NodeDefinitionError: C: the annotation can't be read: evaluating it raised ZeroDivisionErr")
+
+
+@since_3_14
+def test_an_unknown_converter_is_refused_without_quotes_too() -> None:
+    source = "@node\nclass C:\n    x: AsArray\n"
+
+    made = seen(source, as_node, "annotated")["made"]
+
+    assert "C.x: the annotation 'AsArray' can't be resolved when the class is made" in made
+
+
+@since_3_14
+def test_an_unknown_part_leaves_the_converter_of_an_annotation() -> None:
+    source = (
+        "from treewright import Converter\n@node\nclass C:\n    x: Annotated[Later, Converter(float)]\nx = C(3).x\n"
+    )
+    module = types.ModuleType("annotated")
+    vars(module)["node"] = pytree_dataclass
+
+    exec(compile(HEADER + source, "annotated", "exec", dont_inherit=True), vars(module))
+
+    assert module.x == 3.0
+    assert isinstance(module.x, float)
+
+
+@since_3_14
+def test_a_static_may_name_its_own_class() -> None:
+    source = "@node\nclass C:\n    x: int\n    up: C | None = static(default=None)\nc = C(1, C(2))\n"
+    module = types.ModuleType("annotated")
+    vars(module).update(node=pytree_dataclass, static=static)
+
+    exec(compile(HEADER + source, "annotated", "exec", dont_inherit=True), vars(module))
+
+    assert module.c.up == module.C(2)
+
+
+def test_a_field_whose_annotation_is_gone_is_read_without() -> None:
+    class Plain:
+        x: int
+
+    base = dataclasses.make_dataclass("Base", [("y", int)], frozen=True)
+    del base.__annotations__
+    below: Any = pytree_dataclass(type("Below", (base, Plain), {}))
+
+    assert [one.name for one in dataclasses.fields(below)] == ["y"]
+    assert below(3).y == 3
+
+
+# Classes that are made in steps
+
+
+def test_a_decorator_after_make_dataclass_keeps_the_module() -> None:
+    @pytree_dataclass
+    class Base:
+        x: int
+
+    class Below(Base):
+        y: int
+
+    Below.__module__ = "somewhere"
+
+    assert pytree_dataclass(Below).__module__ == "somewhere"

@@ -1,0 +1,128 @@
+"""The law of statics: wherever comparison by identity gives the right program, so do we, and a field is what was given.
+
+Each example is a short story of a user's module: statics are made, what they read is changed and changed back, edited
+and run again, and all of it in between goes through the caches of `jit`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.nodes.static_worlds import BODIES, CHANGES, FORMS, WAYS, ByContent, Plainly, Run
+from treewright._nodes import exact, reach
+from treewright._nodes.statics import Statics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Step = tuple[Any, ...]
+
+
+WHATS = st.one_of(st.just("K"), st.sampled_from(sorted(CHANGES)))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Step:
+    what = draw(WHATS)
+    return ("change", what, draw(st.sampled_from(range(len(CHANGES[what])))))
+
+
+@st.composite
+def there_and_back(draw: st.DrawFn) -> list[Step]:
+    """Made, changed, traced, changed back, made anew: the values are as they were, and the program is not."""
+    what = draw(WHATS)
+    first, second = draw(st.permutations(range(len(CHANGES[what])))), ("change", what, 0)
+    there, back = ("change", what, first[0]), ("change", what, first[-1])
+    check = draw(st.sampled_from([[("check",)], []]))
+    return [second, back, ("build",), *check, there, ("check",), back, ("build",), ("check",)]
+
+
+STORIES = st.one_of(
+    there_and_back(),
+    st.lists(
+        st.one_of(st.just(("build",)), st.just(("check",)), changes(), st.tuples(st.just("again"), st.integers(0, 3))),
+        min_size=2,
+        max_size=8,
+    ),
+)
+KINDS = st.tuples(st.sampled_from(sorted(FORMS)), st.sampled_from(sorted(BODIES)), st.sampled_from(sorted(WAYS)))
+
+
+def tell(cls: Any, kind: tuple[str, str, str], story: list[Step]) -> None:
+    """Run a story, and hold the law at each check and at the end."""
+    run = Run(cls)
+    for step in [("build",), *story, ("build",), ("check",)]:
+        match step:
+            case ("build",):
+                run.build(*kind)
+            case ("again", index):
+                run.again(index)
+            case ("change", what, index):
+                run.change(what, CHANGES[what][index])
+            case _:
+                run.check()
+
+
+LAW: Any = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=1500, **LAW)
+@given(KINDS, STORIES)
+def test_no_program_is_stale_and_no_field_is_another_value(kind: tuple[str, str, str], story: list[Step]) -> None:
+    tell(Plainly, kind, story)
+
+
+@settings(max_examples=500, **LAW)
+@given(KINDS, STORIES)
+def test_the_same_holds_by_content(kind: tuple[str, str, str], story: list[Step]) -> None:
+    tell(ByContent, kind, story)
+
+
+@pytest.mark.parametrize(("form", "body"), list(itertools.product(sorted(FORMS), ["a global", "nothing"])))
+def test_each_form_holds_the_law_when_what_it_reads_is_changed_and_changed_back(form: str, body: str) -> None:
+    for what in ("K", "config.v", "table['v']", "items[0]", "Mode.A.value[0]", "captures"):
+        there, back = ("change", what, 1), ("change", what, 0)
+        tell(Plainly, (form, body, "construction"), [("check",), there, ("build",), ("check",), back])
+
+
+# The law can fail: each of these is a mistake that was made once, or tried
+
+
+def without_globals(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(exact.ExactKeys, "closed", lambda self, function, allowed: ())
+
+
+def without_defaults(patch: pytest.MonkeyPatch) -> None:
+    held: Any = exact.ExactKeys.held
+    patch.setattr(exact.ExactKeys, "held", lambda self, value, **options: held(self, value, **options)[2:])
+
+
+def by_values(patch: pytest.MonkeyPatch) -> None:
+    def values_of(self: Any, function: Any, allowed: Any) -> Any:
+        return tuple(exact.ExactKeys(content=True).key(value) for value in reach.read_by(function).values())
+
+    patch.setattr(exact.ExactKeys, "closed", values_of)
+    patch.setattr(Statics, "still_hold", lambda self, index=None: True)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "globals are left out": without_globals,
+    "defaults are left out": without_defaults,
+    "globals count by their values": by_values,
+}
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS)
+def test_the_law_finds_mistakes(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+    law = settings(
+        max_examples=2000, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False, **LAW
+    )(given(st.just(Plainly), KINDS, STORIES)(tell))
+
+    with pytest.raises(AssertionError, match=r"^stale: |the field is another value"):
+        law()

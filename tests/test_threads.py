@@ -1,0 +1,49 @@
+"""Many threads at once, with the GIL and without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import threads
+from tests.threads import THREADS, run
+
+ROOT = Path(__file__).parents[1]
+TURNS = 4
+NAMES = ("python3.15t", "python3.14t", "python3.13t")
+
+
+def test_eight_threads_at_once_see_no_wrong_state() -> None:
+    assert run(TURNS) == THREADS * TURNS
+
+
+def test_a_wrong_state_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "statics_of", lambda node: object())
+
+    with pytest.raises(AssertionError, match="equal statics are several objects"):
+        run(1)
+
+
+def python_without_gil() -> str | None:
+    """A Python on the path that runs without the GIL and has JAX; None where there is none."""
+    for name in filter(None, map(shutil.which, NAMES)):
+        ask = "import sys, jax, typing_extensions; sys.exit(sys._is_gil_enabled())"
+        if subprocess.run([name, "-c", ask], capture_output=True, check=False).returncode == 0:
+            return name
+    return None
+
+
+def test_eight_threads_without_the_gil_see_no_wrong_state() -> None:
+    python = python_without_gil()
+    if python is None:
+        pytest.skip(f"none of {', '.join(NAMES)} is on the path with JAX installed")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
+    command = [python, "-X", "gil=0", str(ROOT / "tests" / "threads.py"), str(TURNS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+    assert done.stdout == f"{THREADS * TURNS} turns\n", done.stderr

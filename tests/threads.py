@@ -1,0 +1,148 @@
+"""Eight threads that do all at once what tables and caches stand behind; raises where one of them sees a wrong state.
+
+`tests/test_threads.py` runs it, and where there is a Python without the GIL, it runs this file as a program there.
+"""
+
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from treewright import Module, explain_retraces, pytree_dataclass, replace, static, traced
+
+THREADS = 8
+
+
+@pytree_dataclass
+class Layer:
+    kernel: Any
+    width: int = static(default=1)
+    name: str = static(default="layer")
+    scales: Any = static(default=(1.0,))
+
+
+class Net(Module):
+    layer: Layer
+    activation: Any = static(default=jnp.tanh)
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return jnp.asarray(self.activation(x * self.layer.kernel) * self.layer.width)
+
+
+def statics_of(node: Any) -> object:
+    return node.tree_flatten()[1]
+
+
+def check_interning(number: int, turn: int, together: Callable[[object], list[object]]) -> None:
+    """Equal statics that all threads make at the same moment are one object."""
+    made = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
+
+    assert len(set(map(id, together(statics_of(made))))) == 1, "equal statics are several objects"
+    assert statics_of(replace(made, width=turn % 50)) is statics_of(made)
+
+
+def check_forgetting(number: int, turn: int) -> None:
+    """Statics that nobody else holds are forgotten while other threads intern equal ones."""
+    for _ in range(20):
+        first, second = Layer(1, turn % 2), Layer(2, turn % 2)
+        assert statics_of(first) is statics_of(second)
+        del first, second
+
+
+def check_pickling(number: int, turn: int) -> None:
+    net = Net(Layer(jnp.full(2, number), turn % 3), jnp.tanh)
+    again = pickle.loads(pickle.dumps(net))
+
+    assert again == net
+    assert statics_of(again.layer) is statics_of(net.layer)
+
+
+def check_class_creation(number: int, turn: int) -> None:
+    """A class that is made now, whose instances go through `jit`."""
+    body = {"__annotations__": {"x": Any, "size": int}, "size": static(default=turn), "__module__": __name__}
+    made: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
+    below: Any = type("Below", (pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}})),), {})
+
+    assert jax.tree.map(lambda x: x + 1, made(number)) == made(number + 1, turn)
+    assert jax.tree.leaves(below(number)) == [number]
+
+
+@jax.jit
+def shared(net: Net, x: jax.Array) -> jax.Array:
+    return net.apply(x)
+
+
+def check_jit(number: int, turn: int) -> None:
+    """One jitted function for all threads, and one of this thread's own."""
+    net = Net(Layer(jnp.ones(2), 1 + (turn + number) % 4), jnp.abs)
+
+    assert shared(net, jnp.full(2, 3.0)).tolist() == [3.0 * net.layer.width] * 2
+    assert jax.jit(net.apply)(jnp.full(2, 2.0)).tolist() == [2.0 * net.layer.width] * 2
+
+
+def own(function: Any, name: str) -> Any:
+    """The function under a name and with a code of its own, since retraces are told by the code."""
+    return types.FunctionType(function.__code__.replace(co_name=name, co_qualname=name), function.__globals__, name)
+
+
+def check_retraces(number: int, turn: int) -> None:
+    """Each thread's block hears of its own retrace, whatever the others trace meanwhile."""
+    reports: list[Any] = []
+
+    double, more = own(lambda x: x * 2, f"double_{number}_{turn}"), own(lambda x: x + 1, f"more_{number}_{turn}")
+    watched, told = jax.jit(double), jax.jit(traced(report=reports.append)(more))
+    with explain_retraces(report=reports.append):
+        for size in (2, 3):
+            watched(jnp.ones(size))
+            told(jnp.ones(size))
+
+    lines = [f"{one.function}: {one.differences[0]}" for one in reports if one.differences]
+    for function in (double, more):
+        assert f"{function.__name__}: x (shape): float32[2] -> float32[3]; axis 0: 2 -> 3" in lines, lines
+
+
+def run(turns: int) -> int:
+    """Do it all in eight threads, and give the number of turns that went well."""
+    barrier = threading.Barrier(THREADS)
+    shown: list[object] = [None] * THREADS
+    failures: list[BaseException] = []
+
+    def thread(number: int) -> int:
+        def together(value: object) -> list[object]:
+            barrier.wait(60)
+            shown[number] = value
+            barrier.wait(60)
+            seen = list(shown)
+            barrier.wait(60)
+            return seen
+
+        try:
+            for turn in range(turns):
+                check_interning(number, turn, together)
+                for check in (check_forgetting, check_pickling, check_class_creation, check_jit, check_retraces):
+                    check(number, turn)
+        except BaseException as error:  # noqa: BLE001  raised below
+            failures.append(error)
+            barrier.abort()  # else the others would wait
+        return turns
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            done = sum(pool.map(thread, range(THREADS)))
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise failures[0]
+    return done
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{run(int(sys.argv[1]))} turns\n")
