@@ -17,10 +17,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test format docs bench clean
+.PHONY: help demo test exhaustive format docs bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/demo.installed ## train a model on handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
@@ -37,6 +37,9 @@ else
 	wait $$mypy && exit $$pyright
 	$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
 endif
+
+exhaustive: $(VENV)/dev.installed ## the laws, drawn anew and twenty times as often (an hour)
+	$(BIN)/pytest -m hypothesis --hypothesis-profile=exhaustive $(PYTEST_ARGS)
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
 	$(BIN)/ruff format

