@@ -28,7 +28,7 @@ from _timing import Case, Key, Times, measure, statement
 
 import treewright
 from treewright import Module, static
-from treewright.retrace import decorator
+from treewright.retrace import traced
 
 LEAVES = (1, 600)
 WAYS = ("bare", "traced", "explain_retraces")
@@ -169,7 +169,7 @@ class _Misses:
         """Seconds that one miss takes without us, and with us those that are ours."""
         tree = model(LEAVES[-1], number)
         self._ours = 0.0
-        patch = mock.patch.object(decorator, "_trace", self._timed(decorator._trace))
+        patch = mock.patch.object(traced, "_trace", self._timed(traced._trace))
         with self._watch, patch if self._is_traced else contextlib.nullcontext():
             began = time.perf_counter()
             self._call(tree, rate)

@@ -12,7 +12,7 @@ import pytest
 import rich.console
 
 from treewright import Module, Static, TrainState, buffer, count, nbytes, spec_like, stack, static, summary
-from treewright.tables import Row
+from treewright._trees.summary import Row
 
 PARTITION: Any = jax.P  # which has no types
 

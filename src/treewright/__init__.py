@@ -19,87 +19,55 @@ __all__ = [
     "at",
     "buffer",
     "check_statics",
+    "checkpoint",
     "combine",
-    "cond",
     "count",
-    "device_put",
     "diff",
     "edit",
     "errors",
-    "eval_shape",
     "explain",
     "explain_retraces",
     "field",
     "find_aliases",
-    "fori_loop",
     "freeze",
-    "grad",
-    "hessian",
-    "jacfwd",
-    "jacrev",
-    "jit",
-    "jit_method",
     "max_traces",
     "nbytes",
     "node_at",
     "partition",
     "pytree_dataclass",
-    "remat",
     "replace",
+    "sharding",
     "spec_like",
     "split_key_like",
     "stack",
     "static",
     "summary",
-    "switch",
     "traced",
     "trainable",
-    "tree_map",
+    "typed",
     "unstack",
-    "value_and_grad",
 ]
 
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
-    from treewright import errors
-    from treewright._nodes.converted import AsArray, Converted, Converter
-    from treewright._nodes.dataclass import pytree_dataclass
-    from treewright._nodes.fields import buffer, field, static
-    from treewright._nodes.freeze import FrozenArray, FrozenMapping, freeze
+    from treewright import checkpoint, errors, sharding, typed
+    from treewright._nodes.dataclass import Static, pytree_dataclass
+    from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._nodes.module import Module
-    from treewright._nodes.replacing import replace
-    from treewright._nodes.static_types import StaticValue
-    from treewright._nodes.wrapper import Static
-    from treewright._trees.batches import node_at, split_key_like, stack, unstack
-    from treewright._trees.closeness import allclose
-    from treewright._trees.diff import Difference, diff
-    from treewright._trees.drafts import edit
+    from treewright._nodes.node import replace
+    from treewright._trees.at import at
+    from treewright._trees.diff import Difference, allclose, diff
+    from treewright._trees.edit import edit
+    from treewright._trees.masks import combine, partition, spec_like, trainable
     from treewright._trees.sizes import count, find_aliases, nbytes
-    from treewright._trees.specs import combine, partition, spec_like, trainable
-    from treewright._trees.update import at
-    from treewright.retrace.blocks import explain_retraces, max_traces
-    from treewright.retrace.decorator import traced
-    from treewright.retrace.explanation import explain
-    from treewright.retrace.hazards import Hazard, check_statics
-    from treewright.retrace.report import RetraceReport
-    from treewright.tables import summary
+    from treewright._trees.stacking import node_at, split_key_like, stack, unstack
+    from treewright._trees.summary import summary
+    from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
+    from treewright.retrace.check_statics import Hazard, check_statics
+    from treewright.retrace.explain import explain_retraces, max_traces
+    from treewright.retrace.report import RetraceReport, explain
+    from treewright.retrace.traced import traced
     from treewright.train import TrainState
-    from treewright.transforms import (
-        cond,
-        device_put,
-        eval_shape,
-        fori_loop,
-        grad,
-        hessian,
-        jacfwd,
-        jacrev,
-        jit,
-        jit_method,
-        remat,
-        switch,
-        tree_map,
-        value_and_grad,
-    )
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
     # would let them take every misspelled name.
@@ -108,47 +76,26 @@ else:
         from importlib import import_module
 
         homes = {
-            "_nodes.converted": ("AsArray", "Converted", "Converter"),
-            "_nodes.dataclass": ("pytree_dataclass",),
-            "_nodes.fields": ("buffer", "field", "static"),
-            "_nodes.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "_nodes.dataclass": ("Static", "pytree_dataclass"),
+            "_nodes.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_nodes.module": ("Module",),
-            "_nodes.replacing": ("replace",),
-            "_nodes.static_types": ("StaticValue",),
-            "_nodes.wrapper": ("Static",),
-            "_trees.batches": ("node_at", "split_key_like", "stack", "unstack"),
-            "_trees.closeness": ("allclose",),
-            "_trees.diff": ("Difference", "diff"),
-            "_trees.drafts": ("edit",),
+            "_nodes.node": ("replace",),
+            "_trees.at": ("at",),
+            "_trees.diff": ("Difference", "allclose", "diff"),
+            "_trees.edit": ("edit",),
+            "_trees.masks": ("combine", "partition", "spec_like", "trainable"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
-            "_trees.specs": ("combine", "partition", "spec_like", "trainable"),
-            "_trees.update": ("at",),
-            "retrace.blocks": ("explain_retraces", "max_traces"),
-            "retrace.decorator": ("traced",),
-            "retrace.explanation": ("explain",),
-            "retrace.hazards": ("Hazard", "check_statics"),
-            "retrace.report": ("RetraceReport",),
-            "tables": ("summary",),
+            "_trees.stacking": ("node_at", "split_key_like", "stack", "unstack"),
+            "_trees.summary": ("summary",),
+            "_values.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "retrace.check_statics": ("Hazard", "check_statics"),
+            "retrace.explain": ("explain_retraces", "max_traces"),
+            "retrace.report": ("RetraceReport", "explain"),
+            "retrace.traced": ("traced",),
             "train": ("TrainState",),
-            "transforms": (
-                "cond",
-                "device_put",
-                "eval_shape",
-                "fori_loop",
-                "grad",
-                "hessian",
-                "jacfwd",
-                "jacrev",
-                "jit",
-                "jit_method",
-                "remat",
-                "switch",
-                "tree_map",
-                "value_and_grad",
-            ),
         }
-        if name == "errors":
-            return import_module("treewright.errors")
+        if name in {"checkpoint", "errors", "sharding", "typed"}:
+            return import_module(f"treewright.{name}")
         home = next((module for module, names in homes.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module 'treewright' has no attribute {name!r}")

@@ -9,11 +9,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._nodes.converted import Converted, Converter
-from treewright._nodes.fields import field, static
+from treewright._nodes.fields import MYPY, Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
-from treewright._nodes.static_types import MYPY, StaticValue
-from treewright._trees.specs import combine, partition, trainable
+from treewright._trees.masks import combine, partition, trainable
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
 Q = TypeVar("Q")

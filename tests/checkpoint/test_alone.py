@@ -191,8 +191,8 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
     from tests.checkpoint.test_manifest import signed
     from treewright.checkpoint import read_manifest
     from treewright.checkpoint.manifest import from_json
-    from treewright.checkpoint.names import ReadingCodec
-    from treewright.checkpoint.rebuild import rebuilt
+    from treewright.checkpoint.restore import rebuilt
+    from treewright.checkpoint.tree import ReadingCodec
 
     save(tmp_path / "x", Settings(1, {"a": 1}))
     content: Any = read_manifest(tmp_path / "x").to_json()["manifest"]
@@ -224,8 +224,8 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
 def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
     from treewright.checkpoint.leaves import Form
     from treewright.checkpoint.manifest import Branch, Leaf, Manifest
-    from treewright.checkpoint.names import ReadingCodec
-    from treewright.checkpoint.rebuild import rebuilt
+    from treewright.checkpoint.restore import rebuilt
+    from treewright.checkpoint.tree import ReadingCodec
 
     leaves = tuple(Leaf((name,), name, Form("int", (), "int64"), {"all": "0" * 32}) for name in "ab")
     manifest = Manifest((Branch((), "", "dict", ("a", "b"), keys=(1, 1)),), leaves)

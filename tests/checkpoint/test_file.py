@@ -25,7 +25,7 @@ from tests.checkpoint.models import net, spec
 from treewright.checkpoint import file as file_module
 from treewright.checkpoint import from_names, load, read_manifest, save
 from treewright.checkpoint.atomic import FREEING
-from treewright.checkpoint.progress import progress_bar
+from treewright.checkpoint.file import progress_bar
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ FAR_ARRAY: Any = type("FarArray", (), {"is_fully_addressable": False, "__class__
 
 def test_arrays_of_several_processes_are_refused() -> None:
     from treewright.checkpoint.leaves import Form
-    from treewright.checkpoint.survey import Place, Survey
+    from treewright.checkpoint.tree import Place, Survey
 
     place = Place(("x",), ".x", FAR_ARRAY(), Form("array", (2,), "float32"))
     with pytest.raises(CheckpointError, match=r"\.x lies on several processes: CheckpointManager saves those"):
@@ -303,7 +303,7 @@ def test_a_bar_is_shown_for_large_trees_on_a_terminal(
 def test_a_bar_follows_a_file_that_grows(tmp_path: Path) -> None:
     import time
 
-    from treewright.checkpoint.progress import watched
+    from treewright.checkpoint.file import watched
 
     sizes: list[int] = []
     with watched(tmp_path, 3, sizes.append):

@@ -248,7 +248,7 @@ def test_64_bits_need_jax_to_have_them(engine: Any) -> None:
 
 def test_a_checkpoint_without_leaves_reads_nothing() -> None:
     from treewright.checkpoint.manifest import Manifest
-    from treewright.checkpoint.survey import survey
+    from treewright.checkpoint.tree import survey
 
     found = survey([])
     assert restored(Manifest(tuple(found.branches), ()), lambda _: iter(()), [], Options()) == []

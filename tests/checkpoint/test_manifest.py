@@ -19,7 +19,7 @@ import pytest
 from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, scaled, train_state
 from treewright import Module, Static, static
 from treewright.checkpoint import Branch, CheckpointManager, Leaf, Manifest, load, read_manifest, save
-from treewright.checkpoint.digest import digest_of
+from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.manifest import VERSION, from_json, from_text, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 

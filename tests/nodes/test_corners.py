@@ -17,8 +17,8 @@ import rich
 
 import treewright
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
-from treewright._nodes.export import decode, encode
-from treewright._nodes.protocols import set_state
+from treewright._nodes.dunders import set_state
+from treewright._nodes.others import decode, encode
 from treewright.errors import UnfinishedNodeError
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.nodes.static_worlds import BODIES, CHANGES, FORMS, WAYS, ByContent, Plainly, Run
-from treewright._nodes import exact, reach
 from treewright._nodes.statics import Statics
+from treewright._values import exact, reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable

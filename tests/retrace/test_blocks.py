@@ -16,7 +16,7 @@ import treewright
 from tests.retrace.support import details, fresh
 from treewright import TrainState
 from treewright.errors import TooManyTracesError
-from treewright.retrace import frames
+from treewright.retrace import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,7 @@ def test_a_trace_that_was_not_compiled_is_reported_at_the_end() -> None:
 
 
 def test_where_jax_has_renamed_its_frames_traces_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "FRAMES", frozenset({"renamed"}))
+    monkeypatch.setattr(call, "FRAMES", frozenset({"renamed"}))
     jitted: Any = jax.jit(fresh(double))
 
     [report] = explained(lambda: jitted(jnp.ones(2)), lambda: jitted(jnp.ones(3)), lambda: jitted(jnp.ones(3)))

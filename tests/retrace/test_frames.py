@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 import treewright
 from tests.retrace.support import details, fresh
-from treewright._nodes.reach import innermost
-from treewright.retrace import frames
+from treewright._values.reach import innermost
+from treewright.retrace import call
 from treewright.retrace.history import described
-from treewright.retrace.process import PROCESS
+from treewright.retrace.traced import PROCESS
 
 if TYPE_CHECKING:
     import pytest
@@ -33,15 +33,15 @@ def scale(factor: float, x: Any) -> Any:
 
 
 def test_without_a_frame_of_the_user_no_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "frames_above", lambda: iter(()))
+    monkeypatch.setattr(call, "frames_above", lambda: iter(()))
 
-    assert frames.caller() == ""
-    assert frames.call_on_stack() is None
+    assert call.caller() == ""
+    assert call.call_on_stack() is None
 
 
 def test_outside_of_jax_there_is_no_call() -> None:
-    assert frames.call_on_stack() is None
-    assert not frames.called_by_a_library()
+    assert call.call_on_stack() is None
+    assert not call.called_by_a_library()
 
 
 def test_partials_are_reported_by_the_name_of_their_function() -> None:

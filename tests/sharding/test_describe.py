@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treewright import FrozenMapping, Module, freeze, static
-from treewright.sharding.describe import described, description
+from treewright.sharding.processes import described, description
 
 P: Any = PartitionSpec  # whose constructor has no annotations
 

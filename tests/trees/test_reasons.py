@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright._trees.reasons import cause_of, same_to_jit, why
-from treewright._trees.remembered import remembered
-from treewright._trees.texts import short_text, short_texts
+from treewright._trees.snapshot import remembered
+from treewright._trees.why import cause_of, same_to_jit, why
+from treewright._values.text import short_text, short_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,8 +29,8 @@ from treewright import (
     trainable,
     unstack,
 )
-from treewright._trees.inventory import items_of
 from treewright._trees.paths import path_text
+from treewright._trees.sizes import items_of
 from treewright.errors import MissingPlaceError
 
 

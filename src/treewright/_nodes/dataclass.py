@@ -4,13 +4,13 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, dataclass_transform, overload
+from typing import Any, Generic, TypeVar, cast, dataclass_transform, overload
 
-from treewright._nodes import protocols
-from treewright._nodes.classes import class_of
-from treewright._nodes.definition import define, document, install, install_comparison, node_bases, register_once, undo
-from treewright._nodes.fields import buffer, field, static
+from treewright._nodes import dunders
+from treewright._nodes.fields import S, buffer, field, static
+from treewright._nodes.make_class import define, document, install, install_comparison, node_bases, register_once, undo
 from treewright._nodes.spec import Options, spec_of
+from treewright._values.classes import class_of
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
@@ -134,7 +134,7 @@ def _make_node(cls: type[Any], options: Options, *, undecorated: bool = False) -
     define(cls, options, inherits_init=undecorated)
     if not undecorated:  # then it inherits those of the decorated class, or of the user's own
         install_comparison(cls, options)
-    install(cls, {**protocols.FROZEN, **protocols.OTHERS})
+    install(cls, {**dunders.FROZEN, **dunders.OTHERS})
     _watch_subclasses(cls)
     document(cls)
 
@@ -180,3 +180,24 @@ def _refuse_instances(cls: type[Any], error: Exception) -> None:
     cls.__init__ = __init__
     cls.__pending_node__ = True
     register_once(cls)
+
+
+@pytree_dataclass
+class Static(Generic[S]):
+    """A node without leaves that holds one static value, for places that have no field to mark.
+
+    Attributes:
+        value: Anything that a static field can hold.
+
+    Raises:
+        StaticFieldError: If the value can't be static.
+
+    Examples:
+        >>> settings = {"scale": 2.0, "mode": Static("train")}
+        >>> jax.tree.leaves(settings)
+        [2.0]
+        >>> settings["mode"].value
+        'train'
+    """
+
+    value: S = static()

@@ -1,18 +1,66 @@
-"""`field`, `static` and `buffer`: what a field of a node is, said in its own line.
+"""What a field is declared with: `field`, `static`, `buffer`, and annotations that convert."""
 
-They return `dataclasses.Field`s; what is ours travels in the metadata. A module of its own, because type checkers
-treat field specifiers best when they are imported.
-"""
-
+# What is not for mypy it finds unreachable.
+# mypy: disable-error-code="unreachable"
 import dataclasses
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
-from treewright._nodes.static_types import MYPY, Declared, S
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from typing_extensions import TypeVar
+
+from treewright._values.classes import class_of, declarer_of, resolved
+from treewright.errors import NodeDefinitionError
+
+# mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
+MYPY: Literal[False] = False
 
 if TYPE_CHECKING:
-    from treewright._nodes.static_types import Unset
+    if MYPY:
+
+        class Unset(Any):  # type: ignore[misc]
+            """What mypy takes for a value of any type: a static field without a default has none."""
+
+    else:
+
+        class Unset:
+            """Nothing, to the other checkers, which do not need it."""
+
+
+class StaticValue(Protocol):
+    """What `jit` needs of a static: a hash, and a comparison that says yes or no.
+
+    Lists and dicts have no hash, and arrays compare item by item, so none of them is one. mypy takes a protocol of
+    your own as a static field's type when it extends this one.
+
+    Examples:
+        >>> class Schedule(StaticValue, Protocol):
+        ...     def __call__(self, step: int) -> float: ...
+        >>> @pytree_dataclass
+        ... class Training:
+        ...     rate: Schedule = static()
+        >>> Training(rate=abs).rate(-2)
+        2
+    """
+
+    def __hash__(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+
+class NoStaticValue:
+    """In a checker's message: the declared type of a static field is one that no static can have."""
+
+
+# Classes, functions and None are static values too, but mypy does not find the methods of the protocol on them.
+AnyStatic: TypeAlias = StaticValue | type[Any] | Callable[..., Any] | None
+S = TypeVar("S", bound=AnyStatic)
+Declared = TypeVar("Declared", bound=AnyStatic, default=NoStaticValue)
+
 
 T = TypeVar("T")
 Kind = Literal["child", "static", "buffer"]
@@ -312,3 +360,96 @@ def buffer(
         FieldOptions("buffer", converter, sharding=sharding, stack=stack, doc=doc),
         {**given, "metadata": metadata, "kw_only": kw_only},
     )
+
+
+Given_contra = TypeVar("Given_contra", contravariant=True)
+Kept_co = TypeVar("Kept_co", covariant=True)
+
+
+class Converted(Generic[Given_contra, Kept_co]):
+    """The type of a field that is given one type and keeps another; `Annotated` with the `Converter` between them.
+
+    A default stands in `Converted(...)`, for checkers; at run time that is the default itself.
+
+    Examples:
+        >>> AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: AsArray = Converted(0.0)
+        ...     sizes: AsTuple = static(default=Converted((3, 3)))
+        >>> Layer([1.0, 2.0])
+        Layer(kernel=f32[2], sizes=(3, 3))
+
+    Source: PEP 681, "Descriptor-typed field support".
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, default: Given_contra, /) -> None: ...
+        @overload
+        def __get__(self, node: None, owner: Any, /) -> Self: ...
+        @overload
+        def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
+        def __get__(self, node: Any, owner: Any, /) -> Any: ...
+        def __set__(self, node: object, value: Given_contra, /) -> None: ...
+    else:
+
+        def __new__(cls, default: Any, /) -> Any:
+            """The default, as it is."""
+            return default
+
+
+class Converter:
+    """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
+
+    Args:
+        function: Takes the given value and returns the one to keep.
+
+    Raises:
+        TypeError: If `function` can't be called.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     rate: Annotated[Converted[int, float], Converter(float)]
+        >>> Layer(1).rate
+        1.0
+    """
+
+    __slots__ = ("function",)
+    function: Callable[[Any], Any]
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"Converter takes a function of one value, got {function!r}.")
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"Converter({getattr(self.function, '__qualname__', self.function)})"
+
+
+AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
+
+
+def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[[Any], Any] | None:
+    """The converter in the annotation of a field of `cls`, or None.
+
+    Raises:
+        NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved.
+    """
+    found = resolved(annotation, declarer_of(cls, name))
+    if isinstance(found, str):
+        if "AsArray" in found or "Convert" in found:
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}.{name}: the annotation {found!r} can't be resolved when the class is made, so its "
+                f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
+            )
+        return None
+    if typing.get_origin(found) is not Annotated:
+        return None
+    converters = [part.function for part in found.__metadata__ if class_of(part) is Converter]
+    if len(converters) > 1:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{name} has {len(converters)} converters. Make them one function."
+        )
+    return converters[0] if converters else None

@@ -7,16 +7,21 @@ has returned, `_node` holds an `Unfinished` instead and the values wait in the i
 import dataclasses
 import difflib
 import operator
+
+# The definition for mypy is not assignable to the one for pyright.
+# pyright: reportAssignmentType=false
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Never, cast
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
 
-from treewright._nodes.classes import class_attribute, class_of, is_cached_property
+from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
+from treewright._values.classes import class_attribute, class_of, is_cached_property
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
@@ -364,3 +369,59 @@ def register(cls: type[Any]) -> None:
     jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )
+
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+class HasReplace(Protocol[P, R_co]):
+    """What checkers give every dataclass from Python 3.13 on: a `__replace__` that takes its fields."""
+
+    def __replace__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class ReplaceMethod(Protocol):
+    """`replace` as a method, for checkers: it takes what `__replace__` takes, and gives the class of its node."""
+
+    def __get__(self, node: HasReplace[P, Any], owner: type[T], /) -> Callable[P, T]: ...
+
+
+if MYPY:
+    # mypy knows this very function, and checks names and types of the fields on every Python version.
+    from dataclasses import replace as replace  # type: ignore[unreachable]  # noqa: PLC0414
+elif TYPE_CHECKING and sys.version_info >= (3, 13):
+
+    def replace(node: HasReplace[P, T], /, *args: P.args, **changes: P.kwargs) -> T: ...
+
+else:
+
+    def replace(node: T, /, **changes: Any) -> T:
+        """A copy of `node` with some fields replaced; everything else is shared, not copied.
+
+        Converters and `__check_init__` run, the constructor and `__post_init__` do not. Changing a static changes the
+        treedef, so jitted functions trace again.
+
+        Args:
+            node: An instance of a node class.
+            **changes: New values by field name, statics and `init=False` fields among them.
+
+        Raises:
+            TypeError: If a name is not a field; the message lists the close ones. Also if `node` is no node.
+
+        Examples:
+            >>> @pytree_dataclass
+            ... class Layer:
+            ...     kernel: float
+            ...     activation: str = static(default="relu")
+            >>> replace(Layer(1.0), activation="gelu")
+            Layer(kernel=1.0, activation='gelu')
+        """
+        if not hasattr(type(node), "__node_spec__"):
+            raise TypeError(
+                f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
+                f"got {type(node).__name__!r}."
+            )
+        copy: T = replaced(node, **changes)
+        return copy

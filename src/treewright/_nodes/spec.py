@@ -6,8 +6,16 @@ from typing import Any
 
 import jax
 
-from treewright._nodes.converted import annotated_converter
-from treewright._nodes.fields import Compare, FieldOptions, Kind, Sharding, Stack, doc_of, options_of
+from treewright._nodes.fields import (
+    Compare,
+    FieldOptions,
+    Kind,
+    Sharding,
+    Stack,
+    annotated_converter,
+    doc_of,
+    options_of,
+)
 from treewright._nodes.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 

@@ -13,10 +13,9 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-from treewright._nodes.classes import class_attribute, class_of, import_path, own_annotations
-from treewright._nodes.exact import Check, ExactKeys, by_identity, compared_by_itself
-from treewright._nodes.refused import NoExactKeyError, unanswered
-from treewright._nodes.representation import text
+from treewright._values.classes import class_attribute, class_of, import_path, own_annotations
+from treewright._values.exact import Check, ExactKeys, by_identity, compared_by_itself
+from treewright._values.text import NoExactKeyError, text, unanswered
 from treewright.errors import StaticFieldError
 
 _WeakTable = dict[Hashable, "weakref.ref[Statics]"]

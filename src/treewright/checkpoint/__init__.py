@@ -1,9 +1,9 @@
 """Checkpoints: one file to share, a folder of steps for a training run. Both keep the statics and verify every leaf."""
 
+from treewright.checkpoint.api import from_names, load, read_manifest, save, to_names
 from treewright.checkpoint.compare import Difference
 from treewright.checkpoint.manager import CheckpointManager, Restored
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest
-from treewright.checkpoint.public import from_names, load, read_manifest, save, to_names
 
 __all__ = [
     "Branch",

@@ -1,9 +1,12 @@
-"""One file to share: a safetensors file whose header carries the manifest. Plain `safetensors` opens it."""
+"""One checkpoint as one file, with a bar while it is written or read."""
 
+import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -13,16 +16,83 @@ import jax
 import numpy as np
 
 from treewright.checkpoint.atomic import publish, staging
-from treewright.checkpoint.digest import WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
+from treewright.checkpoint.digests import WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
 from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
 from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_text
-from treewright.checkpoint.progress import progress_bar, watched
 from treewright.checkpoint.restore import Reader
-from treewright.checkpoint.survey import Place, Survey, survey
+from treewright.checkpoint.tree import Place, Survey, survey
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
     from io import FileIO
+
+_LARGE = 1 << 28  # bytes
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Callable[[int], object]]:
+    """A function to call with the number of bytes that were done.
+
+    Args:
+        total: The bytes in all.
+        what: What is done, in a word or two.
+        show: Whether there is a bar; None means for 256 MiB and more, on a terminal, where tqdm is installed.
+
+    Raises:
+        ImportError: If a bar is asked for and tqdm is not installed.
+    """
+    if show is None:
+        show = total >= _LARGE and sys.stderr.isatty() and _has_tqdm()
+    if not show:
+        yield unseen
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError("A progress bar needs tqdm. Install it with: pip install 'treewright[checkpoint]'") from error
+    bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
+    with bar:
+        yield bar.update
+
+
+def _has_tqdm() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tqdm") is not None
+
+
+def unseen(_: int) -> None:
+    """What is done, reported to nobody."""
+
+
+@contextlib.contextmanager
+def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generator[None]:
+    """Report the growth of the files in a folder, up to `total`, while an engine writes them in one call."""
+    if done is unseen:
+        yield
+        return
+    finished, seen = threading.Event(), 0
+
+    def report() -> None:
+        nonlocal seen
+        with contextlib.suppress(OSError):  # a file that is renamed meanwhile
+            size = min(total, sum(file.stat().st_size for file in folder.iterdir()))
+            done(size - seen)
+            seen = size
+
+    def watch() -> None:
+        while not finished.wait(0.1):
+            report()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+        report()
+
 
 _KEY = "treewright"
 _jax: Any = jax  # whose annotations leave some types open

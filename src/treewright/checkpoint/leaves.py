@@ -12,9 +12,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.dtypes import prng_key
 
-from treewright._nodes.classes import class_of
-from treewright._nodes.freeze import FrozenArray
-from treewright._nodes.representation import text
+from treewright._values.classes import class_of
+from treewright._values.freeze import FrozenArray
+from treewright._values.text import text
 from treewright.errors import CheckpointError
 
 Kind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from treewright.checkpoint.digest import WHOLE, digest_of, index_of
+from treewright.checkpoint.digests import WHOLE, digest_of, index_of
 from treewright.checkpoint.leaves import DTYPES, KINDS, Form
 from treewright.errors import CheckpointDamagedError, CheckpointError
 

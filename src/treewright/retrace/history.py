@@ -7,13 +7,13 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from treewright._nodes.classes import class_of
-from treewright._nodes.reach import innermost
 from treewright._trees.diff import Difference
-from treewright._trees.levels import Level
-from treewright._trees.reasons import Remembered, captured_by, why
-from treewright._trees.remembered import remembered
-from treewright.retrace.signature import Named, call_differences, is_placement
+from treewright._trees.level import Level
+from treewright._trees.snapshot import remembered
+from treewright._trees.why import Remembered, captured_by, why
+from treewright._values.classes import class_of
+from treewright._values.reach import innermost
+from treewright.retrace.call import Named, call_differences, is_placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -4,9 +4,9 @@ import types
 from typing import Any
 
 from treewright._trees.diff import Difference
-from treewright._trees.levels import Leaf
-from treewright._trees.reasons import Cause, CauseName, cause_of
-from treewright.retrace.signature import label_of
+from treewright._trees.level import Leaf
+from treewright._trees.why import Cause, CauseName, cause_of
+from treewright.retrace.call import label_of
 
 _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
     {

@@ -3,15 +3,15 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
 
 from treewright._trees.diff import Difference
-from treewright.retrace.history import Finding, History
+from treewright.retrace.call import Call, call_differences, is_placement, label_of, options_in, signature_of
+from treewright.retrace.history import Finding, History, name_of
 from treewright.retrace.remedies import remedy_of
-from treewright.retrace.signature import label_of
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
 _ITEMS: Any = (_jax_trees.SequenceKey, _jax_trees.DictKey)
@@ -196,3 +196,42 @@ def _handlers_of(logger: logging.Logger) -> Iterator[logging.Handler]:
 def _writes_to_stderr(handler: logging.Handler) -> bool:
     stream: Any = getattr(handler, "stream", None)
     return handler.level <= logging.WARNING and stream in {sys.stderr, sys.__stderr__}
+
+
+def explain(
+    function: Any,
+    old_args: tuple[Any, ...],
+    new_args: tuple[Any, ...],
+    *,
+    old_kwargs: Mapping[str, Any] | None = None,
+    new_kwargs: Mapping[str, Any] | None = None,
+) -> RetraceReport:
+    """Why `function`, called with the old arguments, would trace again for the new ones. Nothing is run.
+
+    Args:
+        function: A function, jitted or not; of a jitted one the static arguments are known.
+        old_args: The positional arguments of the earlier call.
+        new_args: Those of the later one.
+        old_kwargs: The keyword arguments of the earlier call.
+        new_kwargs: Those of the later one.
+
+    Returns:
+        A report; `report.event` is `"none"` if the call would need no new program.
+
+    Examples:
+        >>> def step(x, scale=1.0):
+        ...     return x * scale
+        >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
+        step would retrace
+            scale (added): Python float
+                a default that is passed is an argument more: pass it each time or never
+    """
+    options, is_static = options_in(getattr(function, "_jit_info", None))
+    old, new = (
+        signature_of(Call(function, tuple(args), kwargs or {}, options, is_static))
+        for args, kwargs in ((old_args, old_kwargs), (new_args, new_kwargs))
+    )
+    differences = tuple(call_differences(old, new))
+    of_trace = tuple(one for one in differences if not is_placement(one))
+    event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
+    return RetraceReport(name_of(function), event, 0, of_trace or differences)

@@ -9,13 +9,19 @@ from typing import Any, Self
 import jax
 import jax.monitoring
 
-from treewright._trees.levels import Level
-from treewright.retrace.decorator import MARK
-from treewright.retrace.frames import call_on_stack, caller, is_inside_another, is_internal, is_of_users
+from treewright._trees.level import Level
+from treewright.retrace.call import (
+    Call,
+    call_on_stack,
+    caller,
+    is_inside_another,
+    is_internal,
+    is_of_users,
+    signature_of,
+)
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
-from treewright.retrace.process import PROCESS
 from treewright.retrace.report import RetraceReport, trace_report
-from treewright.retrace.signature import Call, signature_of
+from treewright.retrace.traced import MARK, PROCESS
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
 _COMPILED = "/jax/core/compile/backend_compile_duration"

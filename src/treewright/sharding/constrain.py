@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._nodes.representation import text
+from treewright._values.text import text
 from treewright.errors import ShardingError
 from treewright.sharding.rules import Fit, Resolver, Rules, partition_spec
 from treewright.sharding.specs import OnMisfit, fitted

@@ -1,6 +1,6 @@
 """Assertions for users' tests."""
 
-from treewright._trees.closeness import allclose
+from treewright._trees.diff import allclose
 
 
 def assert_trees_close(actual: object, expected: object, *, rtol: float = 1e-5, atol: float = 1e-8) -> None:

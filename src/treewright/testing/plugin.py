@@ -30,7 +30,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     from contextlib import ExitStack
 
     from treewright.errors import TooManyTracesError
-    from treewright.retrace.blocks import max_traces
+    from treewright.retrace.explain import max_traces
 
     try:
         with ExitStack() as limits:
@@ -44,7 +44,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.fixture
 def retraces() -> "Iterator[list[RetraceReport]]":
     """The reports of all retraces and recompiles during the test, as `explain_retraces` gives them."""
-    from treewright.retrace.blocks import explain_retraces
+    from treewright.retrace.explain import explain_retraces
 
     found: list[RetraceReport] = []
     with explain_retraces(report=found.append):

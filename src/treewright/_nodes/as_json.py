@@ -1,0 +1,331 @@
+"""A static value as JSON and back: the one place for it. Exported programs and checkpoints write with it.
+
+Reading runs no code of the classes that it makes: nodes are unflattened, tuples and dataclasses are filled past their
+constructors.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import enum
+import functools
+import math
+import re
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from treewright._nodes.spec import spec_of
+from treewright._nodes.statics import Statics
+from treewright._values.classes import class_of, found_at, import_path, is_cached_property
+from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
+from treewright._values.reach import state_of
+from treewright.errors import StaticSerializationError
+
+_PLAIN = (str, int, bool, type(None))
+_DTYPE = re.compile(r"[<>|=]?\w+(\[\w+\])?")
+
+
+class StaticCodec:
+    """Writes static values as JSON and reads them. Subclasses say how classes and functions are named and found."""
+
+    def name_of(self, value: Any) -> str | None:
+        """`module:qualname`, if it leads back to this very object."""
+        path = import_path(value)
+        return None if path is None else ":".join(path)
+
+    def find(self, name: str) -> Any:
+        """What has this name, in modules that are imported already.
+
+        Raises:
+            StaticSerializationError: If nothing has it.
+        """
+        module, _, qualname = name.partition(":")
+        found = found_at(module, qualname)
+        if found is None:
+            raise StaticSerializationError(
+                f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+            )
+        return found
+
+    def unnamed(self, value: Any) -> Any:
+        """What is written for a value that has no other form.
+
+        Raises:
+            StaticSerializationError: Always, in this class.
+        """
+        raise StaticSerializationError(
+            f"{value!r} can't be named in an exported program: it is no importable function, class, enum, simple "
+            f"dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
+        )
+
+    # Writing
+
+    def encode(self, value: Any) -> Any:
+        """JSON for a value; anything but plain scalars is a list that begins with its kind."""
+        kind = class_of(value)
+        if kind in _PLAIN or (kind is float and math.isfinite(value)):
+            return value
+        if kind in _ENCODERS:
+            parts = _ENCODERS[kind](self, value)
+            return self.unnamed(value) if parts is None else [kind.__name__, *parts]
+        for matches, method in _FAMILIES:
+            if matches(kind):
+                return self.unnamed(value) if _holds_more(kind, value) else method(self, value)
+        name = self.name_of(value)
+        return self.unnamed(value) if name is None else ["name", name]
+
+    def encode_statics(self, statics: Statics) -> dict[str, Any]:
+        """The statics of a node by name.
+
+        Raises:
+            StaticSerializationError: For a value that has no form; the message begins with its class and field.
+        """
+        table = statics.table
+        encoded: dict[str, Any] = {}
+        for name, value in zip(table.names, statics.values, strict=True):
+            try:
+                encoded[name] = self.encode(value)
+            except StaticSerializationError as error:
+                raise StaticSerializationError(f"{table.owner.__qualname__}.{name}: {error}") from error
+        return encoded
+
+    def _of_class(self, kind: str, value: Any, parts: Callable[[], Iterable[Any]]) -> Any:
+        """A value of a named class."""
+        name = self.name_of(class_of(value))
+        return self.unnamed(value) if name is None else [kind, name, *parts()]
+
+    def write_items(self, value: Iterable[Any]) -> Any:
+        return map(self.encode, value)
+
+    def write_pairs(self, value: FrozenMapping[Any, Any]) -> Any:
+        return [[self.encode(key), self.encode(item)] for key, item in value.items()]
+
+    def write_array_parts(self, value: Any) -> list[Any] | None:
+        text = None if value.dtype.metadata else _dtype_text(value.dtype)
+        return None if text is None else [text, list(value.shape), _base64(value.tobytes())]
+
+    def write_flag(self, value: enum.Flag) -> Any:
+        return self._of_class("flag", value, lambda: [value.value])
+
+    def write_enum(self, value: enum.Enum) -> Any:
+        return self._of_class("enum", value, lambda: [value.name])
+
+    def write_dtype(self, value: Any) -> Any:
+        text = _dtype_text(value)
+        return self.unnamed(value) if text is None else ["dtype", text]
+
+    def write_scalar(self, value: Any) -> Any:
+        parts = self.write_array_parts(np.asarray(value))
+        return self.unnamed(value) if parts is None else ["scalar", *parts]
+
+    def write_partial(self, value: functools.partial[Any]) -> Any:
+        keywords = {str(name): self.encode(item) for name, item in value.keywords.items()}
+        return ["partial", self.encode(value.func), list(self.write_items(value.args)), keywords]
+
+    def write_namedtuple(self, value: Any) -> Any:
+        return self._of_class("namedtuple", value, lambda: self.write_items(value))
+
+    def write_node(self, value: Any) -> Any:
+        children, statics = value.tree_flatten()
+        return self._of_class("node", value, lambda: [self.encode_statics(statics), *self.write_items(children)])
+
+    def write_dataclass(self, value: Any) -> Any:
+        return self._of_class("dataclass", value, lambda: [self._fields(value)])
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        return {field.name: self.encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+    # Reading
+
+    def decode(self, encoded: Any) -> Any:
+        """The value that `encode` wrote.
+
+        Raises:
+            StaticSerializationError: If it is of no known kind, or a name is not found.
+        """
+        if class_of(encoded) is not list:
+            return encoded
+        kind, *parts = encoded
+        decoder = _DECODERS.get(kind) if isinstance(kind, str) else None
+        if decoder is None:
+            raise StaticSerializationError(
+                f"{kind!r} is no kind of static value that this version of Treewright knows."
+            )
+        return decoder(self, *parts)
+
+    def decode_statics(self, cls: type[Any], encoded: dict[str, Any]) -> Statics:
+        """The statics of `cls` from what `encode_statics` wrote.
+
+        Raises:
+            StaticSerializationError: If the class has other static fields now, or a name is not found.
+        """
+        table = spec_of(cls).table
+        if set(encoded) != set(table.names):
+            raise StaticSerializationError(
+                f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, "
+                f"which now has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
+            )
+        return table.intern(tuple(self.decode(encoded[name]) for name in table.names))
+
+    def find_class(self, name: str, kind: str, base: type[Any], attribute: str = "__node_spec__") -> Any:
+        """The class of this name, if it is of this kind: a forged one must not call anything else."""
+        found = self.find(name)
+        if not (isinstance(found, type) and issubclass(found, base) and hasattr(found, attribute)):
+            raise StaticSerializationError(
+                f"{name} is no {kind}, as the program has it. It was changed, or {name} was."
+            )
+        return found
+
+    def read_float(self, text: str) -> Any:
+        return float(text)
+
+    def read_complex(self, real: str, imag: str) -> Any:
+        return complex(float.fromhex(real), float.fromhex(imag))
+
+    def read_bytes(self, data: str) -> Any:
+        return base64.b64decode(data)
+
+    def read_dtype(self, text: str) -> Any:
+        return _dtype(text)
+
+    def read_array(self, dtype: str, shape: list[int], data: str) -> Any:
+        return freeze(_array(dtype, shape, data))
+
+    def read_scalar(self, dtype: str, shape: list[int], data: str) -> Any:
+        return _array(dtype, shape, data)[()]
+
+    def read_items(self, *items: Any) -> Any:
+        return tuple(map(self.decode, items))
+
+    def read_frozenset(self, *items: Any) -> Any:
+        return frozenset(map(self.decode, items))
+
+    def read_mapping(self, *items: Any) -> Any:
+        return FrozenMapping({self.decode(key): self.decode(item) for key, item in items})
+
+    def read_name(self, name: str) -> Any:
+        return self.find(name)
+
+    def read_enum(self, name: str, member: str) -> Any:
+        return self.find_class(name, "enum", enum.Enum, "__members__").__members__[member]
+
+    def read_flag(self, name: str, value: int) -> Any:
+        return self.find_class(name, "flag", enum.Flag, "__members__")(int(value))
+
+    def read_partial(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        found = self.decode(function)
+        if not callable(found):
+            raise StaticSerializationError(f"{function!r} is no function, as the program has it. It was changed.")
+        named = {name: self.decode(item) for name, item in keywords.items()}
+        return functools.partial(found, *map(self.decode, arguments), **named)
+
+    def read_namedtuple(self, name: str, *items: Any) -> Any:
+        cls = self.find_class(name, "named tuple", tuple, "_fields")
+        return cast("Any", tuple).__new__(cls, map(self.decode, items))
+
+    def read_node(self, name: str, statics: dict[str, Any], *children: Any) -> Any:
+        cls = self.find_class(name, "node", object)
+        return cls.tree_unflatten(self.decode_statics(cls, statics), self.read_items(*children))
+
+    def read_dataclass(self, name: str, fields: dict[str, Any]) -> Any:
+        cls = self.find_class(name, "frozen dataclass", object, "__dataclass_params__")
+        declared = {field.name for field in dataclasses.fields(cls)}
+        if hasattr(cls, "__node_spec__") or not _is_frozen_dataclass(cls) or declared != set(fields):
+            raise StaticSerializationError(f"{name} is no frozen dataclass with the fields {', '.join(fields)}.")
+        made = object.__new__(cls)
+        for field, value in fields.items():
+            object.__setattr__(made, field, self.decode(value))
+        return made
+
+
+def is_namedtuple(kind: Any) -> bool:
+    """Whether a class was made by `NamedTuple` or `namedtuple`."""
+    return issubclass(kind, tuple) and hasattr(cast("Any", kind), "_fields")
+
+
+def _holds_more(kind: type[Any], value: Any) -> bool:
+    """Whether a value has attributes that its form would lose, so that another value came back."""
+    if issubclass(kind, np.generic) or hasattr(kind, "__node_spec__") or issubclass(kind, enum.Enum):
+        return False
+    if issubclass(kind, np.dtype):
+        return bool(value.metadata)
+    fields = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else ()
+    return any(name not in fields and not is_cached_property(kind, name) for name in state_of(value))
+
+
+def _is_frozen_dataclass(kind: type[Any]) -> bool:
+    parameters: Any = vars(kind).get("__dataclass_params__")
+    return parameters is not None and parameters.frozen and parameters.eq
+
+
+def _dtype_text(dtype: Any) -> str | None:
+    """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
+    for text in (dtype.name, dtype.str):
+        with contextlib.suppress(TypeError):
+            if np.dtype(text) == dtype:
+                return str(text)
+    return None
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+_ENCODERS: types.MappingProxyType[type[Any], Callable[[StaticCodec, Any], Any]] = types.MappingProxyType(
+    {
+        float: lambda _, value: [repr(value)],
+        complex: lambda _, value: [value.real.hex(), value.imag.hex()],
+        bytes: lambda _, value: [_base64(value)],
+        tuple: StaticCodec.write_items,
+        frozenset: StaticCodec.write_items,
+        FrozenArray: StaticCodec.write_array_parts,
+        FrozenMapping: StaticCodec.write_pairs,
+    }
+)
+
+# Kinds that are known by a property of the class, and how each is written. The first that fits is taken.
+_FAMILIES: tuple[tuple[Callable[[type[Any]], bool], Callable[[StaticCodec, Any], Any]], ...] = (
+    (lambda kind: issubclass(kind, enum.Flag), StaticCodec.write_flag),
+    (lambda kind: issubclass(kind, enum.Enum), StaticCodec.write_enum),
+    (lambda kind: issubclass(kind, np.dtype), StaticCodec.write_dtype),
+    (lambda kind: issubclass(kind, np.generic), StaticCodec.write_scalar),
+    (lambda kind: kind is functools.partial, StaticCodec.write_partial),
+    (is_namedtuple, StaticCodec.write_namedtuple),
+    (lambda kind: hasattr(kind, "__node_spec__"), StaticCodec.write_node),
+    (_is_frozen_dataclass, StaticCodec.write_dataclass),
+)
+
+
+def _dtype(text: str) -> Any:
+    if not _DTYPE.fullmatch(text):  # numpy's own reader takes whole structures
+        raise StaticSerializationError(f"{text!r} is no dtype of an array that can be static.")
+    return np.dtype(text)
+
+
+def _array(dtype: str, shape: list[int], data: str) -> Any:
+    return np.frombuffer(base64.b64decode(data), _dtype(dtype)).reshape(shape)
+
+
+_DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
+    {
+        "float": StaticCodec.read_float,
+        "complex": StaticCodec.read_complex,
+        "bytes": StaticCodec.read_bytes,
+        "dtype": StaticCodec.read_dtype,
+        "FrozenArray": StaticCodec.read_array,
+        "scalar": StaticCodec.read_scalar,
+        "tuple": StaticCodec.read_items,
+        "frozenset": StaticCodec.read_frozenset,
+        "FrozenMapping": StaticCodec.read_mapping,
+        "enum": StaticCodec.read_enum,
+        "flag": StaticCodec.read_flag,
+        "partial": StaticCodec.read_partial,
+        "namedtuple": StaticCodec.read_namedtuple,
+        "node": StaticCodec.read_node,
+        "dataclass": StaticCodec.read_dataclass,
+        "name": StaticCodec.read_name,
+    }
+)

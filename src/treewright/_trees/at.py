@@ -1,0 +1,120 @@
+"""`at`: changed copies of trees, one place or several at a time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from treewright._trees.paths import Path, path_text
+from treewright._trees.where import Selection, select, with_values
+from treewright._values.classes import class_of
+from treewright._values.text import text
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@overload
+def at(tree: T, where: str) -> "At[T, Any]": ...
+@overload
+def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
+@overload
+def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
+def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
+    """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
+
+    The copy shares with the original all that is not on the way to a changed place, so it costs the depth of the path
+    and not the size of the tree. Nodes on the way run converters and `__check_init__`, as `replace` does. A place may
+    be a child, a buffer, a static, a `None`, or an entry of a list, tuple, named tuple or dict. A changed static
+    changes the treedef, so jitted functions trace again.
+
+    Args:
+        tree: A node, or any other tree.
+        where: The place, in one of three ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
+            tuple, list or dict of places, and then `set` takes and `get` gives values in the same structure. The text
+            of a path, `".layers[0].bias"`; with `*` or `**` in it, as in `".layers[*].bias"`, or as a name alone,
+            `"bias"` for every field and dict entry of that name, it may lead to many places: `set` gives all the same
+            value, `apply` goes one by one, and `get` gives a dict by path. A predicate, `lambda path, value: ...`, in
+            the same way, for the topmost places where it is true.
+
+    Raises:
+        MissingPlaceError: If there is no such place; the message says what is there.
+        TypeError: If `where` returns anything but places.
+        ValueError: If a text is no path, or one selected place is inside another.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: float
+        ...     bias: float
+        >>> class Model(Module):
+        ...     layers: tuple[Layer, ...]
+        >>> model = Model((Layer(1.0, 2.0), Layer(3.0, 4.0)))
+        >>> at(model, lambda m: m.layers[0].bias).set(0.0)
+        Model(layers=(Layer(kernel=1.0, bias=0.0), Layer(kernel=3.0, bias=4.0)))
+        >>> at(model, "bias").apply(lambda bias: -bias)
+        Model(layers=(Layer(kernel=1.0, bias=-2.0), Layer(kernel=3.0, bias=-4.0)))
+        >>> at(model, ".layers[*].kernel").get()
+        {'.layers[0].kernel': 1.0, '.layers[1].kernel': 3.0}
+    """
+    return At(tree, select(tree, where))
+
+
+class At(Generic[T, V]):
+    """Places in a tree, as `at` gives them."""
+
+    __slots__ = ("_selection", "_tree")
+
+    def __init__(self, tree: T, selection: Selection) -> None:
+        self._tree: T = tree
+        self._selection: Selection = selection
+
+    def __repr__(self) -> str:
+        return f"<at {', '.join(path_text(path, class_of(self._tree).__qualname__) for path in self._paths())}>"
+
+    def get(self) -> V:
+        """What is there: a value, values in the structure that was asked for, or a dict by path."""
+        values: Any = [place.value for place in self._selection.places]
+        if self._selection.searched:
+            values = dict(zip(map(path_text, self._paths()), values, strict=True))
+        elif self._selection.structure is None:
+            (values,) = values
+        else:
+            values = self._selection.structure.unflatten(values)
+        found: V = values
+        return found
+
+    def set(self, value: V) -> T:
+        """The tree with `value` there.
+
+        Raises:
+            ValueError: If several places were asked for, and `value` is not of their structure.
+        """
+        selection = self._selection
+        if selection.structure is not None:
+            return self._with(_split(selection.structure, value))
+        if len(selection.places) > 1:
+            return self._with([value] * len(selection.places))
+        changed: T = selection.places[0].with_value(value)
+        return changed
+
+    def apply(self, function: Callable[[V], V]) -> T:
+        """The tree with `function` of what is there in its place; where a pattern was given, of one after the other."""
+        if not self._selection.searched:
+            return self.set(function(self.get()))
+        function_of_each: Any = function
+        return self._with([function_of_each(place.value) for place in self._selection.places])
+
+    def _paths(self) -> list[Path]:
+        return [place.path for place in self._selection.places]
+
+    def _with(self, values: Sequence[Any]) -> T:
+        changed: T = with_values(self._tree, list(zip(self._paths(), values, strict=True)))
+        return changed
+
+
+def _split(structure: Any, value: object) -> Sequence[Any]:
+    try:
+        values: Sequence[Any] = structure.flatten_up_to(value)
+    except ValueError as error:
+        raise ValueError(
+            f"set() takes a value for each place, in the structure {structure}, got {text(value)}."
+        ) from error
+    return values

@@ -1,0 +1,214 @@
+"""`edit`: many assignments in a row, on a draft that becomes a node when the block ends."""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, TypeVar, cast, overload
+
+from treewright._nodes.module import Module
+from treewright._nodes.node import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, with_close_matches
+from treewright._nodes.spec import NodeSpec, spec_of
+from treewright._trees.level import all_entries, is_node, with_changes
+from treewright._trees.paths import Key, entries_of
+from treewright._values.classes import class_of, is_cached_property
+from treewright.errors import NodeInitError
+
+M = TypeVar("M", bound=Module)
+
+_new: Any = object.__new__
+_store = object.__setattr__
+
+
+@overload
+def edit(node: M, /) -> "contextlib.AbstractContextManager[M]": ...
+@overload
+def edit(node: object, /) -> "contextlib.AbstractContextManager[Any]": ...
+def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
+    """A draft of `node` that takes assignments to its fields and theirs, and is a finished node when the block ends.
+
+    `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as they do on any Python object, at any depth, through
+    nodes, lists and dicts; entries of tuples are drafts too, and a tuple itself is assigned as a whole. `node` is not
+    touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
+    An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
+    JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
+
+    To checkers the draft of a `Module` is one, so that they check what is assigned. A class with `@pytree_dataclass` is
+    frozen for them, and the draft of an instance can be anything.
+
+    If the block or a check raises, the draft is what `node` is, and as frozen.
+
+    Raises:
+        TypeError: If `node` is no node; at the end of the block, if a name that is no field was assigned to, or a field
+            was deleted.
+        StaticFieldError: At the end, if a static was given a value that can't be one.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: float
+        ...     bias: float | None = None
+        >>> class Model(Module):
+        ...     layers: tuple[Layer, ...]
+        ...     name: str = static()
+        >>> model = Model((Layer(1.0), Layer(2.0)), name="small")
+        >>> with edit(model) as draft:
+        ...     draft.name = "smaller"
+        ...     for layer in draft.layers:
+        ...         layer.kernel /= 2
+        >>> draft
+        Model(layers=(Layer(kernel=0.5, bias=None), Layer(kernel=1.0, bias=None)), name='smaller')
+        >>> model.name
+        'small'
+    """
+    if not is_node(node):
+        raise TypeError(
+            f"edit() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
+        )
+    return _editing(node)
+
+
+@contextlib.contextmanager
+def _editing(node: Any) -> Generator[Any, None, None]:
+    drafts = _Drafts()
+    draft = drafts.draft_of(node)
+    try:
+        yield draft
+        drafts.finish()
+    except BaseException:
+        drafts.give_up()
+        raise
+
+
+class _Open(Unfinished):
+    """What `_node` holds while a draft takes assignments."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Copied:
+    """A draft, or the copy of a container, with what it was made of."""
+
+    draft: Any
+    original: Any
+
+
+class _Drafts:
+    """The drafts of one block: nodes that are open, and copies of the containers on the way to them."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, _Copied] = {}  # of drafts and copies, each kept alive by its entry
+        self._results: dict[int, Any] = {}
+        self._pairs: list[tuple[Any, Pair]] = []  # what each draft will hold, inner drafts first
+
+    def draft_of(self, value: Any) -> Any:
+        """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
+        if isinstance(value, LEAVES):
+            return value
+        if is_node(value):
+            draft = _new(class_of(value))
+            _store(draft, PAIR, _Open(class_of(value)))
+            pair = finished_pair(value)
+            for field in spec_of(value).fields:
+                old = field.value_in(pair)
+                draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
+        else:
+            changes = {key: new for key, old in _parts(value) if (new := self.draft_of(old)) is not old}
+            if not changes and class_of(value) is not list and not isinstance(value, dict):
+                return value
+            draft = with_changes(value, changes) if changes else copy.copy(cast("Any", value))
+        self._by_id[id(draft)] = _Copied(draft, value)
+        return draft
+
+    def finish(self) -> None:
+        """Make every draft a node: all of them, or none where something is wrong with one."""
+        for copied in reversed(self._by_id.values()):  # the root first
+            self._result(copied.draft)
+        for draft, pair in self._pairs:
+            _close(draft, pair)
+        for draft, _ in self._pairs:
+            if self._results[id(draft)] is draft:
+                check(draft)
+
+    def give_up(self) -> None:
+        """Make every draft what its original is."""
+        for copied in self._by_id.values():
+            if is_node(copied.draft):
+                _close(copied.draft, finished_pair(copied.original))
+
+    def _result(self, value: Any) -> Any:
+        """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
+        if isinstance(value, LEAVES):
+            return value
+        copied = self._by_id.get(id(value))
+        if copied is None:
+            return value if is_node(value) else self._container(value, value)
+        found = self._results.get(id(value))
+        if found is _BEING_FINISHED:
+            name = class_of(value).__qualname__
+            raise NodeInitError(
+                f"A draft of a {name} was put inside itself, so the {name} would contain itself without end."
+            )
+        if found is None:
+            self._results[id(value)] = _BEING_FINISHED
+            found = self._node(copied) if is_node(value) else self._container(value, copied.original)
+            self._results[id(value)] = found
+        return found
+
+    def _node(self, copied: _Copied) -> Any:
+        draft, original = copied.draft, copied.original
+        spec, pair = spec_of(draft), finished_pair(original)
+        waiting: dict[str, Any] = draft.__dict__
+        _refuse_wrong_names(spec, waiting)
+        children = tuple(self._result(waiting[field.name]) for field in spec.children)
+        values = tuple(waiting[field.name] for field in spec.statics)
+        statics = pair[1] if _all_same(values, pair[1].values) else spec.table.find(values)
+        unchanged = statics is pair[1] and _all_same(children, pair[0])
+        self._pairs.append((draft, pair if unchanged else (children, statics)))
+        return original if unchanged else draft
+
+    def _container(self, value: Any, original: Any) -> Any:
+        """A list, tuple, dict or the like, whose entries may be drafts; `original` if it has the same entries."""
+        entries = _parts(value)
+        results = {key: self._result(entry) for key, entry in entries}
+        old = dict(_parts(original))
+        if list(old) == list(results) and _all_same(results.values(), old.values()):
+            return original
+        changes = {key: results[key] for key, entry in entries if results[key] is not entry}
+        return with_changes(value, changes) if changes else value
+
+
+_BEING_FINISHED: Any = object()
+
+
+def _parts(value: Any) -> tuple[tuple[Key, Any], ...]:
+    """What is in a container, in its own order; nothing for what is a leaf to JAX."""
+    return (all_entries(value) if isinstance(value, dict) else entries_of(value)) or ()
+
+
+def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _close(draft: Any, pair: Pair) -> None:
+    draft.__dict__.clear()
+    _store(draft, PAIR, pair)
+
+
+def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
+    names, cls = list(spec.by_name), spec.cls
+    deleted = [name for name in names if name not in waiting]
+    if deleted:
+        raise TypeError(
+            f"{', '.join(deleted)} of a draft of a {cls.__qualname__} was deleted. A field always has a value: assign "
+            f"one, such as None."
+        )
+    unknown = [name for name in waiting if name not in {*names, PAIR} and not is_cached_property(cls, name)]
+    if unknown:
+        raise TypeError(
+            f"A draft of a {cls.__qualname__} was assigned to {', '.join(with_close_matches(unknown, names))}, which "
+            f"is no field. Its fields: {', '.join(names) or 'none'}."
+        )

@@ -1,0 +1,194 @@
+"""Trees of settings: one for each leaf of a tree, in a tree of the same treedef. Masks are such trees too."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, overload
+
+import jax
+import numpy as np
+
+from treewright._nodes.node import finished_pair, from_pair
+from treewright._nodes.spec import spec_of
+from treewright._trees.level import is_node
+from treewright._trees.paths import Path, path_text
+from treewright._trees.where import arguments_of, select
+from treewright._values.classes import class_of
+from treewright._values.text import text
+
+T = TypeVar("T")
+Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
+
+_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+@overload
+def spec_like(tree: T, default: Any = None, rules: Mapping[str, Any] | None = None) -> T: ...
+@overload
+def spec_like(tree: T, default: Any, rules: "Mapping[Where[T], Any]") -> T: ...
+@overload
+def spec_like(tree: T, default: Any = None, *, rules: "Mapping[Where[T], Any]") -> T: ...
+def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = None) -> Any:
+    """A tree of the same treedef with a setting in place of each leaf.
+
+    For whatever takes settings as a tree: `in_axes` and `out_axes` of `vmap`, shardings, optax's masks and labels. No
+    converter and no check runs on it.
+
+    Args:
+        tree: A node, or any other tree.
+        default: The setting of leaves for which there is no rule. It may be a prefix of `tree`: a tree that ends
+            earlier, whose settings hold for all that is below them.
+        rules: Settings by place, and by what `at` takes for one: a name for every field and dict entry of that name,
+            the text of a path, a function over the tree; all that is below the place gets the setting. Or by a
+            predicate of path and leaf. A later rule wins over an earlier one. Here a setting may be a tuple, list or
+            dict, which as the default would be a prefix.
+
+    Raises:
+        MissingPlaceError: If the place of a rule is not there.
+        ValueError: If the place of a rule is a static, or `default` is no prefix of `tree`.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        ...     bias: jax.Array
+        >>> layers = [Layer(jnp.ones((2, 3)), jnp.ones(3)), Layer(jnp.ones((3, 1)), jnp.ones(1))]
+        >>> spec_like(layers, True, {"bias": False})
+        [Layer(kernel=True, bias=False), Layer(kernel=True, bias=False)]
+        >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
+        [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
+    """
+    leaves: list[tuple[Path, Any]]
+    leaves, treedef = _jax_trees.tree_flatten_with_path(tree)
+    settings = _broadcast("default=", default, tree)
+    for where, setting in (rules or {}).items():
+        settings = [
+            setting if chosen else old for chosen, old in zip(_chosen(tree, leaves, where), settings, strict=True)
+        ]
+    return treedef.unflatten(settings)
+
+
+def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
+    """The settings of a prefix, one for each leaf of the whole tree."""
+    settings: list[Any] = []
+
+    def add(setting: Any, part: Any) -> None:
+        settings.extend([setting] * len(jax.tree.leaves(part)))
+
+    try:
+        jax.tree.map(add, prefix, tree, is_leaf=_is_none)
+    except ValueError as error:
+        raise ValueError(f"{argument} is no prefix of the tree. {error}") from error
+    return settings
+
+
+def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
+    """Which leaves a rule is for."""
+    if not isinstance(where, str) and arguments_of(where) == 2:
+        return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
+    places = {place.path: place.value for place in select(tree, where).places}
+    chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
+    if not any(chosen) and all(map(jax.tree.leaves, places.values())):
+        names = ", ".join(map(path_text, places))
+        raise ValueError(
+            f"{names} of a {class_of(tree).__qualname__} is static. It is no part of the tree, and takes no setting."
+        )
+    return chosen
+
+
+def _not_trained(leaf: object) -> bool:
+    del leaf
+    return False
+
+
+def trainable(tree: T) -> T:
+    """A mask of the same treedef: `False` for what is in a `buffer()` field, `True` for every other leaf.
+
+    For `optax.masked` and the like, which take the function itself as well as its result, and for `partition`.
+
+    Examples:
+        >>> class Norm(Module):
+        ...     scale: jax.Array
+        ...     mean: jax.Array = buffer()
+        >>> trainable({"norm": Norm(jnp.ones(2), jnp.zeros(2))})
+        {'norm': Norm(scale=True, mean=False)}
+    """
+
+    def mask(part: Any) -> Any:
+        if not is_node(part):
+            return True
+        children, statics = finished_pair(part)
+        masks = (
+            jax.tree.map(_not_trained, child) if field.kind == "buffer" else trainable(child)
+            for field, child in zip(spec_of(part).children, children, strict=True)
+        )
+        return from_pair(class_of(part), (tuple(masks), statics))
+
+    masked: T = jax.tree.map(mask, tree, is_leaf=is_node)
+    return masked
+
+
+def partition(tree: T, mask: Any) -> tuple[T, T]:
+    """Two trees of the same classes and statics: one with the leaves that are chosen, one with all the others.
+
+    Each has `None` in place of what the other has, and `None` is no leaf: `jax.grad` computes nothing for it, and an
+    optimiser keeps nothing. `combine` puts them together again.
+
+    Args:
+        tree: A node, or any other tree.
+        mask: Which leaves are chosen: a tree of bools like `tree` or a prefix of it, a function that makes one of
+            `tree`, such as `trainable`, a predicate of path and leaf, or a path's text as in `at`.
+
+    Raises:
+        TypeError: If the mask holds anything but bools.
+        ValueError: If the mask is no prefix of `tree`.
+
+    Examples:
+        >>> class Norm(Module):
+        ...     scale: jax.Array
+        ...     mean: jax.Array = buffer()
+        >>> weights, buffers = partition(Norm(jnp.ones(2), jnp.zeros(2)), trainable)
+        >>> weights, buffers
+        (Norm(scale=f32[2], mean=None), Norm(scale=None, mean=f32[2]))
+        >>> partition({"kernel": 1.0, "bias": 2.0}, lambda path, leaf: "kernel" in path)
+        ({'bias': None, 'kernel': 1.0}, {'bias': 2.0, 'kernel': None})
+    """
+    if isinstance(mask, str):
+        mask = spec_like(tree, False, {mask: True})  # noqa: FBT003  a setting
+    elif callable(mask) and not is_node(mask):
+        predicate: Any = mask
+        mask = spec_like(tree, False, {predicate: True}) if arguments_of(mask) == 2 else predicate(tree)  # noqa: FBT003
+    chosen = _broadcast("mask=", mask, tree)
+    wrong = [found for found in chosen if not isinstance(found, bool | np.bool_)]
+    if wrong:
+        raise TypeError(f"A mask holds True or False for each leaf, got {text(wrong[0])}.")
+    leaves, treedef = jax.tree.flatten(tree)
+    pairs = list(zip(leaves, chosen, strict=True))
+    first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
+    rest: T = treedef.unflatten(None if keep else leaf for leaf, keep in pairs)
+    return first, rest
+
+
+def combine(*trees: T) -> T:
+    """The tree that `partition` has split: each leaf from the one that has it.
+
+    Raises:
+        ValueError: If two have a leaf at one place; the message names it. Also if their classes or statics differ.
+
+    Examples:
+        >>> combine({"kernel": 1.0, "bias": None}, {"kernel": None, "bias": 2.0})
+        {'bias': 2.0, 'kernel': 1.0}
+    """
+
+    def one_of(path: Path, *leaves: Any) -> Any:
+        found = [leaf for leaf in leaves if leaf is not None]
+        if len(found) > 1:
+            raise ValueError(
+                f"{path_text(path) or 'The whole tree'} has a value in {len(found)} of the trees: "
+                f"{', '.join(map(text, found))}. combine() takes trees that partition() has split, each leaf in one."
+            )
+        return found[0] if found else None
+
+    combined: T = _jax_trees.tree_map_with_path(one_of, *trees, is_leaf=_is_none)
+    return combined

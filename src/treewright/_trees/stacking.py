@@ -1,0 +1,153 @@
+"""Many trees of one kind as one tree with a leading axis, and one random key for each leaf."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from treewright._trees.diff import differences
+from treewright._trees.paths import Path, path_text
+from treewright._values.classes import class_of
+from treewright._values.text import short_dtype, text
+
+T = TypeVar("T")
+
+_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
+
+_OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
+
+
+def stack(trees: Sequence[T]) -> T:
+    """One tree of the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
+
+    Leaves have to agree in shape and dtype. Python numbers become arrays. No converter and no check runs.
+
+    Raises:
+        ValueError: If there are no trees, or classes, statics, shapes or dtypes differ; the message names the place.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
+        Layer(kernel=f32[5,2,3])
+    """
+    trees = list(trees)
+    if not trees:
+        raise ValueError("stack() takes at least one tree: the result has to have a structure.")
+    first, treedef = _jax_trees.tree_flatten_with_path(trees[0])
+    columns: list[list[Any]] = [[leaf] for _, leaf in first]
+    for index, tree in enumerate(trees[1:], 1):
+        if jax.tree.structure(tree) != treedef:
+            found = next(one for one in differences(trees[0], tree, values=False) if one.kind in _OF_STRUCTURE)
+            raise ValueError(f"Tree {index} is not like tree 0: {found}.")
+        for (path, leaf), column, other in zip(first, columns, jax.tree.leaves(tree), strict=True):
+            if _type_of(path, leaf) != _type_of(path, other):
+                raise ValueError(
+                    f"{_name(tree, path)} is {_type_of(path, other)} in tree {index} and {_type_of(path, leaf)} in "
+                    f"tree 0. Only leaves of one shape and dtype can be stacked."
+                )
+            column.append(other)
+    stacked: T = treedef.unflatten(map(jnp.stack, columns))
+    return stacked
+
+
+def unstack(tree: T) -> list[T]:
+    """The trees that `stack` has stacked: one for each index of the first axis.
+
+    Raises:
+        ValueError: If the leaves have no first axis of one length; the message names two that differ.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        >>> unstack(Layer(jnp.ones((2, 3))))
+        [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
+    """
+    length = _length(tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
+    trees: list[T] = [treedef.unflatten(column[index] for column in columns) for index in range(length)]
+    return trees
+
+
+def node_at(tree: T, index: int | jax.Array) -> T:
+    """One of the trees that `stack` has stacked.
+
+    Args:
+        tree: The stacked tree.
+        index: Which one; from the end if negative. It may be traced, and is clamped to the length then, as JAX does.
+
+    Raises:
+        IndexError: If there is no tree at the index.
+        ValueError: If the leaves have no first axis of one length.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
+        [3, 4, 5]
+    """
+    length = _length(tree)
+    if not isinstance(index, Tracer) and not -length <= int(index) < length:
+        raise IndexError(
+            f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
+        )
+    leaves, treedef = jax.tree.flatten(tree)
+    found: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
+    return found
+
+
+def split_key_like(key: jax.Array, tree: T) -> T:
+    """A tree of the same treedef with a random key in place of each leaf, each independent of the others.
+
+    Args:
+        key: `key<fry>[]` from `jax.random.key`, or a legacy `u32[2]`.
+        tree: A node, or any other tree.
+
+    Examples:
+        >>> class Layer(Module):
+        ...     kernel: jax.Array
+        ...     bias: jax.Array
+        >>> layer = Layer(jnp.zeros((2, 3)), jnp.zeros(3))
+        >>> keys = split_key_like(jax.random.key(0), layer)
+        >>> jax.tree.map(lambda leaf, key: leaf + jax.random.normal(key, leaf.shape), layer, keys)
+        Layer(kernel=f32[2,3], bias=f32[3])
+    """
+    treedef = jax.tree.structure(tree)
+    keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
+    return keys
+
+
+def _type_of(path: Path, leaf: Any) -> str:
+    """`f32[2,3]`: what has to be the same in trees that are stacked."""
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+        raise ValueError(
+            f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is no array and has no axes. If it is the same in "
+            f"all trees, make it a static."
+        )
+    dtype: Any = jnp.result_type(leaf)
+    return f"{short_dtype(dtype)}[{','.join(map(str, jnp.shape(leaf)))}]"
+
+
+def _length(tree: Any) -> int:
+    leaves: list[tuple[Path, Any]]
+    leaves, _ = _jax_trees.tree_flatten_with_path(tree)
+    if not leaves:
+        raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so nobody can tell how many trees it holds.")
+    lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]
+    first_path, first = lengths[0]
+    for path, length in lengths:
+        if not length or length != first:
+            found = ", ".join(
+                f"{_name(tree, place)} is {_type_of(place, leaf)}"
+                for place, leaf in leaves
+                if place in {first_path, path}
+            )
+            raise ValueError(f"The leaves of a stacked tree have a first axis of one length, but {found}.")
+    return first[0]
+
+
+def _name(tree: object, path: Path) -> str:
+    return path_text(path, class_of(tree).__qualname__)

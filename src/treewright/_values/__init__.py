@@ -1,0 +1,1 @@
+"""What a Python value is, before any tree."""

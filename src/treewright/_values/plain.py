@@ -1,0 +1,178 @@
+"""Exact keys of plain values: numbers, texts, dates, dtypes, types, and containers that can't change.
+
+Each function takes a value and what gives the key of a part of it.
+"""
+
+import datetime as dt
+import decimal
+import enum
+import math
+import operator
+import types
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from treewright._values.classes import class_attribute, class_of
+
+Key = Callable[[Any], Hashable]
+
+BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})
+_MAPPING: Any = Mapping
+_DATE_PARTS = operator.attrgetter("year", "month", "day")
+_TIME_PARTS = operator.attrgetter("hour", "minute", "second", "microsecond", "fold")
+
+
+def _itself(value: Any, _: Key) -> Hashable:
+    return (class_of(value), value)
+
+
+def _real(value: float, _: Key) -> Hashable:
+    kind = class_of(value)
+    if value != value:  # noqa: PLR0124  all NaN of one type are one
+        return (kind, "nan", None)
+    return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
+
+
+def _complex(value: complex, key: Key) -> Hashable:
+    return (class_of(value), key(value.real), key(value.imag))
+
+
+def _numpy_scalar(value: Any, key: Key) -> Hashable:
+    kind: Any = class_of(value)
+    if issubclass(kind, np.complexfloating):
+        return (class_of(value), _numpy_scalar(value.real, key), _numpy_scalar(value.imag, key))
+    if value != value:  # noqa: PLR0124  NaN, or NaT
+        return (kind, value.dtype, "nan")
+    return (kind, value.dtype, value or str(value))  # str tells -0.0 from 0.0
+
+
+def _dtype(value: Any, key: Key) -> Hashable:
+    """With what `==` of dtypes leaves out: the metadata."""
+    kind = class_of(value)
+    if value.metadata is None and value.fields is None and value.subdtype is None:
+        return (kind, value)
+    parts: list[Hashable] = []
+    if value.metadata:
+        parts.append(tuple((name, key(item)) for name, item in value.metadata.items()))
+    fields: Any = value.fields or {}
+    parts.extend((name, _dtype(field[0], key)) for name, field in fields.items())
+    if value.subdtype is not None:
+        parts.append(_dtype(value.subdtype[0], key))
+    return (kind, value, *parts)
+
+
+def _elements(value: tuple[Any, ...], key: Key) -> Hashable:
+    return (class_of(value), *map(key, value))
+
+
+def _members(value: frozenset[Any], key: Key) -> Hashable:
+    return (class_of(value), frozenset(map(key, value)))
+
+
+def _bounds(value: Any, key: Key) -> Hashable:
+    return (class_of(value), key(value.start), key(value.stop), key(value.step))
+
+
+def _decimal(value: decimal.Decimal, _: Key) -> Hashable:
+    return (decimal.Decimal, str(value))
+
+
+def _time(value: dt.time, key: Key) -> Hashable:
+    return (class_of(value), _TIME_PARTS(value), key(value.tzinfo))
+
+
+def _moment(value: dt.datetime, key: Key) -> Hashable:
+    """`==` of two aware datetimes asks whether they are one moment, whatever the clocks show."""
+    return (class_of(value), _DATE_PARTS(value), _TIME_PARTS(value), key(value.tzinfo))
+
+
+def _zone(value: dt.timezone, key: Key) -> Hashable:
+    return (dt.timezone, key(value.utcoffset(None)), value.tzname(None))
+
+
+def _alias(value: Any, key: Key) -> Hashable:
+    """`int | float`, `tuple[int, str]`, `Literal[1]`: in order, and with the types of what they were given."""
+    parts = (getattr(value, name, ()) for name in ("__args__", "__metadata__"))
+    name, unpacked = getattr(value, "_name", None), getattr(value, "__unpacked__", False)
+    origin = getattr(value, "__origin__", None)
+    return (
+        class_of(value),
+        name,
+        unpacked,
+        None if origin is None else key(origin),
+        *(_elements(part, key) for part in parts),
+    )
+
+
+def mapping(value: Mapping[Any, Any], key: Key) -> Hashable:
+    """A mapping that can't change, by its items in order, which a program can read."""
+    return (class_of(value), *((key(name), key(value[name])) for name in value))
+
+
+def is_frozen_mapping(kind: type[Any]) -> bool:
+    """Whether a class is a mapping that can be hashed, as `frozendict` and the like."""
+    hashed = class_attribute(kind, "__hash__") not in {None, object.__hash__}
+    return hashed and issubclass(kind, _MAPPING) and not issubclass(kind, MutableMapping)
+
+
+def is_alias(kind: type[Any]) -> bool:
+    """Whether values of this class are parametrised types, such as `tuple[int]` and `Literal[1]`."""
+    return kind in {types.GenericAlias, types.UnionType} or (kind.__module__ == "typing" and kind.__name__ in _ALIASES)
+
+
+_ALIASES = frozenset(
+    {"_GenericAlias", "_UnionGenericAlias", "_LiteralGenericAlias", "_AnnotatedAlias", "_CallableGenericAlias", "Union"}
+    | {"_ConcatenateGenericAlias", "_UnpackGenericAlias"}
+)
+
+KINDS: types.MappingProxyType[type[Any], Callable[[Any, Key], Hashable]] = types.MappingProxyType(
+    {
+        float: _real,
+        complex: _complex,
+        tuple: _elements,
+        frozenset: _members,
+        range: _bounds,
+        slice: _bounds,
+        decimal.Decimal: _decimal,
+        dt.date: _itself,
+        dt.timedelta: _itself,
+        dt.time: _time,
+        dt.datetime: _moment,
+        dt.timezone: _zone,
+        **dict.fromkeys((type(np.dtype(code)) for code in np.typecodes["All"]), _dtype),
+    }
+)
+
+# Base class, the method that a subclass must share with it to be read like it, and how it is read.
+SUBCLASSES: tuple[tuple[type[Any], str | None, Callable[[Any, Key], Hashable]], ...] = (
+    (np.generic, None, _numpy_scalar),
+    (np.dtype, None, _dtype),
+    (tuple, "__eq__", _elements),
+    (frozenset, "__eq__", _members),
+    (float, "__eq__", _real),
+    (complex, "__eq__", _complex),
+    (str, "__eq__", _itself),
+    (int, "__eq__", _itself),
+    (bytes, "__eq__", _itself),
+    (dt.datetime, "__eq__", _moment),
+    (dt.time, "__eq__", _time),
+)
+
+
+def reader_of(kind: type[Any]) -> Callable[[Any, Key], Hashable] | None:
+    """How a value of this subclass of a plain class, or a parametrised type, is read; None for anything else."""
+    for base, inherited, read in SUBCLASSES:
+        if issubclass(kind, base) and (inherited is None or getattr(kind, inherited) is getattr(base, inherited)):
+            return read
+    return _alias if is_alias(kind) else None
+
+
+def is_own_enum(kind: type[Any]) -> bool:
+    """Whether a class is an enum whose members compare by an `__eq__` of the user's."""
+    return issubclass(kind, enum.Enum) and any(
+        isinstance(class_attribute(kind, name), types.FunctionType)
+        and class_attribute(kind, name).__module__ != enum.__name__
+        for name in ("__eq__", "__hash__")
+    )

@@ -1,0 +1,175 @@
+"""`save` and `load` of one file, and the way through flat names for files of other programs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, overload
+
+from treewright.checkpoint.file import SafetensorsFile, write
+from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.restore import Migrate, OnStatic, Options, fitted, rebuilt, restored, template
+from treewright.checkpoint.tree import ReadingCodec, survey
+
+T = TypeVar("T")
+StrPath = str | os.PathLike[str]
+
+
+def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
+    """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
+
+    The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
+    that was there before is replaced in that step.
+
+    Args:
+        path: Where to. Its folder must exist.
+        tree: Any pytree of arrays, typed keys and numbers. Arrays that lie on several devices are gathered.
+        progress: Whether to show a bar; None shows one for large trees on a terminal.
+
+    Raises:
+        CheckpointError: If something in the tree can't be saved, all of it by path, or the file can't be written.
+        ImportError: If safetensors or xxhash is not installed.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import load, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0), "name": Static("first")})
+        >>> load(path)
+        {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
+    """
+    write(Path(path), tree, progress=progress)
+
+
+@overload
+def load(
+    path: StrPath,
+    *,
+    like: T,
+    on_static: OnStatic = ...,
+    allow_cast: bool = ...,
+    strict: bool = ...,
+    renamed: Mapping[str, str] | None = ...,
+    migrate: Migrate | None = ...,
+    progress: bool | None = ...,
+) -> T: ...
+@overload
+def load(path: StrPath, *, modules: Sequence[str | ModuleType] = ..., progress: bool | None = ...) -> Any: ...
+def load(
+    path: StrPath,
+    *,
+    like: Any = ...,  # None is a tree
+    modules: Sequence[str | ModuleType] = (),
+    on_static: OnStatic = "error",
+    allow_cast: bool = False,
+    strict: bool = True,
+    renamed: Mapping[str, str] | None = None,
+    migrate: Migrate | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """The tree in a file that `save` wrote, every leaf verified by its digest.
+
+    With `like`, the result has exactly its treedef, and its arrays the placement of those of `like`. Classes, statics,
+    shapes and dtypes are compared before an array is read. Without, the tree is made from what the file says, of
+    classes that are found in `modules` and nowhere else; no `__init__` and no converter runs either way.
+
+    Args:
+        path: The file.
+        like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
+        modules: Where classes and functions may come from, as modules or their names. They are imported. Only their
+            own classes and functions are found, and Treewright's.
+        on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
+            static that has no exact form, such as a closure, is compared by a description, and only warned of.
+        allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
+        strict: Whether leaves that only one side has, and other classes, are errors. If not, leaves that were not
+            saved keep the value that they have in `like`.
+        renamed: New names by old ones. A name is one step, or several with dots, and is found at any depth: `{"out":
+            "head"}` renames `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
+        migrate: A function from all saved leaves, by flat name, to those that `like` is to have.
+        progress: Whether to show a bar; None shows one for large files on a terminal.
+
+    Raises:
+        CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
+            was saved and what the tree has; `differences` has them as data.
+        CheckpointDamagedError: If the file is not what was saved.
+        CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import load, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
+        {'w': Array([0., 1., 2.], dtype=float32)}
+        >>> load(path, like={"w": jnp.zeros(4)})
+        Traceback (most recent call last):
+            ...
+        treewright.errors.CheckpointMismatchError: The checkpoint does not fit the tree, a difference:
+          ['w']: shape (3,) saved, (4,) in the tree
+        What to do:
+          Another shape: change the array in migrate=.
+    """
+    options = Options(on_static, allow_cast, strict, renamed, migrate)
+    with SafetensorsFile(Path(path)) as file:
+        read = file.reader(progress=progress)
+        if like is not ...:
+            return restored(file.manifest, read, like, options)
+        return rebuilt(file.manifest, read, ReadingCodec(["treewright", *modules]))
+
+
+def read_manifest(path: StrPath) -> Manifest:
+    """What a file that `save` wrote holds: nodes with classes and statics, leaves with shapes and dtypes.
+
+    No array is read, nothing is imported.
+
+    Raises:
+        CheckpointDamagedError: If header or manifest is damaged.
+        CheckpointError: If there is no manifest, or a newer Treewright wrote it.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
+        {'w': (3,)}
+    """
+    with SafetensorsFile(Path(path)) as file:
+        return file.manifest
+
+
+def to_names(tree: object) -> dict[str, Any]:
+    """The leaves of a tree by the flat names under which checkpoints keep them.
+
+    Raises:
+        CheckpointError: If two leaves would have one name, or one can't be saved.
+
+    Examples:
+        >>> from treewright.checkpoint import to_names
+        >>> to_names({"layers": [{"bias": 1.0}, {"bias": 2.0}]})
+        {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
+    """
+    found = survey(tree)
+    found.refuse()
+    return {place.name: place.value for place in found.leaves}
+
+
+def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
+    """A tree like `like` with these leaves, by flat name: the way from files of other programs.
+
+    Args:
+        values: Arrays and numbers by name, as `to_names` gives them. They are copied.
+        like: A live or abstract tree, whose structure, statics and shardings the result has.
+        allow_cast: Whether a value may have another dtype than the leaf, and is cast to it.
+        strict: Whether names that only one side has are errors.
+
+    Raises:
+        CheckpointMismatchError: If names, shapes or dtypes differ.
+
+    Examples:
+        >>> from treewright.checkpoint import from_names
+        >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
+        {'w': Array([1., 1.], dtype=float32)}
+    """
+    tree: T = fitted(values, template(like), Options(allow_cast=allow_cast, strict=strict))
+    return tree

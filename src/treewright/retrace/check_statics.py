@@ -1,0 +1,390 @@
+"""`check_statics`: what in the statics of a tree will make `jit` trace again, or answer wrongly, before it does."""
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import sys
+import time
+import types
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from treewright._trees.level import Leaf, Level, opened
+from treewright._trees.paths import Path, path_text
+from treewright._trees.why import captured_by, parts_of, place_of_code, same_to_jit
+from treewright._values import reach
+from treewright._values.classes import class_of, import_path
+from treewright._values.exact import exact_key, why_itself_only
+from treewright._values.text import MUTABLE, NoExactKeyError, listed, short_text
+
+HazardKind = Literal[
+    "array",
+    "captured array",
+    "collision",
+    "comparison",
+    "function",
+    "global",
+    "identity",
+    "mutable",
+    "nan",
+    "slow",
+    "unhashable",
+]
+
+_SLOW = 1e-3  # seconds of one hash()
+_DEPTH = 6  # levels of a value that are looked into
+_OBJECT: Any = object
+_SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
+_FINE = (*_SINGLE, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType)
+_PLAIN = (*_SINGLE, bool, int, float, complex, str, bytes)
+_FOLLOWED = 20  # functions that are looked into for what they read
+_CONTAINERS = (tuple, frozenset, list, dict, set)
+_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hazard:
+    """One static value that can hurt. `str` gives it in one line.
+
+    Args:
+        path: Where it is in the tree, as JAX's keys.
+        value: The value.
+        kind: What is wrong with it.
+        text: What follows from it, and what to do.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     scale: object = static()
+        >>> [hazard] = check_statics({"head": Layer(object())})
+        >>> hazard.path, hazard.kind
+        ((DictKey(key='head'), GetAttrKey(name='scale')), 'identity')
+    """
+
+    path: Path
+    value: Any
+    kind: HazardKind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{path_text(self.path) or 'the whole tree'}: {short_text(self.value)}: {self.text}"
+
+
+def check_statics(tree: Any) -> list[Hazard]:
+    """The hazards in the static fields of a tree, in the order of the tree. Nothing is unflattened.
+
+    Found in any class: functions made in place, functions that read globals or hold what can change, objects that
+    compare by identity, values that are hashable and can change, functions that capture arrays, an `__eq__` that
+    raises, values whose hash takes over a millisecond. A global that never changes is annotated `Final`. In
+    classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
+    hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
+    Leaves that can be no arrays are looked at like statics, since `equinox.filter_jit` compares them too.
+
+    Args:
+        tree: Any tree.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: float
+        ...     scale: object = static()
+        >>> print(*check_statics([Layer(1.0, max), Layer(1.0, object())]))
+        [1].scale: <object object>: object has no __eq__, so one made anew traces again; give it one, or make it once
+    """
+    return list(_Walk().tree(tree, ()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Comparison:
+    """How the field that holds a value compares it: by `==` in foreign classes, else exactly; functions by content?"""
+
+    foreign: bool
+    content: bool = False
+
+    def why_itself_only(self, value: Any, *, content: bool = False) -> str | None:
+        """Why one of our fields takes another value like this one for another static; None if it does not."""
+        try:
+            return why_itself_only(value, content=self.content or content)
+        except NoExactKeyError as problem:
+            return f"it holds {problem.found}"
+
+
+class _Walk:
+    """One walk through a tree. `seen` holds the first value of each type in each field of a foreign class."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[type[Any], str], list[Any]] = {}
+
+    def tree(self, tree: Any, path: Path) -> Iterator[Hazard]:
+        waiting: list[tuple[Path, Any]] = [(path, tree)]
+        while waiting:
+            place, one = waiting.pop()
+            level = opened(one)
+            if isinstance(level, Leaf):
+                yield from self.leaf(place, level)
+                continue
+            content = level.content or (False,) * len(level.statics)
+            for (key, value), by_content in zip(level.statics, content, strict=True):
+                yield from self.static(level, (*place, key), value, content=by_content)
+            waiting.extend(((*place, key), child) for key, child in reversed(level.children))
+
+    def leaf(self, path: Path, leaf: Leaf) -> Iterator[Hazard]:
+        if leaf.aval is None:
+            yield from _hazards(path, leaf.value, _Comparison(foreign=True))
+
+    def static(self, level: Level, path: Path, value: Any, *, content: bool) -> Iterator[Hazard]:
+        foreign = level.content is None
+        if foreign:
+            yield from self.collisions(level.kind, path, value)
+        yield from _slow(path, value, foreign=foreign)
+        yield from _hazards(path, value, _Comparison(foreign, content))
+
+    def collisions(self, kind: type[Any], path: Path, value: Any) -> Iterator[Hazard]:
+        earlier = self.seen.setdefault((kind, str(path[-1])), [])
+        for other in earlier:
+            if same_to_jit(other, value) and not _exactly(other, value):
+                text = (
+                    f"jit takes it for the same as {short_text(other)} in this field of another node, and gives one "
+                    f"the program of the other; use one type"
+                )
+                yield Hazard(path, value, "collision", text)
+                return
+        earlier.append(value)
+
+
+def _exactly(left: Any, right: Any) -> bool:
+    try:
+        return bool(exact_key(left) == exact_key(right))
+    except NoExactKeyError:
+        return True
+
+
+def _slow(path: Path, value: Any, *, foreign: bool) -> Iterator[Hazard]:
+    try:
+        seconds = min(_seconds_of_hash(value) for _ in range(3))
+    except Exception:  # noqa: BLE001  a __hash__ of anybody's; that it raises is another hazard
+        return
+    if seconds > _SLOW:
+        why = "and jit compares it in each call" if foreign else "each time a node is made with it"
+        text = f"its hash takes {seconds * 1e3:.2g} ms, {why}; make it smaller, or a child"
+        yield Hazard(path, value, "slow", text)
+
+
+def _seconds_of_hash(value: Any) -> float:
+    began = time.perf_counter()
+    hash(value)
+    return time.perf_counter() - began
+
+
+def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH) -> Iterator[Hazard]:
+    """Those of a value, and of what it consists of."""
+    refused = _what_our_own_refuse(path, value) if compared.foreign else None
+    if refused is not None:
+        yield refused
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _of_function(path, value, compared)
+    elif isinstance(value, _FINE) or import_path(value) is not None:
+        return
+    elif isinstance(value, types.MethodType) or hasattr(value, "__wrapped__"):
+        yield from _of_wrapper(path, value, compared)
+    elif not isinstance(value, _CONTAINERS):
+        yield from _of_object(path, value, compared)
+    inside = [
+        hazard
+        for key, part in (_inside(value).items() if depth else ())
+        for hazard in _hazards((*path, key), part, compared, depth - 1)
+    ]
+    yield from inside
+    told = any(hazard.kind in {"function", "identity"} for hazard in inside)
+    if isinstance(value, functools.partial) and not told and not compared.foreign:
+        yield from _of_partial(path, value, compared)
+
+
+def _inside(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, functools.partial):
+        return parts_of(value)
+    arguments = {_keys.SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {_keys.GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
+
+
+def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:
+    if isinstance(value, jax.Array | np.ndarray):
+        text = "jit compares statics with ==, which gives an array and no answer; make it a child"
+        return Hazard(path, value, "array", text)
+    if isinstance(value, (float, np.floating)) and value != value:  # noqa: PLR0124  NaN
+        return Hazard(path, value, "nan", "NaN equals no other NaN, so one made anew traces again; use None")
+    if not _is_hashable(value):
+        text = "jit keeps it and does not copy it, so a change in place gives stale results; use a tuple, or freeze it"
+        return Hazard(path, value, "unhashable", text)
+    return None
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except Exception:  # noqa: BLE001  a __hash__ of anybody's
+        return class_of(value) in {tuple, frozenset}  # whose parts tell
+    return True
+
+
+def _of_function(path: Path, function: types.FunctionType, compared: _Comparison) -> Iterator[Hazard]:
+    captured = captured_by(function)
+    array = next((name for name, part in captured.items() if _holds_array(part)), None)
+    if array is not None:
+        text = (
+            f"it captures the array {array}, which becomes a constant of the program and gets no gradient; pass it as "
+            f"an argument, or make it a child"
+        )
+        yield Hazard(path, function, "captured array", text)
+    yield from _of_reads(path, function)
+    reason = None if compared.foreign else compared.why_itself_only(function)
+    if _is_of_module(function) or not (compared.foreign or reason):
+        return
+    what = reason or (f"it captures {listed(captured)}" if captured else "it is made in place")
+    helps = not compared.foreign and compared.why_itself_only(function, content=True) is None
+    remedy = ', or declare the field static(compare="content")' if helps else ""
+    where = place_of_code(function.__code__)
+    yield Hazard(path, function, "function", f"{what} ({where}), so one made anew traces again; define it once{remedy}")
+
+
+# What a function reads, and holds, that can change
+
+
+def _of_reads(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
+    where = place_of_code(function.__code__)
+    for reader, name in _globals_read(function, [function]):
+        who = "it" if reader is function else f"it calls {reader.__name__}, which"
+        text = (
+            f"{who} reads the global {name} ({where}), which jit does not compare: after a change of it, what has been "
+            f"compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
+        )
+        yield Hazard(path, function, "global", text)
+    if reach.library_made(function):
+        return
+    for name, value in reach.held_by(function).items():
+        if issubclass(class_of(value), MUTABLE) or _is_changeable_object(value):
+            kind = class_of(value).__name__
+            text = (
+                f"it holds {name} ({where}), and a {kind} can change after jit has compiled for it: the result is then "
+                f"stale; freeze it"
+            )
+            yield Hazard(path, function, "mutable", text)
+
+
+def _globals_read(
+    function: types.FunctionType, seen: list[types.FunctionType]
+) -> Iterator[tuple[types.FunctionType, str]]:
+    """The globals with data in them that a function reads, and those that the functions that it calls read."""
+    read = reach.read_by(function)
+    for name, value in read.items():
+        if _is_data(value) and not _is_final(function, name):
+            yield function, name
+    for value in (*read.values(), *reach.held_by(function).values()):
+        called = reach.innermost(value)
+        if isinstance(called, types.FunctionType) and len(seen) < _FOLLOWED and called not in seen:
+            seen.append(called)
+            yield from _globals_read(called, seen)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a global is a value that a program computes with: plain, a container, an array, or of a user's class."""
+    if isinstance(value, (*_PLAIN, *_CONTAINERS, jax.Array, np.ndarray, np.generic)):
+        return True
+    if callable(reach.innermost(value)) and import_path(reach.innermost(value)) is not None:
+        return False
+    module = class_of(value).__module__.partition(".")[0]
+    foreign = module in sys.stdlib_module_names or reach.is_library(module)
+    return not isinstance(value, type | types.ModuleType) and not foreign
+
+
+def _is_final(function: types.FunctionType, name: str) -> bool:
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part, None)
+    annotation = None
+    with contextlib.suppress(Exception):  # of an annotation that can't be read, PEP 649
+        annotation = getattr(module, "__annotations__", {}).get(name.rpartition(".")[2])
+    return "Final" in str(annotation)
+
+
+def _is_changeable_object(value: Any) -> bool:
+    kind = class_of(value)
+    if reach.library_class(kind) or isinstance(value, (type, types.FunctionType, enum.Enum)):
+        return False
+    return _can_change(value, by_content=False)
+
+
+def _is_of_module(function: types.FunctionType) -> bool:
+    """Whether it is made once, with its module, which knows it by some name; a cell of a notebook can run again."""
+    if import_path(function) is not None:
+        return True
+    module = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
+    return any(function is one for one in getattr(module, "__dict__", {}).values())
+
+
+def _of_partial(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    reason = compared.why_itself_only(value)
+    if reason is not None:
+        text = f"{reason}, so a partial made anew traces again; make it once"
+        yield Hazard(path, value, "function", text)
+
+
+def _of_wrapper(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    function = reach.innermost(value)
+    if isinstance(function, types.FunctionType):
+        yield from _of_reads(path, function)
+    if not compared.foreign and compared.why_itself_only(value) is None:
+        return
+    if isinstance(value, types.MethodType):
+        owner = class_of(value.__self__).__qualname__
+        text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
+        yield Hazard(path, value, "identity", text)
+        return
+    yield Hazard(path, value, "function", "it is wrapped in place, so one made anew traces again; wrap it once")
+
+
+def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
+    kind = class_of(value)
+    name = kind.__qualname__
+    if not _can_be_compared(value):
+        text = f"{name}.__eq__ raises for another type, and jit then fails for any function that sees both"
+        yield Hazard(path, value, "comparison", text)
+    elif kind.__eq__ is _OBJECT.__eq__ and (compared.foreign or not isinstance(value, functools.partial)):
+        text = f"{name} has no __eq__, so one made anew traces again; give it one, or make it once"
+        yield Hazard(path, value, "identity", text)
+    elif _can_change(value):
+        text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
+        yield Hazard(path, value, "mutable", text)
+
+
+def _can_be_compared(value: Any) -> bool:
+    try:
+        bool(value == _OBJECT())
+    except Exception:  # noqa: BLE001  an __eq__ of anybody's
+        return False
+    return True
+
+
+def _can_change(value: Any, *, by_content: bool = True) -> bool:
+    """Whether a value, only one that compares by its content if asked, lets its public attributes be assigned."""
+    kind = class_of(value)
+    if by_content and kind.__eq__ is _OBJECT.__eq__:
+        return False
+    if dataclasses.is_dataclass(kind):
+        return not getattr(kind, "__dataclass_params__").frozen and not hasattr(kind, "__node_spec__")  # noqa: B009
+    attributes = getattr(value, "__dict__", {})
+    return kind.__setattr__ is _OBJECT.__setattr__ and any(not name.startswith("_") for name in attributes)
+
+
+def _holds_array(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, jax.Array | np.ndarray):
+        return True
+    if not depth:
+        return False
+    inside = captured_by(value) if isinstance(value, types.FunctionType) else _inside(value)
+    return any(_holds_array(part, depth - 1) for part in inside.values())

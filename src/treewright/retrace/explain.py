@@ -1,0 +1,117 @@
+"""`explain_retraces` and `max_traces`: for the time of a block, reports of all retraces, or none allowed."""
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from treewright.errors import TooManyTracesError
+from treewright.retrace.history import definition_of, name_of
+from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many
+from treewright.retrace.traced import traced
+from treewright.retrace.watch import Watch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class explain_retraces:  # noqa: N801  it is used like a function
+    """In a `with` block, a report of every retrace and recompile of every jitted function in the process.
+
+    No function needs a decorator, and `equinox.filter_jit` and `flax.nnx.jit` are seen too. Only outermost jitted
+    functions are reported, and those with `traced` wherever they are. A function's first trace within the block is
+    not reported. JAX's own functions are left out.
+
+    What a report says of arguments is read from local variables of JAX. If a version of JAX has renamed them, traces
+    are counted by the name of the function, and the report says so.
+
+    Args:
+        report: Takes each `RetraceReport`. By default they go to the logger `treewright.retrace` and to standard
+            error, but only once where the logging writes to standard error too.
+
+    Examples:
+        >>> reports = []
+        >>> step = jax.jit(lambda x, scale=1.0: x * scale)
+        >>> with explain_retraces(report=reports.append):
+        ...     step(jnp.ones(3)), step(jnp.ones(4))
+        (Array([1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
+        >>> print(*reports[0].differences)
+        x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
+    """
+
+    def __init__(self, *, report: Callable[[RetraceReport], object] | None = None) -> None:
+        self._report = report or to_log_and_stderr
+        self._watch = Watch(ended=self._trace_ended, recompiled=self._report)
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.__exit__()
+
+    def _trace_ended(self, report: RetraceReport) -> None:
+        if report.is_retrace:
+            self._report(report)
+
+
+class max_traces:  # noqa: N801  it is used like a function
+    """No function may be traced more often than this: one trace more raises before it is compiled.
+
+    In a `with` block, this counts the traces of each jitted function within the block. Counted are all functions that
+    one `def` or `lambda` makes together, so a function that is made anew in a loop is found too. What was compiled
+    before the block needs no trace in it.
+
+    As a decorator, directly under `jit`, it is `traced` with that limit: for one function, as long as it lives.
+
+    Args:
+        limit: How many traces of each function are allowed.
+        only: The one function that counts, or its name; all of them by default.
+
+    Raises:
+        TooManyTracesError: From the call that needed one trace more; the message is the report.
+        TypeError: If the function to decorate is jitted already.
+
+    Examples:
+        >>> step = jax.jit(lambda x: 2 * x)
+        >>> with max_traces(1):
+        ...     for batch in jnp.ones((5, 3)):
+        ...         _ = step(batch)
+
+        >>> @jax.jit
+        ... @max_traces(1)
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(jnp.ones(2))
+        Array([2., 2.], dtype=float32)
+    """
+
+    def __init__(self, limit: int, *, only: Callable[..., Any] | str | None = None) -> None:
+        self._limit = limit
+        self._only = only
+        self._counts: collections.Counter[Any] = collections.Counter()
+        self._lock = threading.Lock()
+        self._watch = Watch(begins=self._trace_begins)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, which may not be traced more often."""
+        return traced(max_traces=self._limit)(function)
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.__exit__()
+
+    def _trace_begins(self, definition: Any, report: RetraceReport) -> None:
+        if not self._concerns(definition, report):
+            return
+        with self._lock:
+            self._counts[definition] += 1
+            count = self._counts[definition]
+        if count > self._limit:
+            raise TooManyTracesError(too_many(self._limit, report))
+
+    def _concerns(self, definition: Any, report: RetraceReport) -> bool:
+        if self._only is None or isinstance(self._only, str):
+            return self._only is None or report.function == self._only
+        return definition in {definition_of(self._only), name_of(self._only)}
