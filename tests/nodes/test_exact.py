@@ -487,6 +487,14 @@ def described(value: Any) -> str:
     return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(described, parts))})"
 
 
+@pytest.mark.parametrize("function", [operator.sub, functools.reduce, len, jnp.add], ids=str)
+def test_a_partial_of_a_librarys_function_is_one_with_another_written_in_c_or_not(function: Any) -> None:
+    first, second = (functools.partial(function, 3) for _ in range(2))
+
+    assert exact_key(first) == exact_key(second)
+    assert exact_key(first) != exact_key(functools.partial(function, 4))
+
+
 @given(VALUES)
 def test_a_key_equals_itself_and_that_of_a_copy(value: Any) -> None:
     key = exact_key(value)

@@ -6,6 +6,7 @@ Each function takes a value and what gives the key of a part of it.
 import datetime as dt
 import decimal
 import enum
+import functools
 import math
 import operator
 import types
@@ -18,7 +19,8 @@ from treewright._values.classes import class_attribute, class_of
 
 Key = Callable[[Any], Hashable]
 
-BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})
+_SINGLETONS = (type(None), type(...), type(getattr(functools, "Placeholder", None)))  # a partial's, from 3.14 on
+BY_VALUE = frozenset({str, int, bool, bytes, *_SINGLETONS})
 _MAPPING: Any = Mapping
 _DATE_PARTS = operator.attrgetter("year", "month", "day")
 _TIME_PARTS = operator.attrgetter("hour", "minute", "second", "microsecond", "fold")

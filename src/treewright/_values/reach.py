@@ -111,7 +111,7 @@ def is_library(module: object) -> bool:
     found = sys.modules.get(package)
     if package in LIBRARIES:  # and no file of the user's that has the same name
         return package in _SINGLE_FILES or hasattr(found, "__path__")
-    if package in STANDARD:
+    if package.removeprefix("_") in STANDARD:  # _operator is the part of operator that is written in C
         origin = str(getattr(getattr(found, "__spec__", None), "origin", None))
         return origin in _BUILT_IN_MODULES or (origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin)
     return found is not None and vars(found).get(OWN_MARK) is True
