@@ -51,6 +51,15 @@ def test_modules_may_be_named(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "x", modules=[*MODELS, "jax.nn"]), net())
 
 
+def test_names_that_a_module_loads_on_first_use_are_found(tmp_path: Path) -> None:
+    lazy: Any = types.ModuleType("tests.checkpoint.lazy")
+    lazy.__all__ = ["Net", "Dense", "absent"]
+    lazy.__getattr__ = lambda name: getattr(models, name)
+    save(tmp_path / "x", net())
+
+    assert_same(load(tmp_path / "x", modules=[lazy, jax.nn]), net())
+
+
 def test_a_class_outside_the_modules_is_refused_with_what_to_do(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": net(), "b": Settings(Color.RED), "c": jnp.ones(2)})
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -18,12 +16,13 @@ import pytest
 
 from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, scaled, train_state
 from treewright import Module, Static, static
-from treewright.checkpoint import Branch, CheckpointManager, Leaf, Manifest, load, read_manifest, save
+from treewright.checkpoint import Branch, Leaf, Manifest, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.manifest import VERSION, from_json, from_text
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-DATA = Path(__file__).parent / "data"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def manifest_of(tree: Any, folder: Path) -> Manifest:
@@ -184,21 +183,7 @@ def test_writing_and_reading_gives_the_same_manifest(tmp_path: Path) -> None:
     assert from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
 
 
-# Released versions
-
-
-@pytest.mark.parametrize("version", range(1, VERSION + 1))
-def test_files_of_every_released_version_load(version: int, tmp_path: Path) -> None:
-    folder = DATA / f"version-{version}"
-    expected = train_state()
-
-    one = load(folder / "state.safetensors", like=expected)
-    shutil.copytree(folder / "steps", tmp_path / "steps")
-    other = CheckpointManager(tmp_path / "steps").restore(like=expected)
-
-    for found in (one, other):
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
+# Versions
 
 
 def test_a_newer_version_says_so(tmp_path: Path) -> None:
@@ -308,7 +293,7 @@ def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path)
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         (f"1{'0' * 5000}", "is not JSON"),
-        ('{"manifest":' * 10_000 + "1" + "}" * 10_000, "damaged|no JSON"),
+        ('{"manifest":' * 10_000 + "1" + "}" * 10_000, "damaged|not JSON"),
         ("null", "there should be an object, and there is 'None'"),
         ("{}", "'manifest' is not of the type dict"),
         ('{"manifest": {}}', "'format' is not of the type str"),

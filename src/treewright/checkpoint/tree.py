@@ -150,11 +150,14 @@ class ReadingCodec(StaticCodec):
 
 
 def _named_in(modules: Iterable[types.ModuleType]) -> Iterator[tuple[str, Any]]:
-    """The classes and functions of these modules by name, those of their own package alone."""
+    """The classes and functions of these modules by name, those of their own package alone.
+
+    Names in `__all__` count even if nobody has used them yet: a module may load them on first use, as Treewright does.
+    """
     for module in modules:
         package = module.__name__.partition(".")[0]
-        for value in vars(module).values():
-            yield from _named(value, package)
+        for name in dict.fromkeys([*vars(module), *getattr(module, "__all__", ())]):
+            yield from _named(getattr(module, name, None), package)
 
 
 def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
