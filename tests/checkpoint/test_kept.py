@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,12 +29,11 @@ KEPT = Path(__file__).parent / "kept"
 
 def plain(tree: Any) -> Any:
     """The tree with the data of its keys in their place."""
-    return jax.tree.map(
-        lambda x: (
-            jax.random.key_data(x) if hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        ),
-        tree,
-    )
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, tree)
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @pytest.mark.parametrize("version", range(1, VERSION + 1))

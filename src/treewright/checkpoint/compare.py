@@ -18,7 +18,7 @@ from treewright.errors import CheckpointError, CheckpointMismatchError, StaticSe
 
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 Likeness = Literal["same", "described", "different"]
-_LIKENESSES: tuple[Likeness, ...] = ("same", "described", "different")
+_LIKENESSES: tuple[Likeness, ...] = ("same", "described", "different")  # from best to worst
 _LENGTH = 200  # of a static in a message
 
 _ABSENT: Any = object()  # in place of a static that only the other side has
@@ -68,7 +68,7 @@ class Mismatch:
 
 
 def _excerpts(*texts: str) -> list[str]:
-    """Texts that may be long, from shortly before the place where they begin to differ."""
+    """Texts that may be long, from a little before the place where they begin to differ."""
     if max(map(len, texts)) <= _LENGTH:
         return [*texts]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
@@ -113,7 +113,7 @@ def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Ite
 
 
 def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator[Mismatch]:
-    """Nodes of one side alone that hold statics and no leaves: nothing else would tell of them."""
+    """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
     above_leaves = {leaf.steps[:end] for leaf in entries.leaves for end in range(len(leaf.steps))}
     for branch in entries.branches:
         if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
@@ -179,7 +179,7 @@ def _alike_lists(saved: list[Any], wanted: list[Any]) -> Likeness:
 
 
 def _worst(likenesses: Iterable[Likeness]) -> Likeness:
-    return max(likenesses, key=_LIKENESSES.index, default="same")
+    return max([_LIKENESSES[0], *likenesses], key=_LIKENESSES.index)
 
 
 def shown_static(encoded: Any) -> str:

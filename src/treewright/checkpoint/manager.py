@@ -97,7 +97,7 @@ def _nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(what: str) -> Generator[None]:
-    """Whatever an engine raises on bytes that nobody wrote means damage."""
+    """Whatever Orbax raises while it reads means damage: it has no error of its own for it."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a tree: its leaves, its statics, and names for classes and functions."""
+"""A tree taken apart for a checkpoint: its leaves, its statics, and the names of classes and functions in both ways."""
 
 import importlib
 import re
@@ -23,6 +23,7 @@ from treewright.errors import CheckpointError
 
 DECLARED = "__checkpoint_name__"
 
+_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
 _LENGTH, _DEPTH, _ITEMS = 4000, 16, 100  # of a description: characters, functions inside functions, items
 
@@ -39,22 +40,22 @@ def class_name(cls: type[Any]) -> str:
     return declared
 
 
-def _name(module: str, name: str) -> str:
-    """`module:name`; private modules of Treewright are left out, since what they hold may move."""
-    return f"{module.partition('._')[0] if module.startswith('treewright._') else module}:{name}"
+def _name(module: str, qualname: str) -> str:
+    """`module:qualname`, without the private modules of Treewright: what they hold may move."""
+    return f"{'treewright' if module.startswith('treewright._') else module}:{qualname}"
 
 
-def same_name(one: str, other: str) -> bool:
+def same_name(name: str, other: str) -> bool:
     """Whether two names mean one class or function.
 
     A script calls its own classes `__main__:Net`, and a library may move what it keeps in private modules
     (`optax._src.transform`): then only what follows the colon, or the package and that, has to be the same.
     Treewright may move anything.
     """
-    if one == other:
+    if name == other:
         return True
-    (module, _, name), (other_module, _, other_name) = one.partition(":"), other.partition(":")
-    if not name or name != other_name:
+    (module, _, qualname), (other_module, _, other_qualname) = name.partition(":"), other.partition(":")
+    if not qualname or qualname != other_qualname:
         return False
     if "__main__" in {module, other_module}:
         return True
@@ -63,7 +64,7 @@ def same_name(one: str, other: str) -> bool:
 
 
 class WritingCodec(StaticCodec):
-    """Writes any static: what has no exact form is described, and compared softly."""
+    """Writes any static. What has no exact form is described; a description that differs is no more than a warning."""
 
     def name_of(self, value: Any) -> str | None:
         """Classes go by the name that they declare."""
@@ -74,16 +75,14 @@ class WritingCodec(StaticCodec):
 
     def unnamed(self, value: Any) -> Any:
         """A description without addresses, so that it is the same in the next process."""
-        return ["described", description(value)]
-
-
-def description(value: Any) -> str:
-    """A function by its name and what it captured, anything else by its class and short text."""
-    return _described(value, ())
+        return ["described", _described(value, ())]
 
 
 def _described(value: Any, inside: tuple[Any, ...]) -> str:
-    """`inside` holds the functions that are being described: a closure may capture itself."""
+    """A function by its name and what it captured, anything else by its class and short text.
+
+    `inside` holds the functions that are being described, since a closure may capture itself.
+    """
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
         name = _name(function.__module__, function.__qualname__)
@@ -107,16 +106,11 @@ def _described(value: Any, inside: tuple[Any, ...]) -> str:
 
 
 def _captured(function: types.FunctionType, inside: tuple[Any, ...]) -> Iterator[str]:
-    held = {**reach.captured(function), **_data(reach.read_by(function))}
-    for name, value in held.items():
+    """What a function captured, and what it reads that is data."""
+    read = reach.read_by(function).items()
+    data = {name: value for name, value in read if not callable(value) and not isinstance(value, types.ModuleType)}
+    for name, value in {**reach.captured(function), **data}.items():
         yield f"{name}={_described(value, inside)}"
-
-
-def _data(read: dict[str, Any]) -> dict[str, Any]:
-    """What a function reads that is data: what a checkpoint would call another function for."""
-    return {
-        name: value for name, value in read.items() if not callable(value) and not isinstance(value, types.ModuleType)
-    }
 
 
 class ReadingCodec(StaticCodec):
@@ -137,11 +131,11 @@ class ReadingCodec(StaticCodec):
         Raises:
             CheckpointError: If nothing has it, or two things do.
         """
-        found = {id(value): value for known, value in self.known if same_name(known, str(name))}
-        if len(found) == 1:
-            return next(iter(found.values()))
+        values = {id(value): value for known, value in self.known if same_name(known, str(name))}
+        if len(values) == 1:
+            return next(iter(values.values()))
         listed = ", ".join(module.__name__ for module in self.modules) or "none"
-        if found:
+        if values:
             raise CheckpointError(f"{name!r} names several things in the modules that may be used ({listed}).")
         raise CheckpointError(
             f"{name!r} is in none of the modules that may be used ({listed}). If you trust the file, add the module "
@@ -175,27 +169,22 @@ def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
             yield from _named(inner, package)
 
 
-_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
-Problems = Callable[[Sequence[Leaf]], Iterable[str]]
-
-
-def refuse(title: str, problems: Iterable[str]) -> None:
-    """Raise if there are problems, all of them at once.
+def refuse(title: str, problems: Sequence[str]) -> None:
+    """Return if there are no problems.
 
     Raises:
-        CheckpointError: If there are any: the title, and a line for each.
+        CheckpointError: If there are: the title, and a line for each.
     """
-    lines = list(problems)
-    if lines:
-        raise CheckpointError("\n  ".join([title, *lines]))
+    if problems:
+        raise CheckpointError("\n  ".join([title, *problems]))
 
 
-def manifest_of(tree: Any, problems: Problems = lambda _: ()) -> Manifest:
+def manifest_of(tree: Any, problems: Callable[[Sequence[Leaf]], Iterable[str]] = lambda _: ()) -> Manifest:
     """A tree, taken apart to be saved: its leaves have values, and no digests yet.
 
     Args:
         tree: Any pytree.
-        problems: What else can't be saved of leaves that could be: a sentence for each.
+        problems: A function from the leaves to a sentence for each thing that an engine can't save.
 
     Raises:
         CheckpointError: If something can't be saved.
