@@ -68,15 +68,13 @@ def _in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: It
     if process_count() > 1:
         return [function(*call) for call in calls]
     with ThreadPoolExecutor() as pool:
-        futures = [_started(pool, function, call) for call in calls]
+        futures = [_started(pool, function, call) if call[0].nbytes >= _LARGE else None for call in calls]
         pairs = zip(futures, calls, strict=True)
         return [function(*call) if future is None else future.result() for future, call in pairs]
 
 
 def _started(pool: ThreadPoolExecutor, function: Callable[..., Any], call: tuple[Any, ...]) -> Future[Any] | None:
-    """The call, if its array is large; None also where Python is ending and starts no more threads, as in `atexit`."""
-    if call[0].nbytes < _LARGE:
-        return None
+    """The call in a thread; None where Python is ending and starts no more threads, as in `atexit`."""
     try:
         return pool.submit(function, *call)
     except RuntimeError:

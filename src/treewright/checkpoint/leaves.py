@@ -24,7 +24,7 @@ Steps = tuple[str, ...]  # the way from the root to a node or leaf
 _jax: Any = jax  # whose annotations leave some types open
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
-ON_DEVICE = frozenset({"array", "key"})
+_ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
 _DTYPE_NAMES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
@@ -192,7 +192,7 @@ def contiguous(array: Any) -> Any:
 
 
 def sharding_of(leaf: Leaf) -> Any:
-    """The sharding of the array that is written for the leaf of a tree; None where it lies where JAX put it.
+    """The sharding of the array that is written for the leaf of a tree; None if nobody chose its place.
 
     That of a key's data has further dimensions.
     """
@@ -221,7 +221,7 @@ def restored_leaves(arrays: Sequence[Any], targets: Sequence[Leaf]) -> list[Any]
     to_place: list[tuple[int, Any, Any]] = []
     for index, (array, target) in enumerate(zip(arrays, targets, strict=True)):
         dtype = DTYPES[target.form.dtype]
-        if target.form.kind not in ON_DEVICE:
+        if target.form.kind not in _ON_DEVICE:
             results[index] = _on_host(np.asarray(array, dtype), target.form.kind)
             continue
         sharding = sharding_of(target)

@@ -15,7 +15,7 @@ import numpy as np
 from treewright._jax import is_first_process, process_count
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import digests_of, gathered, verify
-from treewright.checkpoint.leaves import DTYPES, ON_DEVICE, Leaf, Steps, sharding_of, stored
+from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
 from treewright.checkpoint.manifest import Manifest, from_json, with_digests
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, Reader, restored
 from treewright.checkpoint.tree import manifest_of
@@ -126,9 +126,7 @@ def _reader_of(folder: Path) -> Reader:
         if not pairs:
             return
         leaves = [leaf for leaf, _ in pairs]
-        shardings = [
-            None if target is None or target.form.kind not in ON_DEVICE else sharding_of(target) for _, target in pairs
-        ]
+        shardings = [None if target is None else sharding_of(target) for _, target in pairs]
         args = orbax.args.PyTreeRestore(
             item=_nested(leaves, map(_abstract, leaves, shardings)),
             restore_args=_nested(leaves, (_restore_args(orbax, *each) for each in zip(leaves, shardings, strict=True))),
