@@ -51,6 +51,15 @@ def test_modules_may_be_named(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "x", modules=[*MODELS, "jax.nn"]), net())
 
 
+def test_names_that_a_module_loads_on_first_use_are_found(tmp_path: Path) -> None:
+    lazy: Any = types.ModuleType("tests.checkpoint.lazy")
+    lazy.__all__ = ["Net", "Dense", "absent"]
+    lazy.__getattr__ = lambda name: getattr(models, name)
+    save(tmp_path / "x", net())
+
+    assert_same(load(tmp_path / "x", modules=[lazy, jax.nn]), net())
+
+
 def test_a_class_outside_the_modules_is_refused_with_what_to_do(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": net(), "b": Settings(Color.RED), "c": jnp.ones(2)})
 
@@ -191,7 +200,7 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
     from tests.checkpoint.test_manifest import signed
     from treewright.checkpoint import read_manifest
     from treewright.checkpoint.manifest import from_json
-    from treewright.checkpoint.restore import rebuilt
+    from treewright.checkpoint.restore import restored_alone
     from treewright.checkpoint.tree import ReadingCodec
 
     save(tmp_path / "x", Settings(1, {"a": 1}))
@@ -218,17 +227,17 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
         forged = {**content, "nodes": [dict(node) for node in content["nodes"]]}
         forged["nodes"][place][key] = value
         with pytest.raises(CheckpointError, match="The tree can't be made from its file alone"):
-            rebuilt(from_json(signed(forged)), no_arrays, ReadingCodec(["treewright", *MODELS]))
+            restored_alone(from_json(signed(forged)), no_arrays, ReadingCodec(["treewright", *MODELS]))
 
 
 def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
-    from treewright.checkpoint.leaves import Form
-    from treewright.checkpoint.manifest import Branch, Leaf, Manifest
-    from treewright.checkpoint.restore import rebuilt
+    from treewright.checkpoint.leaves import Form, Leaf
+    from treewright.checkpoint.manifest import Branch, Manifest
+    from treewright.checkpoint.restore import restored_alone
     from treewright.checkpoint.tree import ReadingCodec
 
     leaves = tuple(Leaf((name,), name, Form("int", (), "int64"), {"all": "0" * 32}) for name in "ab")
     manifest = Manifest((Branch((), "", "dict", ("a", "b"), keys=(1, 1)),), leaves)
 
     with pytest.raises(CheckpointError, match="two of its keys are the same"):
-        rebuilt(manifest, lambda _: iter(()), ReadingCodec())
+        restored_alone(manifest, lambda _: iter(()), ReadingCodec())

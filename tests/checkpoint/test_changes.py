@@ -219,7 +219,7 @@ def test_what_migrate_gives_is_compared_with_the_tree(engine: Any) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"b: saved as int64\[\] \(int\).*\n.*\['a'\]: shape \(3,\)"):
         engine.load(like={"a": jnp.ones(2)}, migrate=lambda _: {"a": np.zeros(3, np.float32), "b": 1})
     with pytest.raises(
-        CheckpointError, match=r"The value named 'a' is str 'x', no array or number\. Make it a static,"
+        CheckpointError, match=r"The value named 'a' is str 'x', not an array or a number\. Make it a static,"
     ):
         engine.load(like={"a": jnp.ones(2)}, migrate=lambda _: {"a": "x"})
     with pytest.raises(CheckpointError, match=r"\['b'\]: not saved, and abstract in the tree"):
@@ -268,9 +268,9 @@ def test_names_that_collide_are_refused_all_at_once(tmp_path: Path) -> None:
             use(tree)
         assert str(caught.value) == (
             "The tree can't be saved, and nothing was written:\n"
-            "  ['text'] is str 'x', no array or number. Make it a static, or wrap it in Static\n"
+            "  ['text'] is str 'x', not an array or a number. Make it a static, or wrap it in Static\n"
             "  ['a.b'] would get the name 'a.b', which ['a']['b'] has already\n"
-            "  ['\\ud800'] would get the name '\\ud800', which is no UTF-8 text"
+            "  ['\\ud800'] would get the name '\\ud800', which is not UTF-8 text"
         )
     assert not list(tmp_path.iterdir())
 

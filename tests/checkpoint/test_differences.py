@@ -12,7 +12,7 @@ from tests.checkpoint.engines import ByManager
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import STATICS, Net, Other, Settings, net, twice
 from treewright import replace
-from treewright.checkpoint import Difference, load, save
+from treewright.checkpoint import Mismatch, load, save
 from treewright.checkpoint.file import SafetensorsFile
 from treewright.errors import CheckpointMismatchError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Difference, ...]:
+def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Mismatch, ...]:
     """What loading refuses."""
     engine.save(saved)
     with pytest.raises(CheckpointMismatchError) as caught:
@@ -159,8 +159,8 @@ def test_sets_and_mappings_are_compared_without_their_order() -> None:
     assert shown_static(["enum", "m:Color", "RED"]) == "m:Color.RED"
     assert shown_static(["node", "m:Net", {"a": 1}]) == "m:Net({'a': 1})"
     one, other = (
-        Difference("x", "static", "A" * 400 + "B" * 400, "A" * 400 + "C" * 400),
-        Difference("", "static", "", "a"),
+        Mismatch("x", "static", "A" * 400 + "B" * 400, "A" * 400 + "C" * 400),
+        Mismatch("", "static", "", "a"),
     )
     assert str(one) == (f"x: static ...{'A' * 50}{'B' * 150}... saved, ...{'A' * 50}{'C' * 150}... in the tree")
     assert str(other) == ": static  saved, a in the tree"

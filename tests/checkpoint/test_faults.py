@@ -125,7 +125,7 @@ def test_bytes_after_the_end_are_refused(tmp_path: Path) -> None:
     with engine.path.open("ab") as file:
         file.write(b"\0" * 8)
 
-    with pytest.raises(CheckpointDamagedError, match="is no whole safetensors file"):
+    with pytest.raises(CheckpointDamagedError, match="is not a whole safetensors file"):
         engine.load(like=tree())
 
 

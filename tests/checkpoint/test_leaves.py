@@ -134,10 +134,10 @@ def donated() -> Any:
 @pytest.mark.parametrize(
     ("leaf", "problem"),
     [
-        ("text", "is str 'text', no array or number. Make it a static, or wrap it in Static"),
-        (b"ab", "is bytes b'ab', no array or number"),
-        (Thing(), f"is Thing {'Thing' * 11}Th..., no array or number"),
-        (print, "is builtin_function_or_method print, no array or number"),
+        ("text", "is str 'text', not an array or a number. Make it a static, or wrap it in Static"),
+        (b"ab", "is bytes b'ab', not an array or a number"),
+        (Thing(), f"is Thing {'Thing' * 11}Th..., not an array or a number"),
+        (print, "is builtin_function_or_method print, not an array or a number"),
         (2**70, f"is the int {2**70}, which does not fit into 64 bits"),
         (2**63, f"is the int {2**63}, which does not fit into 64 bits"),
         (np.array(["a"]), "has the dtype <U1, which no checkpoint holds"),
@@ -145,7 +145,7 @@ def donated() -> Any:
         (np.zeros(2, [("a", "f4")]), "has the dtype [('a', '<f4')], which no checkpoint holds"),
         (np.zeros(2, "M8[s]"), "has the dtype datetime64[s], which no checkpoint holds"),
         (np.zeros(2, ">f4"), "has the dtype >f4, in another byte order than this machine's"),
-        (np.ma.masked_array([1]), "no array or number"),
+        (np.ma.masked_array([1]), "not an array or a number"),
         (jax.ShapeDtypeStruct((2,), jnp.float32), "is ShapeDtypeStruct"),  # type: ignore[no-untyped-call]
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else None,
@@ -154,7 +154,7 @@ def test_what_no_checkpoint_holds_is_refused_by_path(leaf: Any, problem: str, en
     with pytest.raises(CheckpointError) as caught:
         engine.save({"a": [leaf], "b": 1})
 
-    assert f"\n  ['a'][0] {problem}" in str(caught.value) or problem == "no array or number"
+    assert f"\n  ['a'][0] {problem}" in str(caught.value) or problem == "not an array or a number"
     assert problem in str(caught.value)
     assert not list(tmp_path.iterdir())
 

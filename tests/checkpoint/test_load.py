@@ -17,7 +17,7 @@ from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest f
 from tests.checkpoint.models import Dense, Net, Other, Settings, net, scaled, spec, train_state
 from tests.conftest import count_traces
 from treewright import Module, TrainState, replace
-from treewright.checkpoint.restore import Options, restored
+from treewright.checkpoint.restore import LoadOptions, restored
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 # What fits
@@ -232,7 +232,9 @@ def test_wrong_options_and_templates_are_refused(engine: Any) -> None:
 
     with pytest.raises(ValueError, match="on_static takes 'error', 'warn' or 'ignore', got 'no'"):
         engine.load(like={"a": 1}, on_static="no")
-    with pytest.raises(CheckpointError, match=r"Nothing can be loaded into this tree:\n  \['a'\] is str 'x', no array"):
+    with pytest.raises(
+        CheckpointError, match=r"Nothing can be loaded into this tree:\n  \['a'\] is str 'x', not an array"
+    ):
         engine.load(like={"a": "x"})
 
 
@@ -247,11 +249,9 @@ def test_64_bits_need_jax_to_have_them(engine: Any) -> None:
 
 
 def test_a_checkpoint_without_leaves_reads_nothing() -> None:
-    from treewright.checkpoint.manifest import Manifest
-    from treewright.checkpoint.tree import survey
+    from treewright.checkpoint.tree import manifest_of
 
-    found = survey([])
-    assert restored(Manifest(tuple(found.branches), ()), lambda _: iter(()), [], Options()) == []
+    assert restored(manifest_of([]), lambda _: iter(()), [], LoadOptions()) == []
 
 
 def test_dense_runs() -> None:

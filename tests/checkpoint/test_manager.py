@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from tests.checkpoint.models import net, spec, train_state
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ocp: Any = pytest.importorskip("orbax.checkpoint")
 
@@ -100,6 +103,24 @@ def test_saving_goes_on_in_the_background_and_arrays_may_change_meanwhile(
         manager.wait()
         found = manager.restore(like={"host": host, "donated": jnp.zeros(3)})
     assert_same(found, {"host": np.ones(3), "donated": jnp.ones(3)})
+
+
+def test_restoring_waits_for_the_step_that_is_being_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"x": jnp.ones(3)}
+    calls: list[Callable[[CheckpointManager], object]] = [
+        lambda manager: manager.restore(like=tree)["x"].tolist() == [1, 1, 1],
+        lambda manager: manager.restore(1, like=tree)["x"].tolist() == [1, 1, 1],
+        lambda manager: manager.restore_latest_valid(like=tree) is not None,
+        lambda manager: manager.manifest().leaves[0].name == "x",
+    ]
+    for number, call in enumerate(calls):
+        with monkeypatch.context() as patch, CheckpointManager(tmp_path / str(number)) as manager:
+            let_go = hold_commits(patch)
+            manager.save(1, tree)
+            assert manager.latest_step() is None
+            threading.Timer(0.1, let_go.set).start()
+            assert call(manager)
+            assert manager.latest_step() == 1
 
 
 def hold_commits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from treewright.checkpoint import CheckpointManager, digest, manager, steps
+from treewright.checkpoint import CheckpointManager, digests, manager
+from treewright.checkpoint.leaves import Form, Leaf
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 ALONE = "lies on this process alone, which others can't see. Place it with a sharding over all of them"
@@ -59,7 +60,7 @@ def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
 
 
 def test_arrays_of_one_process_are_refused_in_a_job_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "process_count", lambda: 2)
+    monkeypatch.setattr(manager, "process_count", lambda: 2)
 
     with pytest.raises(CheckpointError, match=r"\['x'\] lies on this process alone, which others can't see\. Place it"):
         CheckpointManager(tmp_path).save(1, {"x": jnp.ones(2), "host": np.ones(2)})
@@ -68,24 +69,25 @@ def test_arrays_of_one_process_are_refused_in_a_job_of_several(tmp_path: Path, m
 def test_digests_of_all_processes_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [[{"0:1": "a"}, {"all": "c"}], [{"1:2": "b"}, {}]]
 
-    assert digest.merged(parts) == [{"0:1": "a", "1:2": "b"}, {"all": "c"}]
-    assert digest.gathered(parts[0]) == parts[0]
-    monkeypatch.setattr(digest, "process_count", lambda: 2)
-    assert digest.gathered(parts[0]) == parts[0]  # of this one process, through the collective
-    assert digest.in_threads(abs, [-1, 2]) == [1, 2]
+    assert digests.merged(parts) == [{"0:1": "a", "1:2": "b"}, {"all": "c"}]
+    assert digests.gathered(parts[0]) == parts[0]
+    monkeypatch.setattr(digests, "process_count", lambda: 2)
+    assert digests.gathered(parts[0]) == parts[0]  # of this one process, through the collective
+    assert digests.digests_of([np.zeros(1, np.uint8)]) == [{"all": digests.digest_of(b"\0")}]
 
 
 def test_an_array_that_lies_in_other_blocks_on_other_processes_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(4, dtype=np.int32)
-    far: Any = type("Far", (), {"is_fully_addressable": False, "__class__": jax.Array, "shape": (4,)})()
-    monkeypatch.setattr(digest, "_all_places", lambda _: {"all"})
+    far: Any = type("Far", (), {"is_fully_addressable": False, "__class__": jax.Array, "shape": (4,), "nbytes": 16})()
+    monkeypatch.setattr(digests, "_all_places", lambda _: {"all"})
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda *_, **__: values)
-    digests = {f"{i}:{i + 2}": digest.digest_of(values[i : i + 2]) for i in (0, 2)}
+    saved = {f"{i}:{i + 2}": digests.digest_of(values[i : i + 2]) for i in (0, 2)}
+    leaf = Leaf(("x",), ".x", Form("array", (4,), "int32"), saved)
 
-    digest.verify(far, digests, ".x")
+    digests.verify([far], [leaf])
     values[3] = 5
     with pytest.raises(CheckpointDamagedError, match=r"\.x\[2:4\] is damaged"):
-        digest.verify(far, digests, ".x")
+        digests.verify([far], [leaf])
 
 
 def test_only_the_first_process_locks_the_folder_and_brings_it_to_the_disk(

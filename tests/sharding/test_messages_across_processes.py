@@ -41,7 +41,7 @@ def messages(monkeypatch: pytest.MonkeyPatch, calls: Sequence[Callable[[], objec
     def run(process: int) -> str | None:
         count = 0
 
-        def gather(value: Any) -> Any:
+        def gather(value: Any, **_: Any) -> Any:
             nonlocal count
             if count == len(known[process]):
                 known[process].append(value)
@@ -198,7 +198,7 @@ def test_the_digest_that_is_gathered_is_of_32_bytes(monkeypatch: pytest.MonkeyPa
     sizes: list[int] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
 
-    def gather(value: Any) -> Any:
+    def gather(value: Any, **_: Any) -> Any:
         sizes.append(value.nbytes)
         return np.stack([value, value])
 

@@ -1,16 +1,17 @@
 """Checkpoints: one file to share, a folder of steps for a training run. Both keep the statics and verify every leaf."""
 
 from treewright.checkpoint.api import from_names, load, read_manifest, save, to_names
-from treewright.checkpoint.compare import Difference
+from treewright.checkpoint.compare import Mismatch
+from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manager import CheckpointManager, Restored
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest
+from treewright.checkpoint.manifest import Branch, Manifest
 
 __all__ = [
     "Branch",
     "CheckpointManager",
-    "Difference",
     "Leaf",
     "Manifest",
+    "Mismatch",
     "Restored",
     "from_names",
     "load",

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, overload
 
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import Migrate, OnStatic, Options, fitted, rebuilt, restored, template
-from treewright.checkpoint.tree import ReadingCodec, survey
+from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled, restored, restored_alone
+from treewright.checkpoint.tree import ReadingCodec, manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
@@ -109,12 +109,12 @@ def load(
         What to do:
           Another shape: change the array in migrate=.
     """
-    options = Options(on_static, allow_cast, strict, renamed, migrate)
+    options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
     with SafetensorsFile(Path(path)) as file:
         read = file.reader(progress=progress)
         if like is not ...:
             return restored(file.manifest, read, like, options)
-        return rebuilt(file.manifest, read, ReadingCodec(["treewright", *modules]))
+        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *modules]))
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -149,9 +149,7 @@ def to_names(tree: object) -> dict[str, Any]:
         >>> to_names({"layers": [{"bias": 1.0}, {"bias": 2.0}]})
         {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
     """
-    found = survey(tree)
-    found.refuse()
-    return {place.name: place.value for place in found.leaves}
+    return {leaf.name: leaf.value for leaf in manifest_of(tree).leaves}
 
 
 def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
@@ -171,5 +169,4 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
         >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    tree: T = fitted(values, template(like), Options(allow_cast=allow_cast, strict=strict))
-    return tree
+    return filled(values, like, LoadOptions(allow_cast=allow_cast, strict=strict))

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -11,18 +11,19 @@ import numpy as np
 
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
-from treewright.checkpoint.leaves import ARRAYS, Form, Placing, leaves_of, stored
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest, Steps, name_of
-from treewright.checkpoint.tree import Place, ReadingCodec, Survey, same_name, survey
+from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
+from treewright.checkpoint.manifest import Branch, Manifest
+from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name
 from treewright.errors import CheckpointError, CheckpointMismatchError, StaticSerializationError
 
-DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
+MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 Likeness = Literal["same", "described", "different"]
+_LIKENESSES: tuple[Likeness, ...] = ("same", "described", "different")  # from best to worst
 _LENGTH = 200  # of a static in a message
 
-ABSENT: Any = object()
+_ABSENT: Any = object()  # in place of a static that only the other side has
 
-_REMEDIES: MappingProxyType[DifferenceKind, str] = MappingProxyType(
+_REMEDIES: MappingProxyType[MismatchKind, str] = MappingProxyType(
     {
         "missing": "A leaf that was renamed: renamed={'old.name': 'new.name'}. A new one: migrate=, or strict=False to "
         "keep the value that the tree has.",
@@ -37,8 +38,8 @@ _REMEDIES: MappingProxyType[DifferenceKind, str] = MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Difference:
-    """One difference: where, of what kind, what was saved and what the tree has.
+class Mismatch:
+    """One difference between a checkpoint and a tree: where, of what kind, what was saved and what the tree has.
 
     `soft` marks a static that has no exact form, such as a closure, and whose description differs.
 
@@ -48,11 +49,11 @@ class Difference:
         ...     from_names({"w": jnp.ones(3)}, like={"w": jnp.ones(4)})
         ... except errors.CheckpointMismatchError as error:
         ...     error.differences
-        (Difference(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
+        (Mismatch(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
 
     path: str
-    kind: DifferenceKind
+    kind: MismatchKind
     saved: str
     wanted: str
     soft: bool = False
@@ -67,7 +68,7 @@ class Difference:
 
 
 def _excerpts(*texts: str) -> list[str]:
-    """Texts that may be long, from shortly before the place where they begin to differ."""
+    """Texts that may be long, from a little before the place where they begin to differ."""
     if max(map(len, texts)) <= _LENGTH:
         return [*texts]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
@@ -76,21 +77,25 @@ def _excerpts(*texts: str) -> list[str]:
     return [f"{lead}{text[start : start + _LENGTH]}{'...' * (len(text) > start + _LENGTH)}" for text in texts]
 
 
-def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
-    """The error for these differences, all of them, with what to do about each kind."""
-    found = tuple(differences)
-    kinds: dict[DifferenceKind, None] = dict.fromkeys(difference.kind for difference in found)
-    lines = [f"  {difference}" for difference in found]
-    remedies = [f"  {_REMEDIES[kind]}" for kind in kinds]
-    count = "a difference" if len(found) == 1 else f"{len(found)} differences"
-    text = "\n".join([f"The checkpoint does not fit the tree, {count}:", *lines, "What to do:", *remedies])
-    return CheckpointMismatchError(text, found)
+def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
+    """Raise if there are any, all at once, with what to do about each kind.
+
+    Raises:
+        CheckpointMismatchError: If there is one.
+    """
+    if not mismatches:
+        return
+    count = "a difference" if len(mismatches) == 1 else f"{len(mismatches)} differences"
+    kinds: dict[MismatchKind, None] = dict.fromkeys(mismatch.kind for mismatch in mismatches)
+    lines = [f"The checkpoint does not fit the tree, {count}:", *(f"  {mismatch}" for mismatch in mismatches)]
+    remedies = ["What to do:", *(f"  {_REMEDIES[kind]}" for kind in kinds)]
+    raise CheckpointMismatchError("\n".join(lines + remedies), tuple(mismatches))
 
 
 # Nodes
 
 
-def node_differences(saved: Manifest, wanted: Survey, moved: set[Steps]) -> Iterator[Difference]:
+def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Iterator[Mismatch]:
     """Classes and statics that differ, and nodes without leaves that only one side has.
 
     Args:
@@ -107,33 +112,33 @@ def node_differences(saved: Manifest, wanted: Survey, moved: set[Steps]) -> Iter
     yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
 
-def _lone(entries: Manifest | Survey, others: set[Steps], kind: DifferenceKind) -> Iterator[Difference]:
-    """Nodes of one side alone that hold statics and no leaves: nothing else would tell of them."""
+def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator[Mismatch]:
+    """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
     above_leaves = {leaf.steps[:end] for leaf in entries.leaves for end in range(len(leaf.steps))}
     for branch in entries.branches:
         if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
             statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
             shown = f"{branch.cls}({statics})"
             saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
-            yield Difference(branch.path or "the tree", kind, saved, wanted)
+            yield Mismatch(branch.path or "the tree", kind, saved, wanted)
 
 
-def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Difference]:
+def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     if "node" in {old.kind, new.kind}:
         same = same_name(saved, wanted)
     else:  # containers: only the names of classes tell them apart, wherever these are defined
         same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
     if not same:
-        yield Difference(new.path or "the tree", "class", saved, wanted)
+        yield Mismatch(new.path or "the tree", "class", saved, wanted)
     for name in {**old.statics, **new.statics}:
         if (*new.steps, name) in moved:
             continue
-        before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
+        before, after = old.statics.get(name, _ABSENT), new.statics.get(name, _ABSENT)
         likeness = alike(before, after)
         if likeness != "same":
             path = f"{new.path}.{name}"
-            yield Difference(path, "static", shown_static(before), shown_static(after), soft=likeness == "described")
+            yield Mismatch(path, "static", shown_static(before), shown_static(after), soft=likeness == "described")
 
 
 def _last(name: str) -> str:
@@ -173,16 +178,13 @@ def _alike_lists(saved: list[Any], wanted: list[Any]) -> Likeness:
     return _worst(map(alike, saved[start:], wanted[start:]))
 
 
-def _worst(found: Iterable[Likeness]) -> Likeness:
-    seen = set(found)
-    if "different" in seen:
-        return "different"
-    return "described" if "described" in seen else "same"
+def _worst(likenesses: Iterable[Likeness]) -> Likeness:
+    return max([_LIKENESSES[0], *likenesses], key=_LIKENESSES.index)
 
 
 def shown_static(encoded: Any) -> str:
     """A static in typed form as a person would write it."""
-    if encoded is ABSENT:
+    if encoded is _ABSENT:
         return "nothing"
     if class_of(encoded) is not list:
         return repr(encoded)
@@ -200,35 +202,33 @@ def shown_static(encoded: Any) -> str:
 # Leaves
 
 
-def leaf_differences(
-    saved: Mapping[str, tuple[str, Form]], wanted: Mapping[str, tuple[str, Form]], *, allow_cast: bool, strict: bool
-) -> Iterator[Difference]:
-    """What differs between leaves, by flat name: each is `(path, form)`."""
+def leaf_mismatches(
+    saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf], *, allow_cast: bool, strict: bool
+) -> Iterator[Mismatch]:
+    """What differs between leaves, by flat name."""
     if strict:
-        yield from (
-            Difference(path, "unexpected", str(form), "nothing")
-            for name, (path, form) in saved.items()
-            if name not in wanted
-        )
-    for name, (path, form) in wanted.items():
+        for name, leaf in saved.items():
+            if name not in wanted:
+                yield Mismatch(leaf.path, "unexpected", str(leaf.form), "nothing")
+    for name, leaf in wanted.items():
         if name in saved:
-            yield from _forms_differ(path, saved[name][1], form, allow_cast=allow_cast)
+            yield from _forms_differ(leaf.path, saved[name].form, leaf.form, allow_cast=allow_cast)
         elif strict:
-            yield Difference(path, "missing", "nothing", str(form))
+            yield Mismatch(leaf.path, "missing", "nothing", str(leaf.form))
 
 
-def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> Iterator[Difference]:
+def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> Iterator[Mismatch]:
     if saved.key != wanted.key:
-        yield Difference(path, "kind", str(saved), str(wanted))
+        yield Mismatch(path, "kind", str(saved), str(wanted))
         return
     both_arrays = saved.kind in ARRAYS and wanted.kind in ARRAYS
     if saved.kind != wanted.kind and not both_arrays and not allow_cast:
-        yield Difference(path, "kind", str(saved), str(wanted))
+        yield Mismatch(path, "kind", str(saved), str(wanted))
         return
     if saved.shape != wanted.shape:
-        yield Difference(path, "shape", str(saved.shape), str(wanted.shape))
+        yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape))
     if saved.dtype != wanted.dtype and not allow_cast:
-        yield Difference(path, "dtype", saved.dtype, wanted.dtype)
+        yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
 
 
 # Other names
@@ -267,7 +267,8 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
         close = difflib.get_close_matches(unused[0], steps, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{hint}.")
-    _refuse_one_name_twice(leaves)
+    for leaf, other in of_one_name(leaves):
+        raise CheckpointError(f"renamed: {leaf.path} and {other.path} would both be called {leaf.name!r}.")
     return Manifest(branches, leaves)
 
 
@@ -275,21 +276,13 @@ def _renamed_fields(branch: Branch, new_steps: Callable[[Steps], Steps]) -> dict
     """The fields of a node under their new names, where only the last step changed."""
 
     def new_name(name: str) -> str:
-        found = new_steps((*branch.steps, name))
-        return found[-1] if found[:-1] == new_steps(branch.steps) else name
+        *above, last = new_steps((*branch.steps, name))
+        return last if tuple(above) == new_steps(branch.steps) else name
 
     return {
         "fields": {new_name(name): kind for name, kind in branch.fields.items()},
         "statics": {new_name(name): value for name, value in branch.statics.items()},
     }
-
-
-def _refuse_one_name_twice(leaves: Iterable[Leaf]) -> None:
-    paths: dict[str, str] = {}
-    for leaf in leaves:
-        first = paths.setdefault(leaf.name, leaf.path)
-        if first is not leaf.path:
-            raise CheckpointError(f"renamed: {first} and {leaf.path} would both be called {leaf.name!r}.")
 
 
 # Other kinds of fields
@@ -306,21 +299,20 @@ class Moves:
     fields: set[Steps]
     children: dict[str, Any]
     to_static: dict[str, tuple[str, Any]]
-    differences: list[Difference]
+    mismatches: list[Mismatch]
 
     @classmethod
-    def between(cls, manifest: Manifest, target: Survey) -> "Moves":
+    def between(cls, manifest: Manifest, target: Manifest) -> "Moves":
         """The moves from what was saved to what the tree has."""
         moves = cls(set(), {}, {}, [])
         nodes = {branch.steps: branch for branch in target.branches if branch.fields}
-        for old in manifest.branches:
-            new = nodes.get(old.steps)
-            for name in old.fields if new is not None else ():
-                was, now = old.fields[name] == "static", (new.fields if new else old.fields).get(name)
-                if new is None or now is None or was == (now == "static"):
+        pairs = [(old, nodes[old.steps]) for old in manifest.branches if old.steps in nodes]
+        for old, new in pairs:
+            for name, kind in old.fields.items():
+                if name not in new.fields or (kind == "static") == (new.fields[name] == "static"):
                     continue
                 moves.fields.add((*new.steps, name))
-                if was:
+                if kind == "static":
                     moves.add_child(old, new, name)
                 else:
                     moves.add_static(manifest, new, name)
@@ -328,13 +320,12 @@ class Moves:
 
     def add_child(self, old: Branch, new: Branch, name: str) -> None:
         """A saved static that the tree has as a child: its value becomes that of the leaves."""
-        found = _named_leaves(old.statics[name], (*new.steps, name))
-        if found is None:
-            self.differences.append(
-                Difference(f"{new.path}.{name}", "static", shown_static(old.statics[name]), "a child")
-            )
+        values = _named_leaves(old.statics[name], (*new.steps, name))
+        if values is None:
+            static = shown_static(old.statics[name])
+            self.mismatches.append(Mismatch(f"{new.path}.{name}", "static", static, "a child"))
         else:
-            self.children.update(found)
+            self.children.update(values)
 
     def add_static(self, manifest: Manifest, new: Branch, name: str) -> None:
         """A saved child that the tree has as a static: their values have to be the same."""
@@ -342,38 +333,34 @@ class Moves:
         expected = _named_leaves(new.statics[name], steps)
         below = {leaf.name for leaf in manifest.leaves if leaf.steps[: len(steps)] == steps}
         if expected is None or below != set(expected):
-            self.differences.append(Difference(path, "static", "a child", shown_static(new.statics[name])))
+            self.mismatches.append(Mismatch(path, "static", "a child", shown_static(new.statics[name])))
             expected = {}
         self.to_static.update({leaf: (path, expected.get(leaf)) for leaf in below})
 
-    def statics_that_differ(self, values: Mapping[str, Any]) -> Iterator[Difference]:
+    def static_mismatches(self, values: Mapping[str, Any]) -> Iterator[Mismatch]:
         """Saved leaves whose value is not that of the static which the tree has in their place."""
         for name, (path, expected) in self.to_static.items():
             saved = np.asarray(values[name])
             if expected is not None and not np.array_equal(saved, np.asarray(expected).astype(saved.dtype)):
-                yield Difference(path, "static", str(saved.tolist()), repr(expected))
+                yield Mismatch(path, "static", str(saved.tolist()), repr(expected))
 
-    def placed_children(self, target: Survey) -> dict[str, Any]:
+    def placed_children(self, targets: Mapping[str, Leaf]) -> dict[str, Any]:
         """The values that become leaves, in the form that the tree has for them; of another shape, as they are."""
-        places = {place.name: place for place in target.leaves}
-        return {name: _placed(value, places.get(name)) for name, value in self.children.items()}
+        return {name: _placed(value, targets.get(name)) for name, value in self.children.items()}
 
 
-def _placed(value: Any, place: Place | None) -> Any:
+def _placed(value: Any, target: Leaf | None) -> Any:
     array = np.array(stored(value))
-    if place is None or place.form.key is not None or array.shape != place.form.shape:
+    if target is None or target.form.key is not None or array.shape != target.form.shape:
         return value
-    (leaf,) = leaves_of([array], [Placing(place.form, place.value, place.path)])
-    return leaf
+    return restored_leaves([array], [target])[0]
 
 
 def _named_leaves(encoded: Any, steps: Steps) -> dict[str, Any] | None:
     """The leaves of a static in typed form, by the names that they would have as children; None if it has others."""
     try:
         value: Any = ReadingCodec().decode(encoded)
-    except (CheckpointError, StaticSerializationError, TypeError, ValueError):  # a function: no leaf
+        leaves = manifest_of(dict(value) if class_of(value) is FrozenMapping else value).leaves
+    except (CheckpointError, StaticSerializationError, TypeError, ValueError):  # a function: not a leaf
         return None
-    found = survey(dict(value) if class_of(value) is FrozenMapping else value)
-    if found.problems:
-        return None
-    return {name_of((*steps, *place.steps)): place.value for place in found.leaves}
+    return {name_of((*steps, *leaf.steps)): leaf.value for leaf in leaves}

@@ -2,26 +2,26 @@
 
 It takes 9 to 18 GB/s on one core where zlib's CRC-32 takes 2.6 and SHA-256 1.4 (benchmarks/checkpoint.py).
 
-They find accidents: flipped bits, lost writes, blocks of another file. They are no signature, since whoever changes an
+They find accidents: flipped bits, lost writes, blocks of another file. They are not a signature: whoever changes an
 array can compute its digest anew.
 
 A sharded array has one digest for each of its blocks, so that no process needs the whole of it.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
+from treewright._jax import of_all_processes, process_allgather, process_count
+from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous
 from treewright.errors import CheckpointDamagedError
 
-_jax: Any = jax  # whose annotations leave some types open
-
 WHOLE = "all"
-LARGE = 1 << 20  # bytes from which on an array is worth a thread
+_LARGE = 1 << 20  # bytes from which on an array is worth a thread
 
 
 def new_digest() -> Any:
@@ -46,43 +46,51 @@ def digest_of(data: Any) -> str:
     return str(digest.hexdigest())
 
 
-def in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+def digests_of(arrays: Iterable[Any]) -> list[dict[str, str]]:
+    """For each array the digests of the blocks that this process holds, by their place: `{"0:4,0:8": ...}`."""
+    return _in_threads(_block_digests, list(arrays))
+
+
+def _block_digests(array: Any) -> dict[str, str]:
+    return {place: _array_digest(block) for place, block in _blocks(array).items()}
+
+
+def _array_digest(array: Any) -> str:
+    return digest_of(bytes_of(contiguous(array)))
+
+
+def _in_threads(function: Callable[..., Any], arrays: Sequence[Any], *others: Iterable[Any]) -> list[Any]:
     """`map` over arrays: large ones in threads, since their digests leave Python free, small ones at once.
 
     In a job of several processes one after the other: they may gather, and have to do that in one order.
     """
+    calls = list(zip(arrays, *others, strict=True))
     if process_count() > 1:
-        return list(map(function, arrays, *others))
+        return [function(*call) for call in calls]
     with ThreadPoolExecutor() as pool:
-        pending: list[Any] = [
-            _submitted(pool, function, array, *more) if array.nbytes >= LARGE else (array, *more)
-            for array, *more in zip(arrays, *others, strict=True)
-        ]
-        done: list[Any] = [one if isinstance(one, Future) else function(*one) for one in pending]
-        return [one.result() if isinstance(one, Future) else one for one in done]
+        futures = [_started(pool, function, call) if call[0].nbytes >= _LARGE else None for call in calls]
+        pairs = zip(futures, calls, strict=True)
+        return [function(*call) if future is None else future.result() for future, call in pairs]
 
 
-def _submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Any:
-    """A future; the arguments themselves where Python is ending and starts no thread any more, as in `atexit`."""
+def _started(pool: ThreadPoolExecutor, function: Callable[..., Any], call: tuple[Any, ...]) -> Future[Any] | None:
+    """The call in a thread; None where Python is ending and starts no more threads, as in `atexit`."""
     try:
-        return pool.submit(function, *args)
+        return pool.submit(function, *call)
     except RuntimeError:
-        return args
+        return None
 
 
-def bytes_of(array: Any) -> Any:
-    """The bytes of a contiguous numpy array of any dtype, as a view."""
-    return array.reshape(-1).view(np.uint8)
+def gathered(digests: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The digests of all blocks of each array, where every process knows those that it holds."""
+    if process_count() == 1:
+        return digests
+    return merged([json.loads(held) for held in of_all_processes(json.dumps(digests).encode())])
 
 
-def contiguous(array: Any) -> Any:
-    """The values of an array as a numpy array in C order; a view wherever it can be."""
-    return np.asarray(array, order="C")
-
-
-def digests_of(array: Any) -> dict[str, str]:
-    """The digests of the blocks of an array that this process holds, by their place: `{"0:4,0:8": ...}`."""
-    return {place: digest_of(bytes_of(contiguous(block))) for place, block in _blocks(array).items()}
+def merged(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """One dict for each array, from one list of dicts for each process."""
+    return [{place: digest for held in of_one for place, digest in held.items()} for of_one in zip(*parts, strict=True)]
 
 
 def _blocks(array: Any, *, replicas: bool = False) -> dict[str, Any]:
@@ -110,32 +118,35 @@ def index_of(place: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(slice(0, size) for size in shape)
     bounds = [tuple(map(int, part.split(":"))) for part in place.split(",")]
     if len(bounds) != len(shape) or any(len(bound) != 2 for bound in bounds):
-        raise ValueError(f"{place!r} is no block of an array of rank {len(shape)}")
+        raise ValueError(f"{place!r} is not a block of an array of rank {len(shape)}")
     if any(not 0 <= start < stop <= size for (start, stop), size in zip(bounds, shape, strict=True)):
-        raise ValueError(f"{place!r} is no block of an array of shape {shape}")
+        raise ValueError(f"{place!r} is not a block of an array of shape {shape}")
     return tuple(slice(start, stop) for start, stop in bounds)
 
 
-def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
-    """Compare an array that was read with the digests that were saved.
+def verify(arrays: Sequence[Any], leaves: Iterable[Leaf]) -> None:
+    """Compare arrays that were read with the digests that were saved.
 
     Each process looks at the blocks that it holds. An array that now lies in other blocks comes to each as a whole.
 
     Raises:
         CheckpointDamagedError: If a block differs.
     """
-    if set(digests) <= _all_places(array):  # the same on every process, so that all or none of them gather
+    _in_threads(_verify, arrays, leaves)
+
+
+def _verify(array: Any, leaf: Leaf) -> None:
+    if set(leaf.digests) <= _all_places(array):  # the same on every process, so that all or none of them gather
         blocks = _blocks(array, replicas=True)
     else:
-        whole = _all_of(array)
-        blocks = {place: whole[index_of(place, array.shape)] for place in digests}
+        whole = _whole(array)
+        blocks = {place: whole[index_of(place, array.shape)] for place in leaf.digests}
     for place, block in blocks.items():
-        found, saved = digest_of(bytes_of(contiguous(block))), digests[place]
-        if found != saved:
-            where = "" if place == WHOLE else f"[{place}]"
+        now, saved = _array_digest(block), leaf.digests[place]
+        if now != saved:
             raise CheckpointDamagedError(
-                f"{path}{where} is damaged: its bytes have the digest {found}, and {saved} was saved. "
-                f"Load an earlier checkpoint."
+                f"{leaf.path}{'' if place == WHOLE else f'[{place}]'} is damaged: its bytes have the digest {now}, and "
+                f"{saved} was saved. Load an earlier checkpoint."
             )
 
 
@@ -147,50 +158,8 @@ def _all_places(array: Any) -> set[str]:
     return {_place(index, array.shape) for index in sharding.devices_indices_map(array.shape).values()}
 
 
-def _all_of(array: Any) -> Any:
+def _whole(array: Any) -> Any:
     """The whole array on the host; where other processes hold parts of it, all of them must come here."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        from jax.experimental import multihost_utils
-
-        gathered: Any = multihost_utils.process_allgather(array, tiled=True)
-        return gathered
+        return process_allgather(array, tiled=True)
     return np.asarray(array)
-
-
-# Together with other processes
-
-
-def process_count() -> int:
-    """How many processes the job has."""
-    count: int = _jax.process_count()
-    return count
-
-
-def is_first_process() -> bool:
-    """Whether this process does what one of them has to."""
-    index: int = _jax.process_index()
-    return index == 0
-
-
-def gathered(digests: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The digests of all blocks of each array, where every process knows those that it holds."""
-    if process_count() == 1:
-        return digests
-    return merged([json.loads(text) for text in all_texts(json.dumps(digests))])
-
-
-def merged(parts: list[list[dict[str, str]]]) -> list[dict[str, str]]:
-    """One dict for each array, from one list of dicts for each process."""
-    return [{place: digest for held in of_one for place, digest in held.items()} for of_one in zip(*parts, strict=True)]
-
-
-def all_texts(text: str) -> list[str]:
-    """The texts of all processes, in their order. All of them have to call it."""
-    from jax.experimental import multihost_utils
-
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes: Any = np.atleast_1d(multihost_utils.process_allgather(np.asarray(len(data))))
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(data)] = data
-    rows: Any = np.atleast_2d(multihost_utils.process_allgather(padded))
-    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]

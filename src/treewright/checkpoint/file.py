@@ -1,7 +1,6 @@
-"""One checkpoint as one file, with a bar while it is written or read."""
+"""One checkpoint as one safetensors file: written, opened and read, with a bar meanwhile."""
 
 import contextlib
-import functools
 import itertools
 import os
 import sys
@@ -16,88 +15,21 @@ import jax
 import numpy as np
 
 from treewright.checkpoint.atomic import publish, staging
-from treewright.checkpoint.digests import WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
-from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
-from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_text
+from treewright.checkpoint.digests import WHOLE, digests_of, new_digest
+from treewright.checkpoint.leaves import DTYPES, NAMES, Form, Leaf, bytes_of, contiguous, empty, stored
+from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, with_digests
 from treewright.checkpoint.restore import Reader
-from treewright.checkpoint.tree import Place, Survey, survey
+from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
     from io import FileIO
 
-_LARGE = 1 << 28  # bytes
-
-
-@contextlib.contextmanager
-def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Callable[[int], object]]:
-    """A function to call with the number of bytes that were done.
-
-    Args:
-        total: The bytes in all.
-        what: What is done, in a word or two.
-        show: Whether there is a bar; None means for 256 MiB and more, on a terminal, where tqdm is installed.
-
-    Raises:
-        ImportError: If a bar is asked for and tqdm is not installed.
-    """
-    if show is None:
-        show = total >= _LARGE and sys.stderr.isatty() and _has_tqdm()
-    if not show:
-        yield unseen
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise ImportError("A progress bar needs tqdm. Install it with: pip install 'treewright[checkpoint]'") from error
-    bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
-    with bar:
-        yield bar.update
-
-
-def _has_tqdm() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tqdm") is not None
-
-
-def unseen(_: int) -> None:
-    """What is done, reported to nobody."""
-
-
-@contextlib.contextmanager
-def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generator[None]:
-    """Report the growth of the files in a folder, up to `total`, while an engine writes them in one call."""
-    if done is unseen:
-        yield
-        return
-    finished, seen = threading.Event(), 0
-
-    def report() -> None:
-        nonlocal seen
-        with contextlib.suppress(OSError):  # a file that is renamed meanwhile
-            size = min(total, sum(file.stat().st_size for file in folder.iterdir()))
-            done(size - seen)
-            seen = size
-
-    def watch() -> None:
-        while not finished.wait(0.1):
-            report()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        thread.join()
-        report()
-
-
-_KEY = "treewright"
 _jax: Any = jax  # whose annotations leave some types open
 
-_RESERVED = "__metadata__"
+_KEY = "treewright"  # of the manifest in the metadata of the header
+_RESERVED = "__metadata__"  # which safetensors keeps for itself
+_SHOWN = 1 << 28  # bytes from which on there is a bar
 _RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
 _CHUNK = 1 << 23  # bytes that it reads at once: smaller ones make it wait for Python between them
 _BUFFERS = 1024  # that one call can fill
@@ -144,24 +76,18 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
         CheckpointError: If something in the tree can't be saved, or the file can't be written.
     """
     safetensors = engine()
-    found = survey(tree)
-    found.refuse(_problems(found))
-    values = [stored(place.value) for place in found.leaves]
+    manifest = manifest_of(tree, _problems)
+    values = [stored(leaf.value) for leaf in manifest.leaves]
     if jax.default_backend() != "cpu":
         _jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
-    prepared = in_threads(functools.partial(_prepared, safetensors), arrays)
-    leaves = tuple(
-        Leaf(place.steps, place.path, place.form, {WHOLE: digest})
-        for place, (digest, _) in zip(found.leaves, prepared, strict=True)
-    )
-    header = Manifest(tuple(found.branches), leaves).to_text()
+    leaves, header = manifest.leaves, with_digests(manifest, digests_of(arrays)).to_text()
     escapes = header.count('"') + header.count("\\")
     if len(header) + escapes + sum(len(leaf.name.encode()) + 200 for leaf in leaves) > LONGEST:
         raise CheckpointError(
             f"The manifest of this tree, {len(header)} characters, is too long for a safetensors header."
         )
-    tensors = {leaf.name: tensor for leaf, (_, tensor) in zip(leaves, prepared, strict=True)}
+    tensors = {leaf.name: _tensor(safetensors, array) for leaf, array in zip(leaves, arrays, strict=True)}
     total = sum(array.nbytes for array in arrays)
     try:
         with (
@@ -176,18 +102,13 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
-def _prepared(safetensors: Any, array: Any) -> tuple[str, Any]:
-    """The digest of an array, and what safetensors has to know of it."""
-    return digest_of(bytes_of(array)), _spec(safetensors, array)
-
-
-def _problems(found: Survey) -> Iterator[str]:
+def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
     """What one file can't hold."""
-    for place in found.leaves:
-        if place.name == _RESERVED:
-            yield f"{place.path} would get the name {_RESERVED!r}, which safetensors keeps for itself"
-        if isinstance(place.value, jax.Array) and not place.value.is_fully_addressable:
-            yield f"{place.path} lies on several processes: CheckpointManager saves those"
+    for leaf in leaves:
+        if leaf.name == _RESERVED:
+            yield f"{leaf.path} would get the name {_RESERVED!r}, which safetensors keeps for itself"
+        if isinstance(leaf.value, jax.Array) and not leaf.value.is_fully_addressable:
+            yield f"{leaf.path} lies on several processes: CheckpointManager saves those"
 
 
 def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
@@ -196,7 +117,8 @@ def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
     return ("U8", (*form.shape, DTYPES[form.dtype].itemsize)) if code is None else (code, form.shape)
 
 
-def _spec(safetensors: Any, array: Any) -> Any:
+def _tensor(safetensors: Any, array: Any) -> Any:
+    """What safetensors has to know of an array."""
     dtype = NAMES[array.dtype]
     if dtype not in _CODES:
         array, dtype = array.reshape(*array.shape, 1).view(np.uint8), "uint8"
@@ -241,7 +163,7 @@ class SafetensorsFile:
             self.starts: dict[str, int] = self._starts(shapes)
         except safetensors.SafetensorError as error:
             self.file.close()
-            raise CheckpointDamagedError(f"{path} is no whole safetensors file: {error}") from error
+            raise CheckpointDamagedError(f"{path} is not a whole safetensors file: {error}") from error
         except BaseException:
             self.file.close()
             raise
@@ -269,7 +191,7 @@ class SafetensorsFile:
     def reader(self, *, progress: bool | None) -> Reader:
         """A reader of arrays, which shows a bar."""
 
-        def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+        def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
             runs = [
                 sorted(run, key=lambda leaf: self.starts[leaf.name]) for run in self._runs(leaf for leaf, _ in wanted)
             ]
@@ -337,8 +259,76 @@ class SafetensorsFile:
             for digest, part in zip(digests, parts, strict=True):
                 digest.update(part)
         for leaf, digest in zip(leaves, digests, strict=True):
-            saved, found = leaf.digests.get(WHOLE), digest.hexdigest()
-            if found != saved:
+            saved, now = leaf.digests.get(WHOLE), digest.hexdigest()
+            if now != saved:
                 raise CheckpointDamagedError(
-                    f"{leaf.path} is damaged in {self.path}: its bytes have the digest {found}, and {saved} was saved."
+                    f"{leaf.path} is damaged in {self.path}: its bytes have the digest {now}, and {saved} was saved."
                 )
+
+
+# The bar
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Callable[[int], object]]:
+    """A function to call with the number of bytes that were done.
+
+    Args:
+        total: The bytes in all.
+        what: What is done, in a word or two.
+        show: Whether there is a bar; None means for 256 MiB and more, on a terminal, where tqdm is installed.
+
+    Raises:
+        ImportError: If a bar is asked for and tqdm is not installed.
+    """
+    if show is None:
+        show = total >= _SHOWN and sys.stderr.isatty() and _has_tqdm()
+    if not show:
+        yield unseen
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError("A progress bar needs tqdm. Install it with: pip install 'treewright[checkpoint]'") from error
+    bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
+    with bar:
+        yield bar.update
+
+
+def _has_tqdm() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tqdm") is not None
+
+
+def unseen(_: int) -> None:
+    """What is done, reported to nobody."""
+
+
+@contextlib.contextmanager
+def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generator[None]:
+    """Report the growth of the files in a folder, up to `total`, while an engine writes them in one call."""
+    if done is unseen:
+        yield
+        return
+    finished, seen = threading.Event(), 0
+
+    def report() -> None:
+        nonlocal seen
+        with contextlib.suppress(OSError):  # a file that is renamed meanwhile
+            size = min(total, sum(file.stat().st_size for file in folder.iterdir()))
+            done(size - seen)
+            seen = size
+
+    def watch() -> None:
+        while not finished.wait(0.1):
+            report()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+        report()

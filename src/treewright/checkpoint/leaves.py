@@ -1,10 +1,10 @@
-"""Leaves: which kinds can be saved, the array that is written for each, and the way back."""
+"""A leaf in a checkpoint: its record, the kinds that can be saved, the array that is written, and the way back."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,14 @@ from treewright._values.freeze import FrozenArray
 from treewright._values.text import text
 from treewright.errors import CheckpointError
 
-Kind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
+LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
+
+Steps = tuple[str, ...]  # the way from the root to a node or leaf
 
 _jax: Any = jax  # whose annotations leave some types open
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
-ON_DEVICE = frozenset({"array", "key"})
+_ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
 _DTYPE_NAMES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
@@ -33,7 +35,7 @@ _DTYPE_NAMES = (
 )
 DTYPES: MappingProxyType[str, Any] = MappingProxyType({name: jnp.dtype(name) for name in _DTYPE_NAMES})
 NAMES: MappingProxyType[Any, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
-_SCALARS: MappingProxyType[type[Any], Kind] = MappingProxyType(
+_SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
     {bool: "bool", int: "int", float: "float", complex: "complex"}
 )
 _SMALL = 1 << 16  # bytes that are copied sooner than aligned
@@ -45,7 +47,7 @@ _PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray)
 class Form(NamedTuple):
     """What a leaf is, without its values. Of a typed key: the shape and dtype of its data, and its implementation."""
 
-    kind: Kind
+    kind: LeafKind
     shape: tuple[int, ...]
     dtype: str
     weak: bool = False
@@ -60,6 +62,46 @@ class Form(NamedTuple):
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.key is None else f" (key {self.key})"
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{kind}"
+
+
+def name_of(steps: Steps) -> str:
+    """The flat name of a leaf: `params.layers.0.kernel`."""
+    return ".".join(steps) or "value"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
+
+    A leaf that was read from a checkpoint has no `value`; that of a tree has one, and no digests yet.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> (leaf,) = read_manifest(path).leaves
+        >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
+        ('w', "['w']", 'float32[3] (array)', ['all'])
+    """
+
+    steps: Steps
+    path: str
+    form: Form
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    value: Any = dataclasses.field(default=None, repr=False, compare=False)
+    name: str = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.steps))
+
+
+def of_one_name(leaves: Iterable[Leaf]) -> Iterator[tuple[Leaf, Leaf]]:
+    """Pairs of leaves that have one name: the first with each later one."""
+    first: dict[str, Leaf] = {}
+    for leaf in leaves:
+        if first.setdefault(leaf.name, leaf) is not leaf:
+            yield first[leaf.name], leaf
 
 
 class CanNotBeSavedError(ValueError):
@@ -87,7 +129,7 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
     if cls in _PLAIN_ARRAYS:
         return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
-    raise CanNotBeSavedError(f"is {_shown(leaf)}, no array or number. Make it a static, or wrap it in Static")
+    raise CanNotBeSavedError(f"is {_shown(leaf)}, not an array or a number. Make it a static, or wrap it in Static")
 
 
 def _shown(leaf: object) -> str:
@@ -117,7 +159,7 @@ def _key_form(leaf: Any) -> Form:
     implementations: list[str] = []
 
     def data_of(key: Any) -> Any:
-        implementations.append(str(jax.random.key_impl(key)))
+        implementations.append(str(jax.random.key_impl(key)))  # which takes no ShapeDtypeStruct, but a tracer
         return jax.random.key_data(key)
 
     data: Any = _jax.eval_shape(data_of, leaf)
@@ -139,81 +181,77 @@ def stored(leaf: Any) -> Any:
     return _stored_scalar(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
 
-def sharding_of(leaf: Any) -> Any:
-    """The sharding that a leaf was given; None where it lies where JAX put it, or is no `jax.Array`."""
-    if isinstance(leaf, jax.Array):
-        committed: Any = leaf.committed
-        return leaf.sharding if committed else None
-    return getattr(leaf, "sharding", None)
+def bytes_of(array: Any) -> Any:
+    """The bytes of a contiguous numpy array of any dtype, as a view."""
+    return array.reshape(-1).view(np.uint8)
 
 
-def data_sharding_of(leaf: Any, form: Form) -> Any:
-    """The sharding for the array that is written for `leaf`: that of a key's data has further dimensions."""
-    sharding = sharding_of(leaf)
-    if sharding is None or form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
+def contiguous(array: Any) -> Any:
+    """The values of an array as a numpy array in C order; a view wherever it can be."""
+    return np.asarray(array, order="C")
+
+
+def sharding_of(leaf: Leaf) -> Any:
+    """The sharding of the array that is written for the leaf of a tree; None if nobody chose its place.
+
+    That of a key's data has further dimensions.
+    """
+    value, form = leaf.value, leaf.form
+    if isinstance(value, jax.Array) and not cast("Any", value).committed:
+        return None
+    sharding = getattr(value, "sharding", None)
+    if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
-    whole = (None,) * (len(form.shape) - len(leaf.shape))
-    rank = len(leaf.shape)
-    parts = (*sharding.spec, *(None,) * (rank - len(sharding.spec)), *whole)
-    return jax.sharding.NamedSharding(sharding.mesh, _jax.sharding.PartitionSpec(*parts))
+    split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
+    whole = (None,) * (len(form.shape) - len(value.shape))
+    return jax.sharding.NamedSharding(sharding.mesh, _jax.sharding.PartitionSpec(*split, *whole))
 
 
-def host_leaf_of(value: Any, form: Form) -> Any:
-    """A leaf of this form, which is no `jax.Array`, from the array that was stored for it."""
-    array: Any = np.asarray(value, DTYPES[form.dtype])
-    if form.kind == "numpy":
-        return array
-    return array[()] if form.kind == "numpy scalar" else array.item()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placing:
-    """What a leaf is to become: its form, a leaf whose sharding it has or None, and its path for messages."""
-
-    form: Form
-    like: Any
-    path: str
-
-
-def leaves_of(values: Sequence[Any], placings: Sequence[Placing]) -> list[Any]:
-    """Leaves from the arrays that were stored for them, with strong dtypes, placed where others lie.
+def restored_leaves(arrays: Sequence[Any], targets: Sequence[Leaf]) -> list[Any]:
+    """What a tree holds for the arrays that were stored, with strong dtypes.
 
     Args:
-        values: numpy arrays that nobody else changes, or `jax.Array`s.
-        placings: For each of them, what it is to become. Its dtype may be another than the value's.
+        arrays: numpy arrays that nobody else changes, or `jax.Array`s.
+        targets: What each is to become: of this form, which may have another dtype, and placed where its value lies.
 
     Raises:
         CheckpointError: If a dtype needs 64 bits and JAX has them switched off.
     """
-    results: list[Any] = list(values)
+    results: list[Any] = list(arrays)
     to_place: list[tuple[int, Any, Any]] = []
-    for index, (value, placing) in enumerate(zip(values, placings, strict=True)):
-        form = placing.form
-        if form.kind not in ON_DEVICE:
-            results[index] = host_leaf_of(value, form)
+    for index, (array, target) in enumerate(zip(arrays, targets, strict=True)):
+        dtype = DTYPES[target.form.dtype]
+        if target.form.kind not in _ON_DEVICE:
+            results[index] = _on_host(np.asarray(array, dtype), target.form.kind)
             continue
-        sharding = data_sharding_of(placing.like, form)
-        cast = value if value.dtype == DTYPES[form.dtype] else value.astype(DTYPES[form.dtype])
-        if isinstance(cast, jax.Array) and sharding in {None, cast.sharding}:
-            results[index] = _finished(cast, placing)
+        sharding = sharding_of(target)
+        converted = array if array.dtype == dtype else array.astype(dtype)
+        if isinstance(converted, jax.Array) and sharding in {None, converted.sharding}:
+            results[index] = _finished(converted, target)
         else:
-            to_place.append((index, cast, sharding))
+            to_place.append((index, converted, sharding))
     # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
     shardings = [sharding for *_, sharding in to_place]
-    placed = _jax.device_put([value for _, value, _ in to_place], shardings if any(shardings) else None)
-    for (index, *_), value in zip(to_place, placed, strict=True):
-        results[index] = _finished(value, placings[index])
+    placed = _jax.device_put([array for _, array, _ in to_place], shardings if any(shardings) else None)
+    for (index, *_), array in zip(to_place, placed, strict=True):
+        results[index] = _finished(array, targets[index])
     return results
 
 
-def _finished(leaf: Any, placing: Placing) -> Any:
-    form = placing.form
-    if leaf.dtype != DTYPES[form.dtype]:
+def _on_host(array: Any, kind: LeafKind) -> Any:
+    if kind == "numpy":
+        return array
+    return array[()] if kind == "numpy scalar" else array.item()
+
+
+def _finished(array: Any, target: Leaf) -> Any:
+    form = target.form
+    if array.dtype != DTYPES[form.dtype]:
         raise CheckpointError(
-            f"{placing.path} is a {form.dtype}, and JAX would make it a {leaf.dtype}. Load it with "
+            f"{target.path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return leaf if form.key is None else _jax.random.wrap_key_data(leaf, impl=form.key)
+    return array if form.key is None else _jax.random.wrap_key_data(array, impl=form.key)
 
 
 def empty(form: Form) -> Any:

@@ -12,15 +12,16 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 import numpy as np
 
+from treewright._jax import is_first_process, process_count
 from treewright.checkpoint.atomic import Lock, sync, try_lock
-from treewright.checkpoint.digests import digests_of, gathered, in_threads, is_first_process, process_count, verify
-from treewright.checkpoint.leaves import DTYPES, ON_DEVICE, data_sharding_of, stored
-from treewright.checkpoint.manifest import Leaf, Manifest, Steps, from_json
-from treewright.checkpoint.restore import Migrate, OnStatic, Options, Reader, restored
-from treewright.checkpoint.tree import Place, Survey, survey
+from treewright.checkpoint.digests import digests_of, gathered, verify
+from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
+from treewright.checkpoint.manifest import Manifest, from_json, with_digests
+from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, Reader, restored
+from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
 
-STATE, MANIFEST = "state", "manifest"
+_STATE, _MANIFEST = "state", "manifest"  # the two items of a step
 
 
 def engine() -> Any:
@@ -41,19 +42,17 @@ def engine() -> Any:
 # Writing
 
 
-def problems(found: Survey) -> Iterator[str]:
+def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
     """What a step can't hold."""
-    if not found.leaves and not found.problems:
-        yield "it has no leaves, and Orbax saves no empty tree"
-    for place in found.leaves:
-        if 0 in place.form.shape:
-            yield f"{place.path} has the shape {place.form.shape}, and Orbax saves no array without elements"
-        if not _is_dtype_of_engine(place.form.dtype):
-            yield f"{place.path} has the dtype {place.form.dtype}, which Orbax does not save"
-        if process_count() > 1 and isinstance(place.value, jax.Array) and place.value.is_fully_addressable:
+    for leaf in leaves:
+        if 0 in leaf.form.shape:
+            yield f"{leaf.path} has the shape {leaf.form.shape}, and Orbax saves no array without elements"
+        if not _is_dtype_of_engine(leaf.form.dtype):
+            yield f"{leaf.path} has the dtype {leaf.form.dtype}, which Orbax does not save"
+        if process_count() > 1 and isinstance(leaf.value, jax.Array) and leaf.value.is_fully_addressable:
             yield (
-                f"{place.path} lies on this process alone, which others can't see. Place it with a sharding over all "
-                f"of them"
+                f"{leaf.path} lies on this process alone, which others can't see. Place it with a sharding over all of "
+                f"them"
             )
 
 
@@ -67,22 +66,25 @@ def _is_dtype_of_engine(name: str) -> bool:
     return True
 
 
-def items_of(found: Survey) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two items of a step: the arrays as nested dicts, and the manifest."""
-    arrays = [stored(place.value) for place in found.leaves]
-    digests = gathered(in_threads(digests_of, arrays))
-    leaves = tuple(
-        Leaf(place.steps, place.path, place.form, digest) for place, digest in zip(found.leaves, digests, strict=True)
-    )
-    state = _nested((leaf.steps, array) for leaf, array in zip(leaves, arrays, strict=True))
-    return state, Manifest(tuple(found.branches), leaves).to_json()
+def _items_of(tree: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two items of a step: the arrays as nested dicts, and the manifest.
+
+    Raises:
+        CheckpointError: If something in the tree can't be saved.
+    """
+    manifest = manifest_of(tree, _problems)
+    if not manifest.leaves:
+        raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
+    arrays = [stored(leaf.value) for leaf in manifest.leaves]
+    manifest = with_digests(manifest, gathered(digests_of(arrays)))
+    return _nested(manifest.leaves, arrays), manifest.to_json()
 
 
-def _nested(values: Iterable[tuple[Steps, Any]]) -> dict[str, Any]:
-    """Nested dicts by the steps to each value."""
+def _nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
+    """The values as nested dicts by the steps of their leaves."""
     root: dict[str, Any] = {}
-    for steps, value in values:
-        *above, last = steps or ("value",)
+    for leaf, value in zip(leaves, values, strict=True):
+        *above, last = leaf.steps or ("value",)
         inside = root
         for step in above:
             inside = inside.setdefault(step, {})
@@ -95,14 +97,14 @@ def _nested(values: Iterable[tuple[Steps, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(what: str) -> Generator[None]:
-    """Whatever an engine raises on bytes that nobody wrote means damage."""
+    """Whatever Orbax raises while it reads means damage: it has no error of its own for it."""
     try:
         yield
     except Exception as error:
         raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
 
 
-def manifest_of(folder: Path) -> Manifest:
+def _saved_manifest(folder: Path) -> Manifest:
     """The manifest of a step.
 
     Raises:
@@ -111,28 +113,31 @@ def manifest_of(folder: Path) -> Manifest:
     """
     orbax = engine()
     with _reading(f"The manifest of step {folder.name}"):
-        document: Any = orbax.Checkpointer(orbax.JsonCheckpointHandler()).restore(folder / MANIFEST)
+        document: Any = orbax.Checkpointer(orbax.JsonCheckpointHandler()).restore(folder / _MANIFEST)
     return from_json(document)
 
 
-def reader_of(folder: Path) -> Reader:
+def _reader_of(folder: Path) -> Reader:
     """A reader of the arrays of a step."""
     orbax = engine()
 
-    def read(wanted: Iterable[tuple[Leaf, Place | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+    def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
         pairs = list(wanted)
         if not pairs:
             return
         leaves = [leaf for leaf, _ in pairs]
-        item = _nested((leaf.steps, _target(leaf, place)) for leaf, place in pairs)
-        restore_args = _nested((leaf.steps, _restore_args(orbax, leaf, place)) for leaf, place in pairs)
-        args = orbax.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+        shardings = [None if target is None else sharding_of(target) for _, target in pairs]
+        args = orbax.args.PyTreeRestore(
+            item=_nested(leaves, map(_abstract, leaves, shardings)),
+            restore_args=_nested(leaves, (_restore_args(orbax, *each) for each in zip(leaves, shardings, strict=True))),
+            partial_restore=True,
+        )
         with _reading(f"Step {folder.name}"):
-            nested = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / STATE, args=args)
+            nested = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / _STATE, args=args)
             arrays = [_at(nested, leaf.steps) for leaf in leaves]
         for array, leaf in zip(arrays, leaves, strict=True):
             _check_form(array, leaf)
-        in_threads(verify, arrays, [leaf.digests for leaf in leaves], [leaf.path for leaf in leaves])
+        verify(arrays, leaves)
         yield leaves, arrays
 
     return read
@@ -144,20 +149,13 @@ def _at(nested: Any, steps: Steps) -> Any:
     return nested
 
 
-def _placement(place: Place | None) -> Any:
-    """The sharding with which an array is read; None to read it as a numpy array."""
-    if place is None or place.form.kind not in ON_DEVICE:
-        return None
-    return data_sharding_of(place.value, place.form)
+def _abstract(leaf: Leaf, sharding: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=sharding)
 
 
-def _target(leaf: Leaf, place: Place | None) -> Any:
-    abstract: Any = jax.ShapeDtypeStruct
-    return abstract(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=_placement(place))
-
-
-def _restore_args(orbax: Any, leaf: Leaf, place: Place | None) -> Any:
-    sharding = _placement(place)
+def _restore_args(orbax: Any, leaf: Leaf, sharding: Any) -> Any:
+    """How an array is read: with a sharding, or as a numpy array."""
     if sharding is None:
         return orbax.RestoreArgs(restore_type=np.ndarray)
     return orbax.ArrayRestoreArgs(
@@ -260,14 +258,11 @@ class CheckpointManager:
             CheckpointError: If something in the tree can't be saved, the step exists, another process saves into the
                 folder, or the save before this one failed.
         """
-        self._raise_failure()
-        found = survey(tree)
-        found.refuse(problems(found))
         self._refuse_existing(step)
-        state, manifest = items_of(found)
+        state, manifest = _items_of(tree)
         self.wait()
         args = self._orbax.args
-        items = {STATE: args.PyTreeSave(state), MANIFEST: args.JsonSave(manifest)}
+        items = {_STATE: args.PyTreeSave(state), _MANIFEST: args.JsonSave(manifest)}
         with self._telling(f"Step {step} could not be saved"):
             saver = self._opened_for_saving()
             if step in self._damaged:
@@ -328,8 +323,8 @@ class CheckpointManager:
                 async_options=orbax.AsyncOptions(post_finalization_callback=self._sync_step),
             ),
             item_handlers={
-                STATE: orbax.PyTreeCheckpointHandler(use_compression=False),
-                MANIFEST: orbax.JsonCheckpointHandler(),
+                _STATE: orbax.PyTreeCheckpointHandler(use_compression=False),
+                _MANIFEST: orbax.JsonCheckpointHandler(),
             },
         )
         return self._saver
@@ -387,13 +382,13 @@ class CheckpointManager:
         return max(self.all_steps(), default=None)
 
     def manifest(self, step: int | None = None) -> Manifest:
-        """The manifest of a step, by default the latest. No array is read.
+        """The manifest of a step, by default the latest. No array is read. A save under way is waited for.
 
         Raises:
             CheckpointError: If there is no such step.
             CheckpointDamagedError: If the manifest can't be read.
         """
-        return manifest_of(self._folder(self._existing(step)))
+        return _saved_manifest(self._folder(step))
 
     def restore(
         self,
@@ -408,17 +403,17 @@ class CheckpointManager:
     ) -> T:
         """The tree of a step, by default the latest, with the structure, statics and shardings of `like`.
 
-        Every leaf is compared with its digest. The options are those of `treewright.checkpoint.load`.
+        A save under way is waited for. Every leaf is compared with its digest. The options are those of
+        `treewright.checkpoint.load`.
 
         Raises:
-            CheckpointError: If there is no such step.
+            CheckpointError: If there is no such step, or the save under way failed.
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
-        options = Options(on_static, allow_cast, strict, renamed, migrate)
-        folder = self._folder(self._existing(step))
-        tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
-        return tree
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+        folder = self._folder(step)
+        return restored(_saved_manifest(folder), _reader_of(folder), like, options)
 
     def restore_latest_valid(
         self,
@@ -432,18 +427,21 @@ class CheckpointManager:
     ) -> Restored[T] | None:
         """The newest step that is whole, or None if the folder has no steps: what a run that resumes asks for.
 
-        A warning names the damaged steps that were skipped. They stay where they are until they are saved anew.
+        A save under way is waited for. A warning names the damaged steps that were skipped. They stay where they are
+        until they are saved again.
 
         Raises:
-            CheckpointMismatchError: If a whole step does not fit `like`. That is no damage, and not skipped.
+            CheckpointError: If the save under way failed.
+            CheckpointMismatchError: If a whole step does not fit `like`. It is not damaged, so it is not skipped.
             CheckpointDamagedError: If there are steps, and all are damaged.
         """
-        options = Options(on_static, allow_cast, strict, renamed, migrate)
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
         skipped: dict[int, str] = {}
+        self.wait()
         for step in reversed(self.all_steps()):
-            folder = self._folder(step)
+            folder = self.directory / str(step)
             try:
-                tree: T = restored(manifest_of(folder), reader_of(folder), like, options)
+                tree = restored(_saved_manifest(folder), _reader_of(folder), like, options)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
@@ -456,17 +454,16 @@ class CheckpointManager:
             raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
         return None
 
-    def _folder(self, step: int) -> Path:
-        return self.directory / str(step)
-
-    def _existing(self, step: int | None) -> int:
+    def _folder(self, step: int | None) -> Path:
+        """The folder of a step, by default the latest, with that which is still being saved."""
+        self.wait()
         steps = self.all_steps()
         if step is None and steps:
-            return steps[-1]
+            step = steps[-1]
         if step is None or step not in steps:
             has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))
-        return step
+        return self.directory / str(step)
 
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:

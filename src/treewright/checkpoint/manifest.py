@@ -7,12 +7,12 @@ reading does not recurse, and every entry is checked before any is used: nothing
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
-from treewright.checkpoint.leaves import DTYPES, KINDS, Form
+from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, of_one_name
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 VERSION = 1
@@ -20,19 +20,12 @@ FORMAT = "treewright.checkpoint"
 DEPTH = 200  # levels of a tree; deeper ones would end Python's stack on the way back
 LONGEST = 90_000_000  # characters of JSON; safetensors ends at 100 MB for the header that holds it
 
-Steps = tuple[str, ...]
-
 CONTAINERS = frozenset({"node", "dict", "list", "tuple", "namedtuple", "none", "other"})
 _FIELD_KINDS = frozenset({"child", "static", "buffer"})
 _OF_BRANCH: Mapping[str, type[Any]] = MappingProxyType({"steps": list, "path": str, "kind": str, "children": list})
 _OF_LEAF: Mapping[str, type[Any]] = MappingProxyType(
     {"steps": list, "path": str, "kind": str, "shape": list, "dtype": str, "digest": dict}
 )
-
-
-def name_of(steps: Steps) -> str:
-    """The flat name of a leaf: `params.layers.0.kernel`."""
-    return ".".join(steps) or "value"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class Branch:
         >>> save(path, {"name": Static("first")})
         >>> root, name = read_manifest(path).branches
         >>> root.kind, root.children, name.cls, name.statics
-        ('dict', ('name',), 'treewright._nodes.wrapper:Static', {'value': 'first'})
+        ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
 
     steps: Steps
@@ -57,30 +50,6 @@ class Branch:
     keys: tuple[Any, ...] | None = None  # of a dict, in the typed form of statics
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     statics: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-    """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
-
-    Examples:
-        >>> import tempfile, os
-        >>> from treewright.checkpoint import read_manifest, save
-        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-        >>> save(path, {"w": jnp.arange(3.0)})
-        >>> (leaf,) = read_manifest(path).leaves
-        >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
-        ('w', "['w']", 'float32[3] (array)', ['all'])
-    """
-
-    steps: Steps
-    path: str
-    form: Form
-    digests: Mapping[str, str]
-    name: str = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", name_of(self.steps))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,6 +89,12 @@ class Manifest:
         }
 
 
+def with_digests(manifest: Manifest, digests: Iterable[Mapping[str, str]]) -> Manifest:
+    """The manifest of a tree as it is saved: its leaves with their digests, and without their values."""
+    pairs = zip(manifest.leaves, digests, strict=True)
+    return Manifest(manifest.branches, tuple(Leaf(leaf.steps, leaf.path, leaf.form, each) for leaf, each in pairs))
+
+
 def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
@@ -132,33 +107,35 @@ def _tail(digest: str) -> str:
 
 
 def _branch_json(branch: Branch) -> dict[str, Any]:
-    given = {
-        "class": branch.cls,
-        "keys": None if branch.keys is None else list(branch.keys),
-        "fields": dict(branch.fields) or None,
-        "statics": dict(branch.statics) or None,
-    }
     return {
         "steps": list(branch.steps),
         "path": branch.path,
         "kind": branch.kind,
         "children": list(branch.children),
-        **{key: value for key, value in given.items() if value is not None},
+        **_given("class", branch.cls),
+        **_given("keys", None if branch.keys is None else list(branch.keys)),
+        **_given("fields", dict(branch.fields)),
+        **_given("statics", dict(branch.statics)),
     }
 
 
 def _leaf_json(leaf: Leaf) -> dict[str, Any]:
     form = leaf.form
-    given = {"weak": form.weak or None, "key": form.key}
     return {
         "steps": list(leaf.steps),
         "path": leaf.path,
         "kind": form.kind,
         "shape": list(form.shape),
         "dtype": form.dtype,
-        **{key: value for key, value in given.items() if value is not None},
+        **_given("weak", form.weak),
+        **_given("key", form.key),
         "digest": dict(leaf.digests),
     }
+
+
+def _given(key: str, value: Any) -> dict[str, Any]:
+    """The entry, which is left out where there is nothing to say."""
+    return {} if value in (None, False, {}) else {key: value}
 
 
 # Reading
@@ -168,39 +145,33 @@ class _WrongError(ValueError):
     """What is wrong with an entry."""
 
 
-def parsed(text: str) -> Any:
-    """The document in a text.
-
-    Raises:
-        CheckpointDamagedError: If it is no JSON, or too long or too deep to be one of ours.
-    """
-    if len(text) > LONGEST:
-        raise CheckpointDamagedError(f"The manifest has {len(text)} characters, more than {LONGEST} can't be one.")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamagedError(f"The manifest is no JSON: {error}.") from error
-
-
 def from_text(text: str) -> Manifest:
     """The manifest in the JSON of a document, every entry checked.
 
     Raises:
-        CheckpointDamagedError: If the document is not what was saved, or no manifest.
+        CheckpointDamagedError: If the document is not what was saved, or not a manifest.
         CheckpointError: If a newer Treewright wrote it.
     """
-    return from_json(parsed(text), text)
+    if len(text) > LONGEST:
+        raise CheckpointDamagedError(
+            f"The manifest has {len(text)} characters, and none has more than {LONGEST}: it is damaged."
+        )
+    try:
+        document: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamagedError(f"The manifest is not JSON: {error}.") from error
+    return from_json(document, text)
 
 
 def from_json(document: Any, text: str = "") -> Manifest:
     """The manifest in a document, every entry checked.
 
     Args:
-        document: It.
-        text: The JSON that it was read from, if that is at hand: then its digest is found sooner.
+        document: The document, as parsed JSON.
+        text: The JSON that it was read from, if that is at hand: it makes the check of the digest faster.
 
     Raises:
-        CheckpointDamagedError: If the document is not what was saved, or no manifest.
+        CheckpointDamagedError: If the document is not what was saved, or not a manifest.
         CheckpointError: If a newer Treewright wrote it.
     """
     try:
@@ -228,24 +199,28 @@ def _check_digest(content: Any, saved: str, text: str) -> None:
     tail = _tail(saved)
     if text.startswith(_HEAD) and text.endswith(tail) and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:
         return  # the very text that `to_text` wrote
-    found = digest_of(_canonical(content))
-    if saved != found:
-        raise _WrongError(f"it has the digest {found}, and {saved} was saved")
+    now = digest_of(_canonical(content))
+    if saved != now:
+        raise _WrongError(f"it has the digest {now}, and {saved} was saved")
 
 
 def _checked(entry: Any, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
     """An entry, whose values have to be of these very types."""
     if type(entry) is not dict:
         raise _WrongError(f"there should be an object, and there is {str(entry)[:80]!r}")
-    found = cast("dict[str, Any]", entry)
+    entries = cast("dict[str, Any]", entry)
     for key, kind in kinds.items():
-        if type(found.get(key)) is not kind:
-            raise _WrongError(f"{key!r} is no {kind.__name__} in {str(found)[:80]}")
-    return found
+        if type(entries.get(key)) is not kind:
+            raise _WrongError(f"{key!r} is not of the type {kind.__name__} in {str(entries)[:80]}")
+    return entries
 
 
 def _take(entry: Any, key: str, kind: type[Any]) -> Any:
     return _checked(entry, {key: kind})[key]
+
+
+def _take_if_there(entry: dict[str, Any], key: str, kind: type[Any], otherwise: Any) -> Any:
+    return _take(entry, key, kind) if key in entry else otherwise
 
 
 def _texts(items: list[Any], key: str) -> tuple[str, ...]:
@@ -262,36 +237,36 @@ def _steps(entry: dict[str, Any]) -> Steps:
 
 
 def _branch(entry: Any) -> Branch:
-    found = _checked(entry, _OF_BRANCH)
-    path, kind, children = found["path"], found["kind"], _texts(found["children"], "children")
+    entry = _checked(entry, _OF_BRANCH)
+    path, kind, children = entry["path"], entry["kind"], _texts(entry["children"], "children")
     if kind not in CONTAINERS:
-        raise _WrongError(f"{kind!r} is no kind of container")
-    fields: dict[str, Any] = _take(found, "fields", dict) if "fields" in found else {}
+        raise _WrongError(f"{kind!r} is not a kind of container")
+    fields: dict[str, Any] = _take_if_there(entry, "fields", dict, {})
     if not all(type(field) is str and field in _FIELD_KINDS for field in fields.values()):
-        raise _WrongError(f"a field of {path} has no known kind: {str(fields)[:80]}")
-    statics: dict[str, Any] = _take(found, "statics", dict) if "statics" in found else {}
+        raise _WrongError(f"a field of {path} has an unknown kind: {str(fields)[:80]}")
+    statics: dict[str, Any] = _take_if_there(entry, "statics", dict, {})
     if set(statics) != {name for name, field in fields.items() if field == "static"}:
         raise _WrongError(f"fields and statics of {path} disagree")
-    keys = tuple(_take(found, "keys", list)) if "keys" in found else None
+    keys: list[Any] | None = _take_if_there(entry, "keys", list, None)
     if (kind == "dict") != (keys is not None) or (keys is not None and len(keys) != len(children)):
         raise _WrongError(f"{path} has other keys than children")
-    cls = _take(found, "class", str) if kind in {"node", "namedtuple", "other"} else None
-    return Branch(_steps(found), path, kind, children, cls, keys, fields, statics)
+    cls = _take(entry, "class", str) if kind in {"node", "namedtuple", "other"} else None
+    return Branch(_steps(entry), path, kind, children, cls, None if keys is None else tuple(keys), fields, statics)
 
 
 def _leaf(entry: Any) -> Leaf:
-    found = _checked(entry, _OF_LEAF)
-    path, kind, dtype = found["path"], found["kind"], found["dtype"]
+    entry = _checked(entry, _OF_LEAF)
+    path, kind, dtype = entry["path"], entry["kind"], entry["dtype"]
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"{path} is a {kind!r} of {dtype!r}, and no such leaf can be saved")
-    shape, digests = tuple(found["shape"]), found["digest"]
+    shape, digests = tuple(entry["shape"]), entry["digest"]
     sizes_are_whole = set(map(type, shape)) <= {int} and all(0 <= size < 2**63 for size in shape)
     if len(shape) > 64 or not sizes_are_whole:
-        raise _WrongError(f"{path} has the shape {str(found['shape'])[:80]}")
-    key = _take(found, "key", str) if kind == "key" else None
-    weak = _take(found, "weak", bool) if "weak" in found else False
+        raise _WrongError(f"{path} has the shape {str(entry['shape'])[:80]}")
+    key = _take(entry, "key", str) if kind == "key" else None
+    form = Form(kind, shape, dtype, _take_if_there(entry, "weak", bool, otherwise=False), key)
     _check_digests(digests, shape, path)
-    return Leaf(_steps(found), path, Form(kind, shape, dtype, weak, key), digests)
+    return Leaf(_steps(entry), path, form, digests)
 
 
 def _check_digests(digests: dict[str, Any], shape: tuple[int, ...], path: str) -> None:
@@ -318,6 +293,5 @@ def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None
     present = [branch.steps for branch in branches] + [leaf.steps for leaf in leaves]
     if len(set(present)) != len(present) or len(set(listed)) != len(listed) or {(), *listed} != set(present):
         raise _WrongError("its entries do not make one tree")
-    names = [leaf.name for leaf in leaves]
-    if len(set(names)) != len(names):
+    if any(of_one_name(leaves)):
         raise _WrongError("two leaves have one name")

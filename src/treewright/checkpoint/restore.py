@@ -1,33 +1,34 @@
-"""A tree from the leaves of a checkpoint: in the form of another, or from nothing."""
+"""A tree from the leaves of a checkpoint: in the form of another tree, or from what the manifest says alone."""
 
 import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 
 from treewright._values.classes import class_of
 from treewright.checkpoint.compare import (
-    Difference,
+    Mismatch,
     Moves,
-    leaf_differences,
-    mismatch,
-    node_differences,
+    leaf_mismatches,
+    node_mismatches,
+    refuse_mismatches,
     renamed_manifest,
 )
-from treewright.checkpoint.leaves import CanNotBeSavedError, Form, Placing, form_of, leaves_of, stored
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest, Steps
-from treewright.checkpoint.tree import Place, ReadingCodec, Survey, class_name, survey
+from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
+from treewright.checkpoint.manifest import Branch, Manifest
+from treewright.checkpoint.tree import ReadingCodec, class_name, refuse, target_of
 from treewright.errors import CheckpointError, CheckpointWarning
 
+T = TypeVar("T")
 OnStatic = Literal["error", "warn", "ignore"]
 Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class LoadOptions:
     """How much a checkpoint may differ from the tree that it is loaded into."""
 
     on_static: OnStatic = "error"
@@ -44,27 +45,18 @@ class Options:
 class Reader(Protocol):
     """An engine: reads arrays that a manifest lists, each verified by its digest.
 
-    With each goes the leaf of the template that it is for, whose sharding it may have at once, or None.
+    With each goes the leaf of the tree that it is for, whose sharding it may have at once, or None.
     """
 
-    def __call__(self, wanted: Iterable[tuple[Leaf, Place | None]], /) -> Iterator[tuple[list[Leaf], list[Any]]]:
+    def __call__(self, wanted: Iterable[tuple[Leaf, Leaf | None]], /) -> Iterator[tuple[list[Leaf], list[Any]]]:
         """The arrays, some at a time and in any order, each with what the manifest says of it."""
         ...
 
 
-def template(tree: Any) -> Survey:
-    """A tree to load into, taken apart.
-
-    Raises:
-        CheckpointError: If a leaf of it is of no kind that can be loaded.
-    """
-    found = survey(tree, abstract=True)
-    if found.problems:
-        raise CheckpointError("\n  ".join(["Nothing can be loaded into this tree:", *found.problems]))
-    return found
+# Into a tree
 
 
-def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> Any:
+def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) -> T:
     """The tree of a checkpoint, with the structure, the statics and the placement of `like`.
 
     Raises:
@@ -72,124 +64,115 @@ def restored(manifest: Manifest, read: Reader, like: Any, options: Options) -> A
             `migrate` had to see them.
         CheckpointDamagedError: If an array is not what was saved.
     """
-    target = template(like)
-    originals, manifest = manifest.leaves, renamed_manifest(manifest, options.renamed or {})
+    target, originals = target_of(like), manifest.leaves
+    manifest = renamed_manifest(manifest, options.renamed or {})
     moves = Moves.between(manifest, target)
-    nodes = node_differences(manifest, target, moves.fields)
-    through, hard = _sorted(options, nodes, moves.differences)
+    let_through, refused = _sorted(options, node_mismatches(manifest, target, moves.fields), moves.mismatches)
+    targets = {leaf.name: leaf for leaf in target.leaves}
     if options.migrate is None:
-        hard += _leaf_problems(manifest, target, moves, options)
-    if hard:
-        raise mismatch(hard)
-    values = _values(zip(originals, manifest.leaves, strict=True), target, moves, read, options)
-    more, hard = _sorted(options, moves.statics_that_differ(values))
-    if hard:
-        raise mismatch(hard)
-    _warn([*through, *more], options)
+        saved = {leaf.name: leaf for leaf in manifest.leaves if leaf.name not in moves.to_static}
+        wanted = {name: leaf for name, leaf in targets.items() if name not in moves.children}
+        refused += leaf_mismatches(saved, wanted, allow_cast=options.allow_cast, strict=options.strict)
+    refuse_mismatches(refused)
+    values = _values(zip(originals, manifest.leaves, strict=True), targets, moves, read, options)
+    also_let_through, refused = _sorted(options, moves.static_mismatches(values))
+    refuse_mismatches(refused)
+    _warn([*let_through, *also_let_through], options)
     values = {name: value for name, value in values.items() if name not in moves.to_static}
-    values |= moves.placed_children(target)
+    values |= moves.placed_children(targets)
     if options.migrate is not None:
-        return fitted(options.migrate(values), target, options)
-    _refuse_abstract(place for place in target.leaves if place.name not in values)
-    return jax.tree.unflatten(target.treedef, [values.get(place.name, place.value) for place in target.leaves])
+        return filled(options.migrate(values), like, options)
+    return cast("T", _with_leaves(like, target, values))
 
 
-def _sorted(options: Options, *found: Iterable[Difference]) -> tuple[list[Difference], list[Difference]]:
+def _sorted(options: LoadOptions, *mismatches: Iterable[Mismatch]) -> tuple[list[Mismatch], list[Mismatch]]:
     """Differences of classes and statics: those that are let through, and those that are not."""
-    through: list[Difference] = []
-    hard: list[Difference] = []
-    for difference in itertools.chain(*found):
-        static = difference.kind == "static"
-        passes = (difference.soft or options.on_static != "error") if static else not options.strict
-        (through if passes else hard).append(difference)
-    return through, hard
+    let_through: list[Mismatch] = []
+    refused: list[Mismatch] = []
+    for mismatch in itertools.chain(*mismatches):
+        static = mismatch.kind == "static"
+        passes = (mismatch.soft or options.on_static != "error") if static else not options.strict
+        (let_through if passes else refused).append(mismatch)
+    return let_through, refused
 
 
-def _warn(let_through: Iterable[Difference], options: Options) -> None:
-    statics = [f"  {difference}" for difference in let_through if difference.kind == "static"]
+def _warn(let_through: Iterable[Mismatch], options: LoadOptions) -> None:
+    statics = [f"  {mismatch}" for mismatch in let_through if mismatch.kind == "static"]
     if statics and options.on_static != "ignore":
         text = "\n".join(["The checkpoint was saved with other statics; the tree keeps its own:", *statics])
         warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
-def _leaf_problems(manifest: Manifest, target: Survey, moves: Moves, options: Options) -> list[Difference]:
-    saved = {leaf.name: (leaf.path, leaf.form) for leaf in manifest.leaves if leaf.name not in moves.to_static}
-    wanted = {place.name: (place.path, place.form) for place in target.leaves if place.name not in moves.children}
-    return list(leaf_differences(saved, wanted, allow_cast=options.allow_cast, strict=options.strict))
-
-
 def _values(
-    leaves: Iterable[tuple[Leaf, Leaf]], target: Survey, moves: Moves, read: Reader, options: Options
+    leaves: Iterable[tuple[Leaf, Leaf]], targets: Mapping[str, Leaf], moves: Moves, read: Reader, options: LoadOptions
 ) -> dict[str, Any]:
-    """The saved arrays by name: those that the tree has a place for, or all of them for `migrate`.
+    """The saved leaves by name: those that the tree has a place for, or all of them for `migrate`.
 
-    Each leaf comes with what it was before it was renamed, since the engines know it by that.
+    Each comes as it was saved, since the engines know it by that name, and as it is called now.
     """
-    places = {place.name: place for place in target.leaves}
     needed = {
         original.name: (original, leaf)
         for original, leaf in leaves
-        if options.migrate is not None or leaf.name in places or leaf.name in moves.to_static
+        if options.migrate is not None or leaf.name in targets or leaf.name in moves.to_static
     }
     values: dict[str, Any] = {}
-    for found, arrays in read((original, places.get(leaf.name)) for original, leaf in needed.values()):
-        renamed = [needed[original.name][1] for original in found]
-        placings = [_placing(leaf, places.get(leaf.name), options) for leaf in renamed]
-        values.update(zip((leaf.name for leaf in renamed), leaves_of(arrays, placings), strict=True))
+    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in needed.values()):
+        renamed = [needed[original.name][1] for original in originals]
+        becoming = [_becoming(leaf, targets, options) for leaf in renamed]
+        values.update(zip((leaf.name for leaf in renamed), restored_leaves(arrays, becoming), strict=True))
     return values
 
 
-def _placing(leaf: Leaf, place: Place | None, options: Options) -> Placing:
-    if place is not None and options.migrate is None:
-        return Placing(place.form, place.value, place.path)
-    # For `migrate`, or to be compared with a static: numpy arrays in place of those on a device.
-    form = leaf.form._replace(kind="numpy") if leaf.form.kind == "array" else leaf.form
-    return Placing(form, None, leaf.path)
+def _becoming(leaf: Leaf, targets: Mapping[str, Leaf], options: LoadOptions) -> Leaf:
+    """What a saved leaf is to become. For `migrate`, and to be compared with a static, arrays become numpy arrays."""
+    if options.migrate is None and leaf.name in targets:
+        return targets[leaf.name]
+    return dataclasses.replace(leaf, form=leaf.form._replace(kind="numpy")) if leaf.form.kind == "array" else leaf
 
 
-# Fitting named values into a tree
-
-
-def fitted(values: Mapping[str, Any], target: Survey, options: Options) -> Any:
-    """The tree of `target` with copies of these values, by flat name.
+def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
+    """A tree like `like` with copies of these values, by flat name.
 
     Raises:
         CheckpointMismatchError: If names, shapes, dtypes or kinds differ in what the options do not allow.
-        CheckpointError: If a value is no leaf, or a leaf without a value is abstract in the tree.
+        CheckpointError: If a value can't be a leaf, or a leaf without a value is abstract in the tree.
     """
-    given: dict[str, tuple[str, Form]] = {}
+    given: dict[str, Leaf] = {}
     for name, value in values.items():
         try:
-            given[name] = (name, form_of(value))
+            given[name] = Leaf((name,), name, form_of(value), value=value)
         except CanNotBeSavedError as problem:
             raise CheckpointError(f"The value named {name!r} {problem}.") from problem
-    wanted = {place.name: (place.path, place.form) for place in target.leaves}
-    found = list(leaf_differences(given, wanted, allow_cast=options.allow_cast, strict=options.strict))
-    if found:
-        raise mismatch(found)
-    _refuse_abstract(place for place in target.leaves if place.name not in values)
-    places = [place for place in target.leaves if place.name in values]
-    arrays = [_copied(stored(values[place.name])) for place in places]
-    placings = [Placing(place.form, place.value, place.path) for place in places]
-    leaves = dict(zip((place.name for place in places), leaves_of(arrays, placings), strict=True))
-    return jax.tree.unflatten(target.treedef, [leaves.get(place.name, place.value) for place in target.leaves])
+    target = target_of(like)
+    wanted = {leaf.name: leaf for leaf in target.leaves}
+    refuse_mismatches(list(leaf_mismatches(given, wanted, allow_cast=options.allow_cast, strict=options.strict)))
+    becoming = [leaf for leaf in target.leaves if leaf.name in given]
+    arrays = [_copied(stored(given[leaf.name].value)) for leaf in becoming]
+    leaves = dict(zip((leaf.name for leaf in becoming), restored_leaves(arrays, becoming), strict=True))
+    return cast("T", _with_leaves(like, target, leaves))
 
 
 def _copied(array: Any) -> Any:
     return array if isinstance(array, jax.Array) else array.copy()  # the caller may change theirs
 
 
-def _refuse_abstract(places: Iterable[Place]) -> None:
-    """Leaves that get no value have to have one already."""
-    abstract = [place.path for place in places if isinstance(place.value, jax.ShapeDtypeStruct)]
+def _with_leaves(like: Any, target: Manifest, values: Mapping[str, Any]) -> Any:
+    """The tree with these leaves, by name; the others have to have a value already."""
+    kept = [leaf for leaf in target.leaves if leaf.name not in values]
+    abstract = [leaf.path for leaf in kept if isinstance(leaf.value, jax.ShapeDtypeStruct)]
     if abstract:
         raise CheckpointError(
             f"{', '.join(abstract)}: not saved, and abstract in the tree, so there is no value. Load into a live tree, "
             f"or give values in migrate=."
         )
+    leaves = [values.get(leaf.name, leaf.value) for leaf in target.leaves]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def rebuilt(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any:
+# From the manifest alone
+
+
+def restored_alone(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any:
     """The tree of a checkpoint, of classes and functions that the codec finds.
 
     Raises:
@@ -197,10 +180,9 @@ def rebuilt(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any:
         CheckpointDamagedError: If an array is not what was saved.
     """
     parts = _Parts(manifest, codec)
-    values: dict[str, Any] = {}
+    values: dict[Steps, Any] = {}
     for leaves, arrays in read((leaf, None) for leaf in manifest.leaves):
-        placings = [Placing(leaf.form, None, leaf.path) for leaf in leaves]
-        values.update(zip((leaf.name for leaf in leaves), leaves_of(arrays, placings), strict=True))
+        values.update(zip((leaf.steps for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
     return parts.part((), values)
 
 
@@ -214,7 +196,6 @@ class _Parts:
             CheckpointError: If one can't be found or made; the message lists all of them.
         """
         self.branches = {branch.steps: branch for branch in manifest.branches}
-        self.leaves = {leaf.steps: leaf for leaf in manifest.leaves}
         self.codec = codec
         self.made: dict[Steps, Any] = {}
         problems: list[str] = []
@@ -223,8 +204,7 @@ class _Parts:
                 self.made[branch.steps] = self.prepared(branch)
             except Exception as error:  # noqa: BLE001  a file may say anything, and all its problems come at once
                 problems.append(f"{branch.path or 'the tree'}: {error}")
-        if problems:
-            raise CheckpointError("\n  ".join(["The tree can't be made from its file alone:", *problems]))
+        refuse("The tree can't be made from its file alone:", problems)
 
     def prepared(self, branch: Branch) -> Any:
         """What a container needs besides its children: keys, or the class and the statics."""
@@ -260,11 +240,10 @@ class _Parts:
                 raise CheckpointError(f"the static {name} was saved as a description only: load(path, like=...).")
         return cls, self.codec.decode_statics(cls, dict(branch.statics))
 
-    def part(self, steps: Steps, values: Mapping[str, Any]) -> Any:
+    def part(self, steps: Steps, values: Mapping[Steps, Any]) -> Any:
         """The part of the tree that begins here."""
-        leaf: Leaf | None = self.leaves.get(steps)
-        if leaf is not None:
-            return values[leaf.name]
+        if steps in values:
+            return values[steps]
         branch, made = self.branches[steps], self.made[steps]
         if branch.kind == "node":
             cls, statics = made

@@ -1,11 +1,10 @@
-"""What a checkpoint keeps of a tree: its leaves, its statics, and names for classes and functions."""
+"""A tree taken apart for a checkpoint: its leaves, its statics, and the names of classes and functions in both ways."""
 
-import dataclasses
 import importlib
 import re
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -18,12 +17,13 @@ from treewright._trees.paths import entries_of, place_of
 from treewright._values import reach
 from treewright._values.classes import class_of, import_path
 from treewright._values.text import text
-from treewright.checkpoint.leaves import CanNotBeSavedError, Form, form_of
-from treewright.checkpoint.manifest import DEPTH, Branch, Steps, name_of
+from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.manifest import DEPTH, Branch, Manifest
 from treewright.errors import CheckpointError
 
 DECLARED = "__checkpoint_name__"
 
+_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
 _LENGTH, _DEPTH, _ITEMS = 4000, 16, 100  # of a description: characters, functions inside functions, items
 
@@ -32,7 +32,7 @@ def class_name(cls: type[Any]) -> str:
     """The name that the class itself declares as `__checkpoint_name__`, else `module:qualname`."""
     declared = vars(cls).get(DECLARED)
     if declared is None:
-        return f"{cls.__module__}:{cls.__qualname__}"
+        return _name(cls.__module__, cls.__qualname__)
     if not isinstance(declared, str) or not declared:
         raise CheckpointError(
             f"{cls.__qualname__}.{DECLARED} is {declared!r}, and must be a name such as 'mylib.{cls.__qualname__}'."
@@ -40,47 +40,52 @@ def class_name(cls: type[Any]) -> str:
     return declared
 
 
-def same_name(one: str, other: str) -> bool:
+def _name(module: str, qualname: str) -> str:
+    """`module:qualname`, without the private modules of Treewright: what they hold may move."""
+    return f"{'treewright' if module.startswith('treewright._') else module}:{qualname}"
+
+
+def same_name(name: str, other: str) -> bool:
     """Whether two names mean one class or function.
 
     A script calls its own classes `__main__:Net`, and a library may move what it keeps in private modules
     (`optax._src.transform`): then only what follows the colon, or the package and that, has to be the same.
+    Treewright may move anything.
     """
-    if one == other:
+    if name == other:
         return True
-    (module, _, name), (other_module, _, other_name) = one.partition(":"), other.partition(":")
-    if not name or name != other_name:
+    (module, _, qualname), (other_module, _, other_qualname) = name.partition(":"), other.partition(":")
+    if not qualname or qualname != other_qualname:
         return False
     if "__main__" in {module, other_module}:
         return True
-    packages = {module.partition(".")[0], other_module.partition(".")[0]}
-    return len(packages) == 1 and ("._" in module or "._" in other_module)
+    package = module.partition(".")[0]
+    return package == other_module.partition(".")[0] and (package == "treewright" or "._" in module + other_module)
 
 
 class WritingCodec(StaticCodec):
-    """Writes any static: what has no exact form is described, and compared softly."""
+    """Writes any static. What has no exact form is described; a description that differs is no more than a warning."""
 
     def name_of(self, value: Any) -> str | None:
         """Classes go by the name that they declare."""
         if isinstance(value, type) and DECLARED in vars(value):
             return class_name(value)
-        return super().name_of(value)
+        path = import_path(value)
+        return None if path is None else _name(*path)
 
     def unnamed(self, value: Any) -> Any:
         """A description without addresses, so that it is the same in the next process."""
-        return ["described", description(value)]
-
-
-def description(value: Any) -> str:
-    """A function by its name and what it captured, anything else by its class and short text."""
-    return _described(value, ())
+        return ["described", _described(value, ())]
 
 
 def _described(value: Any, inside: tuple[Any, ...]) -> str:
-    """`inside` holds the functions that are being described: a closure may capture itself."""
+    """A function by its name and what it captured, anything else by its class and short text.
+
+    `inside` holds the functions that are being described, since a closure may capture itself.
+    """
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
-        name = f"{function.__module__}:{function.__qualname__}"
+        name = _name(function.__module__, function.__qualname__)
         if function in inside or len(inside) == _DEPTH:
             return name
         captured = ", ".join(_captured(function, (*inside, function)))
@@ -90,27 +95,22 @@ def _described(value: Any, inside: tuple[Any, ...]) -> str:
         return f"({', '.join(_described(item, inside) for item in items)})"[:_LENGTH]
     path = import_path(value)
     if path is not None:
-        return ":".join(path)
+        return _name(*path)
     kind = class_of(value)
     try:
         shown = _ADDRESS.sub("", text(value))
     except Exception:  # noqa: BLE001  a __repr__ of the user's own, and a checkpoint is worth more than its text
         shown = "..."
     plain = kind in {int, float, str, bool, type(None)}
-    return (shown if plain else f"{kind.__module__}:{kind.__qualname__} {shown}")[:_LENGTH]
+    return (shown if plain else f"{_name(kind.__module__, kind.__qualname__)} {shown}")[:_LENGTH]
 
 
 def _captured(function: types.FunctionType, inside: tuple[Any, ...]) -> Iterator[str]:
-    held = {**reach.captured(function), **_data(reach.read_by(function))}
-    for name, value in held.items():
+    """What a function captured, and what it reads that is data."""
+    read = reach.read_by(function).items()
+    data = {name: value for name, value in read if not callable(value) and not isinstance(value, types.ModuleType)}
+    for name, value in {**reach.captured(function), **data}.items():
         yield f"{name}={_described(value, inside)}"
-
-
-def _data(read: dict[str, Any]) -> dict[str, Any]:
-    """What a function reads that is data: what a checkpoint would call another function for."""
-    return {
-        name: value for name, value in read.items() if not callable(value) and not isinstance(value, types.ModuleType)
-    }
 
 
 class ReadingCodec(StaticCodec):
@@ -131,11 +131,11 @@ class ReadingCodec(StaticCodec):
         Raises:
             CheckpointError: If nothing has it, or two things do.
         """
-        found = {id(value): value for known, value in self.known if same_name(known, str(name))}
-        if len(found) == 1:
-            return next(iter(found.values()))
+        values = {id(value): value for known, value in self.known if same_name(known, str(name))}
+        if len(values) == 1:
+            return next(iter(values.values()))
         listed = ", ".join(module.__name__ for module in self.modules) or "none"
-        if found:
+        if values:
             raise CheckpointError(f"{name!r} names several things in the modules that may be used ({listed}).")
         raise CheckpointError(
             f"{name!r} is in none of the modules that may be used ({listed}). If you trust the file, add the module "
@@ -144,11 +144,14 @@ class ReadingCodec(StaticCodec):
 
 
 def _named_in(modules: Iterable[types.ModuleType]) -> Iterator[tuple[str, Any]]:
-    """The classes and functions of these modules by name, those of their own package alone."""
+    """The classes and functions of these modules by name, those of their own package alone.
+
+    Names in `__all__` count even if nobody has used them yet: a module may load them on first use, as Treewright does.
+    """
     for module in modules:
         package = module.__name__.partition(".")[0]
-        for value in vars(module).values():
-            yield from _named(value, package)
+        for name in dict.fromkeys([*vars(module), *getattr(module, "__all__", ())]):
+            yield from _named(getattr(module, name, None), package)
 
 
 def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
@@ -166,66 +169,64 @@ def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
             yield from _named(inner, package)
 
 
-_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
+def refuse(title: str, problems: Sequence[str]) -> None:
+    """Return if there are no problems.
+
+    Raises:
+        CheckpointError: If there are: the title, and a line for each.
+    """
+    if problems:
+        raise CheckpointError("\n  ".join([title, *problems]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A leaf of a tree with its place, its flat name and its form."""
-
-    steps: Steps
-    path: str
-    value: Any
-    form: Form
-    name: str = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", name_of(self.steps))
-
-
-@dataclasses.dataclass(slots=True)
-class Survey:
-    """What a walk through a tree found. `problems` holds a sentence for each thing that can't be saved."""
-
-    treedef: Any
-    branches: list[Branch]
-    leaves: list[Place]
-    problems: list[str]
-
-    def refuse(self, others: Iterable[str] = ()) -> None:
-        """Raise for all that can't be saved.
-
-        Raises:
-            CheckpointError: If there is anything, here or among the problems that an engine adds.
-        """
-        every = [*self.problems, *others]
-        if every:
-            raise CheckpointError("\n  ".join(["The tree can't be saved, and nothing was written:", *every]))
-
-
-def survey(tree: Any, *, abstract: bool = False) -> Survey:
-    """Take a tree apart.
+def manifest_of(tree: Any, problems: Callable[[Sequence[Leaf]], Iterable[str]] = lambda _: ()) -> Manifest:
+    """A tree, taken apart to be saved: its leaves have values, and no digests yet.
 
     Args:
         tree: Any pytree.
-        abstract: Whether leaves may be `jax.ShapeDtypeStruct`s.
+        problems: A function from the leaves to a sentence for each thing that an engine can't save.
+
+    Raises:
+        CheckpointError: If something can't be saved.
     """
-    walk = _Walk(abstract=abstract)
-    walk.visit(tree, "", ())
-    walk.refuse_collisions()
-    return Survey(jax.tree.structure(tree), walk.branches, walk.leaves, walk.problems)
+    walk = _TakenApart(tree, abstract=False)
+    return walk.manifest("The tree can't be saved, and nothing was written:", *problems(walk.leaves))
 
 
-class _Walk:
-    """The collected entries of one walk."""
+def target_of(tree: Any) -> Manifest:
+    """A tree to load into, taken apart; its leaves may be `jax.ShapeDtypeStruct`s.
 
-    def __init__(self, *, abstract: bool) -> None:
+    Raises:
+        CheckpointError: If there is a leaf that can't be loaded.
+    """
+    return _TakenApart(tree, abstract=True).manifest("Nothing can be loaded into this tree:")
+
+
+class _TakenApart:
+    """The entries of a tree that is saved or loaded into, and a sentence for each thing in it that can't be saved."""
+
+    def __init__(self, tree: Any, *, abstract: bool) -> None:
         self.abstract = abstract
         self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         self.codec = WritingCodec()
         self.branches: list[Branch] = []
-        self.leaves: list[Place] = []
+        self.leaves: list[Leaf] = []
         self.problems: list[str] = []
+        self.visit(tree, "", ())
+        for leaf, other in of_one_name(self.leaves):
+            self.problems.append(f"{other.path} would get the name {leaf.name!r}, which {leaf.path} has already")
+        for leaf in self.leaves:
+            if leaf.name.encode(errors="ignore").decode() != leaf.name:
+                self.problems.append(f"{leaf.path} would get the name {leaf.name!r}, which is not UTF-8 text")
+
+    def manifest(self, title: str, *problems: str) -> Manifest:
+        """What a checkpoint keeps of the tree but for its arrays.
+
+        Raises:
+            CheckpointError: If there are problems, here or among those of an engine.
+        """
+        refuse(title, [*self.problems, *problems])
+        return Manifest(tuple(self.branches), tuple(self.leaves))
 
     def visit(self, part: Any, path: str, steps: Steps) -> None:
         """Add the entries of a part of the tree, in the order in which JAX flattens it."""
@@ -244,7 +245,7 @@ class _Walk:
     def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
         """Add a leaf, or why it can't be saved."""
         try:
-            self.leaves.append(Place(steps, path, leaf, form_of(leaf, abstract=self.abstract)))
+            self.leaves.append(Leaf(steps, path, form_of(leaf, abstract=self.abstract), value=leaf))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
@@ -264,21 +265,3 @@ class _Walk:
             return Branch(steps, path, "none" if part is None else cls.__name__, children)
         kind = "namedtuple" if is_namedtuple(cls) else "other"
         return Branch(steps, path, kind, children, class_name(cls))
-
-    def refuse_collisions(self) -> None:
-        """Add a problem for each name that two leaves would have."""
-        paths: dict[str, str] = {}
-        for leaf in self.leaves:
-            first = paths.setdefault(leaf.name, leaf.path)
-            if first is not leaf.path:
-                self.problems.append(f"{leaf.path} would get the name {leaf.name!r}, which {first} has already")
-            if not _is_text(leaf.name):
-                self.problems.append(f"{leaf.path} would get the name {leaf.name!r}, which is no UTF-8 text")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

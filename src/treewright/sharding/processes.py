@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import types
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from treewright._jax import of_all_processes, process_allgather, process_count
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.paths import Path, entries_of, field_key, path_text
@@ -187,7 +187,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Description, Any], str]], 
 )
 
 
-_jax: Any = jax  # whose annotations leave much open
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _ABSENT = "nothing"
@@ -217,7 +216,7 @@ def assert_same_on_all_processes(tree: object) -> None:
         ...     log_name: str = static(default="", local=True)
         >>> assert_same_on_all_processes(Layer(jnp.ones(2), log_name=f"process {jax.process_index()}"))
     """
-    if _jax.process_count() == 1:
+    if process_count() == 1:
         return
     mine = described(tree)
     everyones = _everyones(json.dumps(mine).encode())
@@ -257,7 +256,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         >>> step(jnp.ones(2)).tolist()
         [2.0, 2.0]
     """
-    if _jax.process_count() == 1:
+    if process_count() == 1:
         return
     lines = lowered.as_text().splitlines()
     digests = [hashlib.sha256(line.encode()).digest()[:8] for line in lines]
@@ -266,7 +265,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         return
     first = _first_difference(everyones) // 8
     line = lines[first].strip() if first < len(lines) else "the end of the program"
-    values = [one.decode() for one in _gathered(line.encode())]
+    values = [one.decode() for one in of_all_processes(line.encode())]
     raise ProcessMismatchError(
         _message(
             "The processes have lowered different programs:",
@@ -280,25 +279,8 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
 def _everyones(mine: bytes) -> list[bytes] | None:
     """What each process has, in order; None if all have the same."""
     digest = np.frombuffer(hashlib.sha256(mine).digest(), np.uint8)
-    digests = _process_allgather(digest)
-    return None if (digests == digests[0]).all() else _gathered(mine)
-
-
-def _gathered(mine: bytes) -> list[bytes]:
-    """The bytes of each process, in order."""
-    packed = np.frombuffer(zlib.compress(mine), np.uint8)
-    sizes = _process_allgather(np.asarray(len(packed), np.int32))
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(packed)] = packed
-    rows = _process_allgather(padded)
-    return [zlib.decompress(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
-
-
-def _process_allgather(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    from jax.experimental import multihost_utils
-
-    gathered: Any = multihost_utils.process_allgather(value)
-    return np.asarray(gathered)
+    digests = process_allgather(digest)
+    return None if (digests == digests[0]).all() else of_all_processes(mine)
 
 
 def _first_difference(texts: Sequence[Sequence[Any]]) -> int:

@@ -1,0 +1,78 @@
+"""Checkpoints that were written once and stay in `kept`: each must load, and what is written today must be the same.
+
+`state.safetensors` and `steps` are of the first version. `private-names.safetensors` is older than the rule that a
+manifest names nothing private of Treewright's. `every-kind.safetensors` is what is written today: where the format has
+to change, it is written again under a new name, and the old one stays.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoint import models
+from tests.checkpoint.engines import assert_same
+from tests.checkpoint.models import every_kind, train_state
+from treewright import Static, trainable
+from treewright.checkpoint import CheckpointManager, load, read_manifest, save
+from treewright.checkpoint.manifest import VERSION
+
+KEPT = Path(__file__).parent / "kept"
+
+
+def plain(tree: Any) -> Any:
+    """The tree with the data of its keys in their place."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, tree)
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+def test_checkpoints_of_every_released_version_load(version: int, tmp_path: Path) -> None:
+    folder = KEPT / f"version-{version}"
+    expected = train_state()
+
+    one = load(folder / "state.safetensors", like=expected)
+    shutil.copytree(folder / "steps", tmp_path / "steps")
+    other = CheckpointManager(tmp_path / "steps").restore(like=expected)
+
+    for found in (one, other):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
+
+
+def test_a_kept_file_of_every_kind_loads_into_a_tree_and_without_one() -> None:
+    path = KEPT / "version-1" / "every-kind.safetensors"
+
+    assert_same(plain(load(path, like=every_kind())), plain(every_kind()))
+    assert_same(plain(load(path, modules=[models, jax.nn])), plain(every_kind()))
+
+
+def test_what_is_written_today_is_what_was_kept(tmp_path: Path) -> None:
+    save(tmp_path / "now", every_kind())
+
+    kept = read_manifest(KEPT / "version-1" / "every-kind.safetensors")
+    assert read_manifest(tmp_path / "now").to_json() == kept.to_json()
+
+
+def test_no_manifest_names_a_private_module_of_ours(tmp_path: Path) -> None:
+    save(tmp_path / "now", every_kind())
+
+    assert "treewright._" not in json.dumps(read_manifest(tmp_path / "now").to_json())
+
+
+def test_private_names_of_ours_in_older_files_are_understood() -> None:
+    path, expected = KEPT / "version-1" / "private-names.safetensors", {"static": Static(trainable), "x": 1.0}
+
+    assert "treewright._" in json.dumps(read_manifest(path).to_json())
+    assert load(path, like=expected) == expected
+    assert load(path) == expected
