@@ -236,7 +236,7 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones() -> None:
     with (
         pytest.raises(
             TypeError,
-            match=r"^A draft of a Layer was assigned to kernle \(did you mean kernel\?\), which is no field\. Its fie",
+            match=r"^A draft of a Layer was assigned to kernle \(did you mean kernel\?\), which is not a field\. Its ",
         ),
         edit(Layer(1.0)) as draft,
     ):

@@ -12,7 +12,7 @@ import numpy as np
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.level import AuxKey, Leaf, Level, Structure, opened
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.why import Same, changed_parts, same_exactly, same_to_jit, why
 from treewright._values.classes import class_of
@@ -91,7 +91,7 @@ class Difference:
 def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
     level = opened(Structure(tree) if isinstance(tree, _jax_trees.PyTreeDef) else tree)
-    as_it_is = isinstance(level, Leaf) and (level.python or level.aval is None) and not level.anything
+    as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
     return short_text(tree if as_it_is else level)
 
 
@@ -142,11 +142,11 @@ def differences(left: Any, right: Any, *, values: bool) -> Iterator[Difference]:
                 waiting.extend(((*path, key), x, y) for key, x, y in pairs if x is not y)
                 continue
         old, new = opened(a), opened(b)
-        if isinstance(old, Leaf) and isinstance(new, Leaf):
+        if isinstance(old, LeafType) and isinstance(new, LeafType):
             found = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
             if found is not None:
                 yield Difference(path, a, b, *found)
-        elif isinstance(old, Leaf) or isinstance(new, Leaf):
+        elif isinstance(old, LeafType) or isinstance(new, LeafType):
             yield Difference(path, _bare(a), _bare(b), "class")
         elif old.kind is not new.kind:
             yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
@@ -210,7 +210,7 @@ def _static_difference(path: Path, old: Any, new: Any, same: Same) -> Difference
 # Leaves
 
 
-def _leaf_difference(old: Leaf, new: Leaf) -> _Found:
+def _leaf_difference(old: LeafType, new: LeafType) -> _Found:
     """What `jit` sees of a difference between leaves."""
     if old.anything or new.anything:
         return None
@@ -225,7 +225,7 @@ def _leaf_difference(old: Leaf, new: Leaf) -> _Found:
     return None
 
 
-def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
+def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
     a, b = old.aval, new.aval
     weak = ""
     if _read(a, "weak_type") != _read(b, "weak_type"):
@@ -258,7 +258,7 @@ def _axes(old: Any, new: Any) -> str:
 
 
 def _value_difference(left: Any, right: Any, path: Path) -> _Found:
-    abstract = (Leaf, Level, Structure, jax.ShapeDtypeStruct)
+    abstract = (LeafType, Level, Structure, jax.ShapeDtypeStruct)
     if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
         return None
     return "value", _distance(left, right)
