@@ -143,18 +143,18 @@ def differences(left: Any, right: Any, *, values: bool) -> Iterator[Difference]:
                 continue
         old, new = opened(a), opened(b)
         if isinstance(old, LeafType) and isinstance(new, LeafType):
-            found = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
-            if found is not None:
-                yield Difference(path, a, b, *found)
+            kind_and_reason = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
+            if kind_and_reason is not None:
+                yield Difference(path, a, b, *kind_and_reason)
         elif isinstance(old, LeafType) or isinstance(new, LeafType):
             yield Difference(path, _bare(a), _bare(b), "class")
         elif old.kind is not new.kind:
             yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
         else:
             yield from _differences_of_statics(path, old, new, values=values)
-            below = list(_children_of_both(path, old, new))
-            yield from (one for one in below if isinstance(one, Difference))
-            waiting.extend(one for one in reversed(below) if not isinstance(one, Difference))
+            pairs_and_differences = list(_children_of_both(path, old, new))
+            yield from (below for below in pairs_and_differences if isinstance(below, Difference))
+            waiting.extend(below for below in reversed(pairs_and_differences) if not isinstance(below, Difference))
 
 
 def _bare(tree: Any) -> Any:
@@ -270,11 +270,19 @@ def _distance(left: Any, right: Any) -> str:
         return ""
     if not jax.numpy.issubdtype(left.dtype, np.number):
         return ""
-    wide = np.complex128 if jax.numpy.issubdtype(left.dtype, np.complexfloating) else np.float64
-    a, b = np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+    a, b = _widened(left, right)
     differ = (a != b) & ~((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
     largest = np.max(np.abs(a - b), where=differ, initial=0.0)
     return f"{np.count_nonzero(differ)} of {a.size} elements differ, by at most {largest:.3g}"
+
+
+def _widened(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two arrays or numbers as `float64` or `complex128`, so that their distance has no rounding of its own."""
+    wide = np.complex128 if np.iscomplexobj(left) or np.iscomplexobj(right) else np.float64
+    return np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+
+
+# Closeness
 
 
 _SHOWN = 20  # places that are listed
@@ -308,7 +316,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
     """Whether two trees are of one structure, with the same statics and shapes, and with values that are close.
 
     Close means `abs(actual - expected) <= atol + rtol * abs(expected)`, and NaN is close to NaN. Dtypes may differ;
-    `diff` finds those too. What is no number has to be equal.
+    `diff` finds those too. What is not a number has to be equal.
 
     Args:
         actual: A node, or any other tree.
@@ -329,32 +337,31 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
         not close in 1 place:
           ['w']: 1 of 3 elements are apart, most at [1]: 1.0 and 1.5, by 0.5
     """
-    lines = (_line(found, rtol, atol) for found in differences(actual, expected, values=True))
+    lines = (_line(difference, rtol, atol) for difference in differences(actual, expected, values=True))
     return Closeness(tuple(line for line in lines if line))
 
 
-def _line(found: Difference, rtol: float, atol: float) -> str:
-    if found.kind not in {"value", "dtype", "weak_type", "sharding", "placement"}:
-        return str(found)
-    if not _numeric(found.left) or not _numeric(found.right):
-        return str(found)
-    wide = np.complex128 if np.iscomplexobj(found.left) or np.iscomplexobj(found.right) else np.float64
-    a, b = (np.asarray(value).astype(wide) for value in (found.left, found.right))
+def _line(difference: Difference, rtol: float, atol: float) -> str:
+    """How far the values are apart where two trees differ; nothing if they are close."""
+    left, right = difference.left, difference.right
+    of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
+    if not (of_values and _numeric(left) and _numeric(right)):
+        return str(difference)
+    a, b = _widened(left, right)
     apart = ~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     if not apart.any():
         return ""
     with np.errstate(invalid="ignore"):
         distance = np.where(apart, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf), -1.0)
     worst = np.unravel_index(int(distance.argmax()), distance.shape)
-    name = path_text(found.path) or "the whole tree"
+    name = path_text(difference.path) or "the whole tree"
     where = f" at [{', '.join(map(str, worst))}]" if worst else ""
     values = f"{a[worst]} and {b[worst]}, by {np.abs(a[worst] - b[worst]):.3g}"
     return f"{name}: {np.count_nonzero(apart)} of {a.size} elements are apart, most{where}: {values}"
 
 
 def _numeric(leaf: Any) -> bool:
-    if isinstance(leaf, bool | int | float | complex):
-        return True
-    dtype: Any = getattr(leaf, "dtype", None)
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    return is_array and (jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        dtype: Any = leaf.dtype
+        return bool(jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
+    return isinstance(leaf, int | float | complex)

@@ -33,10 +33,10 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
     JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
 
-    To checkers the draft of a `Module` is one, so that they check what is assigned. A class with `@pytree_dataclass` is
-    frozen for them, and the draft of an instance can be anything.
+    Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
+    instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
 
-    If the block or a check raises, the draft is what `node` is, and as frozen.
+    If the block or a check raises, the draft is equal to `node` and frozen.
 
     Raises:
         TypeError: If `node` is not a node; at the end of the block, if a name that is not a field was assigned to, or a

@@ -262,12 +262,12 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
     if isinstance(value, dict | FrozenMapping):
         return tuple((_DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
     level = level_of(value)
-    children = None if level is None else level.children
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return children
-    names = {str(key) for key, _ in children or ()}
+        return None if level is None else level.children
+    children = () if level is None else level.children
+    names = {str(key) for key, _ in children}
     fields = ((field_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
-    return (*(children or ()), *(entry for entry in fields if str(entry[0]) not in names))
+    return (*children, *(entry for entry in fields if str(entry[0]) not in names))
 
 
 def child_of(value: Any, key: Key) -> Any:
@@ -330,7 +330,7 @@ class Place:
 
     def children(self) -> "Iterator[Place]":
         """The places directly below that are part of the tree, in JAX's order."""
-        return (Place(child, key, self) for key, child in (() if self.level is None else self.level.children))
+        return (Place(child, key, self) for key, child in (self.level.children if self.level else ()))
 
     def entries(self) -> "Iterator[Place]":
         """All places directly below, those of statics too."""

@@ -48,7 +48,7 @@ def _is_static(place: Place) -> bool:
 
 def elements_in(leaf: Any) -> int:
     """How many numbers a leaf holds: those of an array, abstract or traced too, 1 for a Python number, else 0."""
-    if isinstance(leaf, bool | int | float | complex):
+    if isinstance(leaf, int | float | complex):
         return 1
     shape: tuple[int, ...] | None = getattr(leaf, "shape", None)
     return 0 if shape is None or not hasattr(leaf, "dtype") else math.prod(shape)
@@ -64,16 +64,16 @@ def bytes_in(leaf: Any) -> int:
 
 
 def memory_of(leaf: Any) -> object:
-    """What is equal for two leaves when they are one array; None for what is no array."""
+    """What is equal for two leaves when they are one array; None for what is not an array."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
     if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
         return id(cast("Any", leaf))
-    # Also two objects with one buffer, as jax.device_put(x) and x[:] make.
+    # Two objects may share one buffer, as jax.device_put(x) and x[:] do.
     shards: Any = leaf.addressable_shards
     try:
         return tuple(shard.data.unsafe_buffer_pointer() for shard in shards)
-    except jax.errors.JaxRuntimeError:  # a platform that does not tell
+    except jax.errors.JaxRuntimeError:  # on some platforms
         return id(cast("Any", leaf))
 
 
