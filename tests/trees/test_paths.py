@@ -57,7 +57,10 @@ def test_the_children_of_a_container_are_one_level_down(tree: object, expected: 
     assert children_of(tree) == expected
 
 
-@pytest.mark.parametrize("leaf", [1, "text", np.ones(2), np.float32(1), jnp.ones(2), jax.ShapeDtypeStruct((), "f4")])
+ABSTRACT: Any = jax.eval_shape(lambda: jnp.ones(2))
+
+
+@pytest.mark.parametrize("leaf", [1, "text", np.ones(2), np.float32(1), jnp.ones(2), ABSTRACT])
 def test_a_leaf_has_no_level(leaf: object) -> None:
     assert level_of(leaf) is None
 

@@ -361,7 +361,7 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
 
 
 def _numeric(leaf: Any) -> bool:
+    dtype: Any = getattr(leaf, "dtype", None)
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        dtype: Any = leaf.dtype
         return bool(jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
     return isinstance(leaf, int | float | complex)

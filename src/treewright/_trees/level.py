@@ -297,7 +297,7 @@ class Place:
     @property
     def way(self) -> "list[Place]":
         """The places from the root to this one."""
-        places = [self]
+        places: list[Place] = [self]
         while places[-1].above is not None:
             places.append(places[-1].above)
         return places[::-1]

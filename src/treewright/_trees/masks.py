@@ -156,9 +156,11 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
         ({'bias': None, 'kernel': 1.0}, {'bias': 2.0, 'kernel': None})
     """
     mask: Any = where
-    if isinstance(where, str) or (callable(where) and not is_node(where)):
-        points = isinstance(where, str) or arguments_of(where) == 2
-        mask = spec_like(tree, default=False, where={where: True}) if points else where(tree)
+    is_function = callable(mask) and not is_node(mask)
+    if isinstance(mask, str) or (is_function and arguments_of(mask) == 2):
+        mask = spec_like(tree, default=False, where={mask: True})
+    elif is_function:
+        mask = mask(tree)
     chosen = _broadcast("where=", mask, tree)
     wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
