@@ -171,7 +171,7 @@ def loss_of(model: Transformer, texts: jax.Array) -> jax.Array:
 
 def kernels(model: Transformer) -> Transformer:
     """True for what weight decay makes smaller: the fields whose names end in `kernel`."""
-    return spec_like(model, default=False, rules={lambda path, _: path.endswith("kernel"): True})
+    return spec_like(model, default=False, where={lambda path, _: path.endswith("kernel"): True})
 
 
 def optimiser(steps: int, rate: float) -> optax.GradientTransformation:

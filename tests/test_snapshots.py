@@ -232,6 +232,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "at an index that is not there": lambda: at(TREE, ".layers[7]"),
     "at an entry of an array": lambda: at(TREE, lambda net: net.layers[0].kernel[0]),
     "at a pattern that leads nowhere": lambda: at(TREE, "bais"),
+    "at a name of several places": lambda: at(TREE, "kernel"),
     "at with a predicate that is never true": lambda: at(TREE, lambda path, value: False),
     "at with no path": lambda: at(TREE, "layers 0"),
     "at with no function": lambda: at(TREE, 3),  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]

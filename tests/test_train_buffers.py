@@ -135,9 +135,9 @@ def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers()
     net = small_net()
     transforms: Any = {"fast": optax.sgd(1.0), "slow": optax.sgd(0.0)}
     for tx in (
-        optax.adamw(0.1, mask=spec_like(net, default=True, rules={"scale": False})),
-        optax.adamw(0.1, mask=lambda net: spec_like(net, default=True, rules={"scale": False})),
-        optax.multi_transform(transforms, lambda net: spec_like(net, "slow", {"kernel": "fast"})),
+        optax.adamw(0.1, mask=spec_like(net, default=True, where={"**.scale": False})),
+        optax.adamw(0.1, mask=lambda net: spec_like(net, default=True, where={"**.scale": False})),
+        optax.multi_transform(transforms, lambda net: spec_like(net, "slow", {"**.kernel": "fast"})),
         optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
     ):
         state = TrainState.create(params=net, tx=tx)

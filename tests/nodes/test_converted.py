@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
-from treewright._trees.paths import field_key, parse, path_text
+from treewright._trees.paths import field_key, path_text
 from treewright.errors import NodeDefinitionError
 
 AsTuple: TypeAlias = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
@@ -94,4 +94,3 @@ def test_keyword_only_of_a_decorated_subclass_holds_for_its_specified_fields() -
 
 def test_the_key_of_a_field_reads_as_an_attribute() -> None:
     assert path_text((field_key("kernel"),), "layer") == "layer.kernel"
-    assert str(parse("**.bias")) == "**.bias"

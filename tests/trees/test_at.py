@@ -294,10 +294,11 @@ def test_containers_keep_their_class_and_order(tree: Any, where: Any) -> None:
         ("", "the tree"),
         (".layers[*].kernel", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
         (".layers[-1].*", {".layers[1].kernel": 3.0, ".layers[1].bias": None, ".layers[1].mean": 0.0}),
-        ("bias", {".layers[0].bias": 2.0, ".layers[1].bias": None}),
+        ("**.bias", {".layers[0].bias": 2.0, ".layers[1].bias": None}),
         ("**.k*", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
         ("**[0].right", {".table['b'][0].right": 5.0}),
-        ("name", {".name": "net"}),
+        ("name", "net"),
+        ("right", 5.0),
     ],
 )
 def test_a_path_leads_to_one_place_and_a_pattern_to_many(where: str, found: Any) -> None:
@@ -316,7 +317,7 @@ def test_a_path_leads_to_one_place_and_a_pattern_to_many(where: str, found: Any)
 def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
     net = small_net()
 
-    assert at(at(net, "bias").set(0.0), "bias").get() == {".layers[0].bias": 0.0, ".layers[1].bias": 0.0}
+    assert at(at(net, "**.bias").set(0.0), "**.bias").get() == {".layers[0].bias": 0.0, ".layers[1].bias": 0.0}
     doubled = at(net, ".layers[*].kernel").apply(lambda kernel: 2 * kernel)
     assert [layer.kernel for layer in doubled.layers] == [2.0, 6.0]
     assert at(net, ".layers[0].bia*").set(9.0).layers[0].bias == 9.0
@@ -331,12 +332,14 @@ def test_inside_a_place_that_matches_no_more_are_looked_for() -> None:
     assert at(tree, "**['a']**['b']").get() == {"['a']['b']": 2}
 
 
-def test_a_name_alone_is_for_dict_entries_too() -> None:
+def test_a_name_alone_leads_to_the_one_field_or_dict_entry_of_that_name() -> None:
     params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
 
-    assert at(params, "bias").get() == {"['dense']['bias']": 1.0, "['layers'][0].bias": 4.0}
-    assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
     assert at(params, "dense").set(0.0)["dense"] == 0.0
+    assert at(params, "activation").get() == "relu"
+    assert at(params, "mean").apply(lambda mean: mean + 1)["layers"][0].mean == 1.0
+    assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
+    assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
 
 
 def test_getters_of_the_operator_module_say_where() -> None:

@@ -44,6 +44,24 @@ def test_a_place_that_is_not_there_is_an_error_that_says_what_is() -> None:
     assert message(lambda net: net.table["x"]).endswith("['10'], ['11'] and 8 more.")
 
 
+def test_a_name_alone_that_leads_to_several_places_is_refused_with_the_places() -> None:
+    def message(tree: Any, name: str = "bias") -> str:
+        with pytest.raises(ValueError, match=f"^'{name}' leads to ") as caught:
+            at(tree, name)
+        return str(caught.value)
+
+    assert message(small_net()) == (
+        "'bias' leads to 2 places in Net: .layers[0].bias, .layers[1].bias. To mean all of them, write \"**.bias\"; to "
+        "mean one, write its path."
+    )
+    entries = message([{"bias": index} for index in range(9)])
+    assert entries.startswith("'bias' leads to 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
+    assert "[4]['bias'] and 4 more. To mean all of them, write \"**['bias']\"; to mean one, " in entries
+    both = message({"bias": 1, "layer": Linear(1.0, 2.0)})
+    assert 'To mean all of them, write "**[\'bias\']" and "**.bias"; to mean one, write its path.' in both
+    assert "places in dict: ['a'], ['a']['a']." in message({"a": {"a": 1}}, "a")
+
+
 def test_what_returns_no_places_is_refused() -> None:
     for where in (lambda net: 3, lambda net: None, lambda net: (net.name, 3), lambda net: (n for n in net.layers)):
         with pytest.raises(
@@ -90,7 +108,7 @@ def test_places_that_overlap_are_refused() -> None:
 
 
 def test_places_and_selections_print_where_they_are() -> None:
-    assert repr(at(small_net(), "bias")) == "<at Net.layers[0].bias, Net.layers[1].bias>"
+    assert repr(at(small_net(), "**.bias")) == "<at Net.layers[0].bias, Net.layers[1].bias>"
 
     def where(net: Net) -> Any:
         raise RuntimeError(repr(net.layers[0]))

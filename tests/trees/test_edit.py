@@ -125,6 +125,15 @@ def test_what_has_not_changed_is_shared_with_the_original() -> None:
     assert same.tree_flatten()[1] is net.tree_flatten()[1]
 
 
+def test_a_tuple_in_which_nothing_can_be_assigned_to_is_shared() -> None:
+    net = Net((1.0, (2j, None)))
+    with edit(net) as draft:
+        assert draft.layers is net.layers
+        draft.name = "other"
+
+    assert draft.layers is net.layers
+
+
 def test_converters_run_at_the_assignment_and_checks_once_for_each_changed_node_inner_ones_first() -> None:
     @pytree_dataclass
     class Outer:
@@ -236,7 +245,7 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones() -> None:
     with (
         pytest.raises(
             TypeError,
-            match=r"^A draft of a Layer was assigned to kernle \(did you mean kernel\?\), which is no field\. Its fie",
+            match=r"^A draft of a Layer was assigned to kernle \(did you mean kernel\?\), which is not a field\. Its ",
         ),
         edit(Layer(1.0)) as draft,
     ):

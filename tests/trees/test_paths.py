@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from treewright import Module, static
-from treewright._trees.paths import entries_of, parse, path_text
+from treewright import Module, at, static
+from treewright._trees.level import level_of
+from treewright._trees.paths import parse, path_text
 
 
 class Layer(Module):
@@ -21,22 +24,23 @@ class Point(NamedTuple):
     x: Any
 
 
-TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), 5)}
-
-
-def paths_in(tree: object) -> dict[str, Any]:
-    return {path_text(path): path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
+TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), 5), "a*": 6}
 
 
 def test_a_path_reads_as_users_write_it() -> None:
-    (path,) = (path for text, path in paths_in(TREE).items() if "bias" in text)
+    path = next(path for path, leaf in jax.tree_util.tree_leaves_with_path(TREE) if leaf == 2)
 
     assert path_text(path) == "['layers'][0].bias"
     assert path_text(path, "state") == "state['layers'][0].bias"
 
 
-def test_the_entries_of_a_node_are_its_children_with_their_keys() -> None:
-    assert [(str(key), child) for key, child in entries_of(Layer(1, 2)) or ()] == [(".kernel", 1), (".bias", 2)]
+def children_of(tree: object) -> list[tuple[str, Any]] | None:
+    level = level_of(tree)
+    return None if level is None else [(str(key), child) for key, child in level.children]
+
+
+def test_the_children_of_a_node_have_the_keys_of_their_fields() -> None:
+    assert children_of(Layer(1, 2)) == [(".kernel", 1), (".bias", 2)]
 
 
 @pytest.mark.parametrize(
@@ -49,53 +53,62 @@ def test_the_entries_of_a_node_are_its_children_with_their_keys() -> None:
         ((), []),
     ],
 )
-def test_the_entries_of_a_container_go_one_level_down(tree: object, expected: list[Any]) -> None:
-    assert [(str(key), child) for key, child in entries_of(tree) or ()] == expected
+def test_the_children_of_a_container_are_one_level_down(tree: object, expected: list[Any]) -> None:
+    assert children_of(tree) == expected
 
 
-def test_a_leaf_has_no_entries() -> None:
-    assert entries_of(1) is None
+ABSTRACT: Any = jax.eval_shape(lambda: jnp.ones(2))
+
+
+@pytest.mark.parametrize("leaf", [1, "text", np.ones(2), np.float32(1), jnp.ones(2), ABSTRACT])
+def test_a_leaf_has_no_level(leaf: object) -> None:
+    assert level_of(leaf) is None
 
 
 @pytest.mark.parametrize(
     ("pattern", "places"),
     [
-        ("['layers'][0].kernel", ["['layers'][0].kernel"]),
         ("['layers'][*].kernel", ["['layers'][0].kernel", "['layers'][1].kernel"]),
-        ("**.bias", ["['layers'][0].bias"]),
+        ("**.bias", ["['layers'][0].bias", "['layers'][1].bias"]),
         ("**.k*", ["['layers'][0].kernel", "['layers'][1].kernel"]),
-        ("**[1]", ["['rest'][1]"]),
-        ('["rest"][0].x', ["['rest'][0].x"]),
-        (".kernel", []),
-        (".layers", []),
-        ("**", list(paths_in(TREE))),
+        ("**[1]", ["['layers'][1]", "['rest'][1]"]),
+        ('**["rest"][0].*', ["['rest'][0].x"]),
+        ("[*]", ["['layers']", "['rest']", "['a*']"]),
+        ("**['a*']", ["['a*']"]),
     ],
 )
-def test_a_pattern_matches_the_places_it_leads_to(pattern: str, places: list[str]) -> None:
-    assert [text for text, path in paths_in(TREE).items() if parse(pattern).matches(path)] == places
-
-
-def test_a_pattern_covers_what_is_below_its_places() -> None:
-    assert [text for text, path in paths_in(TREE).items() if parse("['layers'][0]").covers(path)] == [
-        "['layers'][0].kernel",
-        "['layers'][0].bias",
-    ]
+def test_a_pattern_leads_to_the_places_that_match(pattern: str, places: list[str]) -> None:
+    assert list(at(TREE, pattern).get()) == places
 
 
 @pytest.mark.parametrize(("text", "rest"), [("a b", " b"), ("[x]", "[x]"), (".a..b", "..b"), (".a[", "[")])
 def test_a_text_that_is_no_path_is_refused_at_the_step_that_is_wrong(text: str, rest: str) -> None:
-    with pytest.raises(ValueError, match="is no path") as caught:
+    with pytest.raises(ValueError, match="is not a path") as caught:
         parse(text)
 
-    assert str(caught.value).startswith(f"{text!r} is no path: {rest!r} is not a step.")
+    assert str(caught.value).startswith(f"{text!r} is not a path: {rest!r} is not a step.")
 
 
 class Foreign:
-    """A class that was registered with a key of its own kind."""
+    """A class that was registered with keys of its own kind."""
+
+    def __init__(self, left: Any = 1, right: Any = 2) -> None:
+        self.left, self.right = left, right
 
 
-jax.tree_util.register_pytree_with_keys(Foreign, lambda node: ((("left", 1), ("right", 2)), None), lambda *_: Foreign())
+jax.tree_util.register_pytree_with_keys(
+    Foreign,
+    lambda node: ((("left", node.left), (jax.tree_util.FlattenedIndexKey(1), node.right)), None),
+    lambda _, children: Foreign(*children),
+)
 
 
-def test_a_foreign_key_is_matched_by_its_own_text() -> None:
-    assert [text for text, path in paths_in(Foreign()).items() if parse("['left']").matches(path)] == ["left"]
+@pytest.mark.parametrize("where", ["left", "['left']", "**['left']", lambda tree: tree["left"]])
+def test_a_foreign_key_is_pointed_at_by_its_own_text(where: Any) -> None:
+    changed = at(Foreign(), where).set(3)
+
+    assert (changed.left, changed.right) == (3, 2)
+
+
+def test_a_child_without_a_name_is_pointed_at_by_its_index() -> None:
+    assert at(Foreign(), "[1]").set(3).right == 3

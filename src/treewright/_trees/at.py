@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from treewright._trees.paths import Path, path_text
-from treewright._trees.where import Selection, select, with_values
-from treewright._values.classes import class_of
+from treewright._trees.level import with_values
+from treewright._trees.paths import path_text
+from treewright._trees.where import Selection, select
 from treewright._values.text import text
 
 T = TypeVar("T")
@@ -30,15 +30,16 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
         tree: A node, or any other tree.
         where: The place, in one of three ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
             tuple, list or dict of places, and then `set` takes and `get` gives values in the same structure. The text
-            of a path, `".layers[0].bias"`; with `*` or `**` in it, as in `".layers[*].bias"`, or as a name alone,
-            `"bias"` for every field and dict entry of that name, it may lead to many places: `set` gives all the same
-            value, `apply` goes one by one, and `get` gives a dict by path. A predicate, `lambda path, value: ...`, in
-            the same way, for the topmost places where it is true.
+            of a path, `".layers[0].bias"`, or a name alone, `"bias"`, for the one field or dict entry of that name.
+            With `*` or `**` in it, as in `".layers[*].bias"` or `"**.bias"`, a text may lead to many places: `set`
+            gives all the same value, `apply` goes one by one, and `get` gives a dict by path. A predicate,
+            `lambda path, value: ...`, in the same way, for the topmost places where it is true.
 
     Raises:
         MissingPlaceError: If there is no such place; the message says what is there.
         TypeError: If `where` returns anything but places.
-        ValueError: If a text is no path, or one selected place is inside another.
+        ValueError: If a text is not a path, a name alone leads to several places, or one selected place is inside
+            another.
 
     Examples:
         >>> class Layer(Module):
@@ -49,7 +50,7 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
         >>> model = Model((Layer(1.0, 2.0), Layer(3.0, 4.0)))
         >>> at(model, lambda m: m.layers[0].bias).set(0.0)
         Model(layers=(Layer(kernel=1.0, bias=0.0), Layer(kernel=3.0, bias=4.0)))
-        >>> at(model, "bias").apply(lambda bias: -bias)
+        >>> at(model, "**.bias").apply(lambda bias: -bias)
         Model(layers=(Layer(kernel=1.0, bias=-2.0), Layer(kernel=3.0, bias=-4.0)))
         >>> at(model, ".layers[*].kernel").get()
         {'.layers[0].kernel': 1.0, '.layers[1].kernel': 3.0}
@@ -67,19 +68,18 @@ class At(Generic[T, V]):
         self._selection: Selection = selection
 
     def __repr__(self) -> str:
-        return f"<at {', '.join(path_text(path, class_of(self._tree).__qualname__) for path in self._paths())}>"
+        return f"<at {', '.join(place.name for place in self._selection.places)}>"
 
     def get(self) -> V:
         """What is there: a value, values in the structure that was asked for, or a dict by path."""
-        values: Any = [place.value for place in self._selection.places]
+        places, structure = self._selection.places, self._selection.structure
+        values: Any
         if self._selection.searched:
-            values = dict(zip(map(path_text, self._paths()), values, strict=True))
-        elif self._selection.structure is None:
-            (values,) = values
+            values = {path_text(place.path): place.value for place in places}
         else:
-            values = self._selection.structure.unflatten(values)
-        found: V = values
-        return found
+            values = places[0].value if structure is None else structure.unflatten(place.value for place in places)
+        there: V = values
+        return there
 
     def set(self, value: V) -> T:
         """The tree with `value` there.
@@ -102,19 +102,16 @@ class At(Generic[T, V]):
         function_of_each: Any = function
         return self._with([function_of_each(place.value) for place in self._selection.places])
 
-    def _paths(self) -> list[Path]:
-        return [place.path for place in self._selection.places]
-
     def _with(self, values: Sequence[Any]) -> T:
-        changed: T = with_values(self._tree, list(zip(self._paths(), values, strict=True)))
+        paths = [place.path for place in self._selection.places]
+        changed: T = with_values(self._tree, list(zip(paths, values, strict=True)))
         return changed
 
 
-def _split(structure: Any, value: object) -> Sequence[Any]:
+def _split(structure: Any, value: object) -> Any:
     try:
-        values: Sequence[Any] = structure.flatten_up_to(value)
+        return structure.flatten_up_to(value)
     except ValueError as error:
         raise ValueError(
             f"set() takes a value for each place, in the structure {structure}, got {text(value)}."
         ) from error
-    return values

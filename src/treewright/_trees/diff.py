@@ -12,7 +12,7 @@ import numpy as np
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.level import AuxKey, Leaf, Level, Structure, opened
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.why import Same, changed_parts, same_exactly, same_to_jit, why
 from treewright._values.classes import class_of
@@ -91,7 +91,7 @@ class Difference:
 def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
     level = opened(Structure(tree) if isinstance(tree, _jax_trees.PyTreeDef) else tree)
-    as_it_is = isinstance(level, Leaf) and (level.python or level.aval is None) and not level.anything
+    as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
     return short_text(tree if as_it_is else level)
 
 
@@ -142,19 +142,19 @@ def differences(left: Any, right: Any, *, values: bool) -> Iterator[Difference]:
                 waiting.extend(((*path, key), x, y) for key, x, y in pairs if x is not y)
                 continue
         old, new = opened(a), opened(b)
-        if isinstance(old, Leaf) and isinstance(new, Leaf):
-            found = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
-            if found is not None:
-                yield Difference(path, a, b, *found)
-        elif isinstance(old, Leaf) or isinstance(new, Leaf):
+        if isinstance(old, LeafType) and isinstance(new, LeafType):
+            kind_and_reason = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
+            if kind_and_reason is not None:
+                yield Difference(path, a, b, *kind_and_reason)
+        elif isinstance(old, LeafType) or isinstance(new, LeafType):
             yield Difference(path, _bare(a), _bare(b), "class")
         elif old.kind is not new.kind:
             yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
         else:
             yield from _differences_of_statics(path, old, new, values=values)
-            below = list(_children_of_both(path, old, new))
-            yield from (one for one in below if isinstance(one, Difference))
-            waiting.extend(one for one in reversed(below) if not isinstance(one, Difference))
+            pairs_and_differences = list(_children_of_both(path, old, new))
+            yield from (below for below in pairs_and_differences if isinstance(below, Difference))
+            waiting.extend(below for below in reversed(pairs_and_differences) if not isinstance(below, Difference))
 
 
 def _bare(tree: Any) -> Any:
@@ -210,7 +210,7 @@ def _static_difference(path: Path, old: Any, new: Any, same: Same) -> Difference
 # Leaves
 
 
-def _leaf_difference(old: Leaf, new: Leaf) -> _Found:
+def _leaf_difference(old: LeafType, new: LeafType) -> _Found:
     """What `jit` sees of a difference between leaves."""
     if old.anything or new.anything:
         return None
@@ -225,7 +225,7 @@ def _leaf_difference(old: Leaf, new: Leaf) -> _Found:
     return None
 
 
-def _difference_of_types(old: Leaf, new: Leaf) -> _Found:
+def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
     a, b = old.aval, new.aval
     weak = ""
     if _read(a, "weak_type") != _read(b, "weak_type"):
@@ -258,7 +258,7 @@ def _axes(old: Any, new: Any) -> str:
 
 
 def _value_difference(left: Any, right: Any, path: Path) -> _Found:
-    abstract = (Leaf, Level, Structure, jax.ShapeDtypeStruct)
+    abstract = (LeafType, Level, Structure, jax.ShapeDtypeStruct)
     if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
         return None
     return "value", _distance(left, right)
@@ -270,11 +270,19 @@ def _distance(left: Any, right: Any) -> str:
         return ""
     if not jax.numpy.issubdtype(left.dtype, np.number):
         return ""
-    wide = np.complex128 if jax.numpy.issubdtype(left.dtype, np.complexfloating) else np.float64
-    a, b = np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+    a, b = _widened(left, right)
     differ = (a != b) & ~((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
     largest = np.max(np.abs(a - b), where=differ, initial=0.0)
     return f"{np.count_nonzero(differ)} of {a.size} elements differ, by at most {largest:.3g}"
+
+
+def _widened(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two arrays or numbers as `float64` or `complex128`, so that their distance has no rounding of its own."""
+    wide = np.complex128 if np.iscomplexobj(left) or np.iscomplexobj(right) else np.float64
+    return np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+
+
+# Closeness
 
 
 _SHOWN = 20  # places that are listed
@@ -308,7 +316,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
     """Whether two trees are of one structure, with the same statics and shapes, and with values that are close.
 
     Close means `abs(actual - expected) <= atol + rtol * abs(expected)`, and NaN is close to NaN. Dtypes may differ;
-    `diff` finds those too. What is no number has to be equal.
+    `diff` finds those too. What is not a number has to be equal.
 
     Args:
         actual: A node, or any other tree.
@@ -329,32 +337,31 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
         not close in 1 place:
           ['w']: 1 of 3 elements are apart, most at [1]: 1.0 and 1.5, by 0.5
     """
-    lines = (_line(found, rtol, atol) for found in differences(actual, expected, values=True))
+    lines = (_line(difference, rtol, atol) for difference in differences(actual, expected, values=True))
     return Closeness(tuple(line for line in lines if line))
 
 
-def _line(found: Difference, rtol: float, atol: float) -> str:
-    if found.kind not in {"value", "dtype", "weak_type", "sharding", "placement"}:
-        return str(found)
-    if not _numeric(found.left) or not _numeric(found.right):
-        return str(found)
-    wide = np.complex128 if np.iscomplexobj(found.left) or np.iscomplexobj(found.right) else np.float64
-    a, b = (np.asarray(value).astype(wide) for value in (found.left, found.right))
+def _line(difference: Difference, rtol: float, atol: float) -> str:
+    """How far the values are apart where two trees differ; nothing if they are close."""
+    left, right = difference.left, difference.right
+    of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
+    if not (of_values and _numeric(left) and _numeric(right)):
+        return str(difference)
+    a, b = _widened(left, right)
     apart = ~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     if not apart.any():
         return ""
     with np.errstate(invalid="ignore"):
         distance = np.where(apart, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf), -1.0)
     worst = np.unravel_index(int(distance.argmax()), distance.shape)
-    name = path_text(found.path) or "the whole tree"
+    name = path_text(difference.path) or "the whole tree"
     where = f" at [{', '.join(map(str, worst))}]" if worst else ""
     values = f"{a[worst]} and {b[worst]}, by {np.abs(a[worst] - b[worst]):.3g}"
     return f"{name}: {np.count_nonzero(apart)} of {a.size} elements are apart, most{where}: {values}"
 
 
 def _numeric(leaf: Any) -> bool:
-    if isinstance(leaf, bool | int | float | complex):
-        return True
     dtype: Any = getattr(leaf, "dtype", None)
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    return is_array and (jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return bool(jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
+    return isinstance(leaf, int | float | complex)

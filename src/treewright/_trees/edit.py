@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast, overload
 from treewright._nodes.module import Module
 from treewright._nodes.node import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, with_close_matches
 from treewright._nodes.spec import NodeSpec, spec_of
-from treewright._trees.level import all_entries, is_node, with_changes
-from treewright._trees.paths import Key, entries_of
+from treewright._trees.level import all_entries, is_node, level_of, with_changes
+from treewright._trees.paths import Key
 from treewright._values.classes import class_of, is_cached_property
 from treewright.errors import NodeInitError
 
@@ -33,14 +33,14 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
     JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
 
-    To checkers the draft of a `Module` is one, so that they check what is assigned. A class with `@pytree_dataclass` is
-    frozen for them, and the draft of an instance can be anything.
+    Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
+    instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
 
-    If the block or a check raises, the draft is what `node` is, and as frozen.
+    If the block or a check raises, the draft is equal to `node` and frozen.
 
     Raises:
-        TypeError: If `node` is no node; at the end of the block, if a name that is no field was assigned to, or a field
-            was deleted.
+        TypeError: If `node` is not a node; at the end of the block, if a name that is not a field was assigned to, or a
+            field was deleted.
         StaticFieldError: At the end, if a static was given a value that can't be one.
 
     Examples:
@@ -146,17 +146,17 @@ class _Drafts:
         copied = self._by_id.get(id(value))
         if copied is None:
             return value if is_node(value) else self._container(value, value)
-        found = self._results.get(id(value))
-        if found is _BEING_FINISHED:
+        result = self._results.get(id(value))
+        if result is _BEING_FINISHED:
             name = class_of(value).__qualname__
             raise NodeInitError(
                 f"A draft of a {name} was put inside itself, so the {name} would contain itself without end."
             )
-        if found is None:
+        if result is None:
             self._results[id(value)] = _BEING_FINISHED
-            found = self._node(copied) if is_node(value) else self._container(value, copied.original)
-            self._results[id(value)] = found
-        return found
+            result = self._node(copied) if is_node(value) else self._container(value, copied.original)
+            self._results[id(value)] = result
+        return result
 
     def _node(self, copied: _Copied) -> Any:
         draft, original = copied.draft, copied.original
@@ -186,7 +186,10 @@ _BEING_FINISHED: Any = object()
 
 def _parts(value: Any) -> tuple[tuple[Key, Any], ...]:
     """What is in a container, in its own order; nothing for what is a leaf to JAX."""
-    return (all_entries(value) if isinstance(value, dict) else entries_of(value)) or ()
+    if isinstance(value, dict):
+        return all_entries(value) or ()
+    level = level_of(value)
+    return () if level is None else level.children
 
 
 def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
@@ -210,5 +213,5 @@ def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     if unknown:
         raise TypeError(
             f"A draft of a {cls.__qualname__} was assigned to {', '.join(with_close_matches(unknown, names))}, which "
-            f"is no field. Its fields: {', '.join(names) or 'none'}."
+            f"is not a field. Its fields: {', '.join(names) or 'none'}."
         )

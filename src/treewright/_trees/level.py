@@ -1,9 +1,9 @@
-"""One level of any tree: what is directly below a value, and a copy with other values there."""
+"""One level of any tree, live, described by a treedef or remembered; and the walk through all levels."""
 
 import copy
 import dataclasses
-import difflib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -11,15 +11,17 @@ import numpy as np
 
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import finished_pair, replaced
-from treewright._nodes.spec import spec_of
+from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._nodes.statics import Statics
-from treewright._trees.paths import Key, Path, entries_of, field_key, place_of
+from treewright._trees.paths import Key, Path, field_key, path_text
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
-from treewright._values.text import short_text, text
-from treewright.errors import MissingPlaceError
+from treewright._values.text import short_text
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave treedefs and keys open
+_GetAttrKey: Any = _jax_trees.GetAttrKey
+_SequenceKey: Any = _jax_trees.SequenceKey
+_DictKey: Any = _jax_trees.DictKey
 _NUMBERS = (bool, int, float, complex)
 _FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function
 
@@ -32,18 +34,29 @@ class AuxKey:
         return ".<aux_data>"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class Level:
-    """A node or container. `aux` is what `jit` compares; `statics` is the same by name, as far as it has names.
+    """A node or container, with what is directly below it.
 
-    `content` is there where statics compare exactly, as those of our own nodes do: whether each goes by content.
+    Args:
+        kind: Its class.
+        aux: Its `aux_data`, which `jit` compares.
+        named: The same by name, as far as it has names; an iterator is read when the names are asked for.
+        children: The children, each with its key.
+        content: For our own nodes, whose statics compare exactly: whether each static is compared by content.
     """
 
     kind: type[Any]
     aux: Any
-    statics: tuple[tuple[Key, Any], ...]
+    named: Iterable[tuple[Key, Any]]
     children: tuple[tuple[Key, Any], ...]
     content: tuple[bool, ...] | None = None
+
+    @property
+    def statics(self) -> tuple[tuple[Key, Any], ...]:
+        """The statics, each with its key."""
+        self.named = tuple(self.named)
+        return self.named
 
     def __repr__(self) -> str:
         if self.kind is type(None):
@@ -56,15 +69,15 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """What `jit` sees of a leaf. It keeps no array.
+class LeafType:
+    """What `jit` sees of a leaf. It does not keep the array.
 
     Args:
-        aval: JAX's own type of the value; None for what can be no array.
-        python: The class of a Python number, and of what can be no array.
-        value: The value itself, if it can be no array.
-        placement: Where the array lies, for who asks about that.
-        anything: Whether it stands for any leaf, as that of a treedef does.
+        aval: JAX's own type of the value; None for what can't be an array.
+        python: The class of a Python number, and of what can't be an array.
+        value: The value itself, if it can't be an array.
+        placement: Where the array lies, if that counts.
+        anything: Whether it stands for any leaf, as the leaves of a treedef do.
     """
 
     aval: Any
@@ -92,71 +105,77 @@ def _bare(key: Key) -> str:
     return str(key).strip(".[]")
 
 
-def opened(tree: Any) -> Level | Leaf:
-    """One level of a live tree, of a `Structure`, or of what has been opened before.
+def level_of(value: Any) -> Level | None:
+    """One level of a live tree, of a `Structure`, or of a remembered tree; None for a leaf. Nothing is unflattened.
+
+    Raises:
+        UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
+    """
+    kind = class_of(value)
+    if hasattr(kind, "__node_spec__"):
+        return _node_level(kind, *finished_pair(value))
+    if kind is list or kind is tuple:
+        return Level(kind, None, (), tuple((_SequenceKey(i), item) for i, item in enumerate(value)))
+    if kind is Level:
+        return cast("Level", value)
+    if kind is Structure:
+        return _structure_level(value.treedef)
+    if kind is LeafType or kind is np.ndarray or kind in _NUMBERS or isinstance(value, jax.Array):
+        return None
+    return _foreign_level(value)
+
+
+def opened(tree: Any) -> Level | LeafType:
+    """One level of a tree, or what `jit` sees of a leaf.
 
     Raises:
         UnfinishedNodeError: If `tree` is a node whose `__init__` has not returned.
     """
-    kind = class_of(tree)
-    if kind is Level or kind is Leaf:
-        return cast("Level | Leaf", tree)
-    if hasattr(kind, "__node_spec__"):
-        children, statics = finished_pair(tree)
-        return node_level(kind, children, statics)
-    if kind is list or kind is tuple:
-        return Level(kind, None, (), tuple((_jax_trees.SequenceKey(i), item) for i, item in enumerate(tree)))
-    if kind is Structure:
-        return _structure_level(tree.treedef)
-    if isinstance(tree, (jax.Array, np.ndarray, np.generic, *_NUMBERS)):
-        return leaf_of(tree)
-    return _foreign_level(tree)
+    return level_of(tree) or leaf_type_of(tree)
 
 
-def node_level(kind: type[Any], children: Any, statics: Statics) -> Level:
-    """The level of one of our own nodes."""
-    names = (field_key(name) for name in statics.table.names)
-    return Level(
-        kind,
-        statics,
-        tuple(zip(names, statics.values, strict=True)),
-        tuple(zip(spec_of(kind).keys, children, strict=True)),
-        statics.table.content,
-    )
-
-
-def leaf_of(value: Any) -> Leaf:
+def leaf_type_of(leaf: Any) -> LeafType:
     """What `jit` sees of a leaf: also of a tracer, of a deleted array, of a `jax.ShapeDtypeStruct`."""
+    kind = class_of(leaf)
+    if kind is LeafType:
+        return cast("LeafType", leaf)
+    if kind is Structure:
+        return LeafType(None, anything=True)
     try:
-        aval: Any = jax.typeof(value)
-    except Exception:  # noqa: BLE001  what JAX refuses, in whatever way, is no array to it
-        return Leaf(None, class_of(value), value)
-    return Leaf(aval, class_of(value) if class_of(value) in _NUMBERS else None)
+        aval: Any = jax.typeof(leaf)
+    except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
+        return LeafType(None, kind, leaf)
+    return LeafType(aval, kind if kind in _NUMBERS else None)
 
 
-def _foreign_level(tree: Any) -> Level | Leaf:
+def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
+    named = ((field_key(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
+    return Level(kind, statics, named, tuple(zip(spec_of(kind).keys, children, strict=True)), statics.table.content)
+
+
+def _foreign_level(value: Any) -> Level | None:
     def is_below(part: object) -> bool:
-        return part is not tree
+        return part is not value
 
-    entries, treedef = _jax_trees.tree_flatten_with_path(tree, is_leaf=is_below)
+    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
     data = treedef.node_data()
     if data is None:
-        return leaf_of(tree)
+        return None
     kind, aux = data
     children = tuple((path[0], child) for path, child in entries)
-    return Level(kind, aux, tuple(_named_statics(kind, aux, [key for key, _ in children], tree)), children)
+    return Level(kind, aux, _named_statics(kind, aux, [key for key, _ in children], value), children)
 
 
-def _structure_level(treedef: Any) -> Level | Leaf:
+def _structure_level(treedef: Any) -> Level | None:
     data = treedef.node_data()
     if data is None:
-        return Leaf(None, anything=True)
+        return None
     kind, aux = data
     parts = tuple(map(Structure, treedef.children()))
     if isinstance(aux, Statics):
-        return node_level(kind, parts, aux)
+        return _node_level(kind, parts, aux)
     keys = _keys_of(kind, aux, len(parts))
-    return Level(kind, aux, tuple(_named_statics(kind, aux, keys)), tuple(zip(keys, parts, strict=True)))
+    return Level(kind, aux, _named_statics(kind, aux, keys), tuple(zip(keys, parts, strict=True)))
 
 
 def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
@@ -165,11 +184,11 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     if fields is not None and len(fields) == count:
         return [field_key(name) for name in fields]
     if kind in {list, tuple}:
-        return [_jax_trees.SequenceKey(index) for index in range(count)]
+        return [_SequenceKey(index) for index in range(count)]
     held = _elements(aux)
     for entries in (held, *map(_elements, held)):
         if len(entries) == count and hasattr(kind, "keys"):
-            return [_jax_trees.DictKey(entry) for entry in entries]
+            return [_DictKey(entry) for entry in entries]
     names = [field.name for field in _dataclass_fields(kind) if (options_of(field) or FieldOptions()).kind != "static"]
     if len(names) == count:
         return [field_key(name) for name in names]
@@ -224,11 +243,10 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
     return class_of(aux) in {list, tuple} and len(names) == len(keys) and all(same)
 
 
-_GetAttrKey: Any = _jax_trees.GetAttrKey
-_SequenceKey: Any = _jax_trees.SequenceKey
-_DictKey: Any = _jax_trees.DictKey
+# What a user can point at
 
-NOTHING: Any = object()  # what `child_of` finds where there is nothing
+
+NOTHING: Any = object()  # what `child_of` gives where there is nothing
 
 
 def is_node(value: object) -> bool:
@@ -237,40 +255,126 @@ def is_node(value: object) -> bool:
 
 
 def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
-    """All that is directly below a value, statics too, each with its key; None for a leaf."""
+    """All that is directly below a value, statics too, each with its key, in its own order; None for a leaf."""
     if is_node(value):
         pair = finished_pair(value)
         return tuple((field_key(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
         return tuple((_DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
-    entries = entries_of(value)
+    level = level_of(value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return entries
-    children = {str(key) for key, _ in entries or ()}
+        return None if level is None else level.children
+    children = () if level is None else level.children
+    names = {str(key) for key, _ in children}
     fields = ((field_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
-    return (*(entries or ()), *(entry for entry in fields if str(entry[0]) not in children))
+    return (*children, *(entry for entry in fields if str(entry[0]) not in names))
 
 
 def child_of(value: Any, key: Key) -> Any:
-    """What is below a value under a key, or `NOTHING`."""
+    """What is below a value under a key, that of a static too, or `NOTHING`."""
     kind = class_of(value)
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, _GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
     if (kind is list or kind is tuple) and isinstance(key, _SequenceKey):
         return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
-    return next((child for found, child in all_entries(value) or () if found == key), NOTHING)
+    return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
 
-def item_key(value: Any, item: Any) -> Key:
-    """The key of `value[item]`; an index may be negative."""
-    if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
-        return _DictKey(item)
-    index: int = item.__index__()
-    if -len(value) <= index < 0:
-        index += len(value)
-    names: Any = getattr(value, "_fields", None)
-    return field_key(names[index]) if names and 0 <= index < len(names) else _SequenceKey(index)
+@dataclasses.dataclass(eq=False)
+class Place:
+    """A value in a tree, its key, and the place above it; the root has neither."""
+
+    value: Any
+    key: Key = None
+    above: "Place | None" = None
+
+    @functools.cached_property
+    def level(self) -> Level | None:
+        """What `jit` sees directly below; None for a leaf."""
+        return level_of(self.value)
+
+    @property
+    def way(self) -> "list[Place]":
+        """The places from the root to this one."""
+        places: list[Place] = [self]
+        while places[-1].above is not None:
+            places.append(places[-1].above)
+        return places[::-1]
+
+    @property
+    def path(self) -> Path:
+        """The keys that lead here from the root."""
+        return tuple(place.key for place in self.way[1:])
+
+    @property
+    def name(self) -> str:
+        """`Model.layers[0]`: the path, from the class of the root."""
+        return path_text(self.path, class_of(self.way[0].value).__qualname__)
+
+    @functools.cached_property
+    def field(self) -> FieldSpec | None:
+        """The field that holds the value, where a node is directly above."""
+        above = self.above
+        return spec_of(above.value).by_name[self.key.name] if above is not None and is_node(above.value) else None
+
+    @property
+    def fields(self) -> list[tuple[Any, FieldSpec]]:
+        """The nodes on the way here, each with the field that leads on."""
+        return [(cast("Place", place.above).value, field) for place in self.way if (field := place.field) is not None]
+
+    def child(self, key: Key) -> "Place | None":
+        """The place under a key, that of a static too; None if there is nothing under it."""
+        value = child_of(self.value, key)
+        return None if value is NOTHING else Place(value, key, self)
+
+    def children(self) -> "Iterator[Place]":
+        """The places directly below that are part of the tree, in JAX's order."""
+        return (Place(child, key, self) for key, child in (self.level.children if self.level else ()))
+
+    def entries(self) -> "Iterator[Place]":
+        """All places directly below, those of statics too."""
+        return (Place(child, key, self) for key, child in all_entries(self.value) or ())
+
+    def with_value(self, value: Any) -> Any:
+        """The whole tree with another value here. Only what is on the way is copied."""
+        for place in reversed(self.way[1:]):
+            value = with_changes(cast("Place", place.above).value, {place.key: value})
+        return value
+
+
+def walk(root: Place, below: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
+    """A place and all that is below it, from the top down.
+
+    Args:
+        root: Where to begin.
+        below: Gives the places directly below one. It is called after that one has been handed out, so the caller may
+            decide then where to stop.
+    """
+    waiting = [root]
+    while waiting:
+        place = waiting.pop()
+        yield place
+        waiting.extend(reversed([*below(place)]))
+
+
+# Changed copies
+
+
+def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) -> Any:
+    """A tree with other values at the ends of some paths, in which it stands at this depth.
+
+    No path leads through the end of another. Each node on the way is copied, and checked, once.
+    """
+    if not changes:
+        return tree
+    path, new = changes[0]
+    if len(path) == depth:
+        return new
+    below: dict[Key, list[tuple[Path, Any]]] = {}
+    for change in changes:
+        below.setdefault(change[0][depth], []).append(change)
+    return with_changes(tree, {key: with_values(child_of(tree, key), inner, depth + 1) for key, inner in below.items()})
 
 
 def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
@@ -308,27 +412,3 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
     return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
-
-
-def missing_place(name: str, value: Any, key: Key) -> MissingPlaceError:
-    """The error for a key that leads nowhere: where, and what is there instead."""
-    entries = all_entries(value)
-    if entries is None:
-        hint = ""
-        if hasattr(value, "at") and not isinstance(key, _GetAttrKey):
-            hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
-        return MissingPlaceError(f"{name} is {text(value)}, a leaf, and has no {key}.{hint}")
-    found = class_of(value).__qualname__ if value is not None else "None"
-    names = [str(entry) for entry, _ in entries]
-    if names and all(isinstance(entry, _SequenceKey) for entry, _ in entries):
-        return MissingPlaceError(f"{name} ({found}) has no {key}. It has {names[0]} to {names[-1]}.")
-    by_place = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
-    close = difflib.get_close_matches(str(place_of(key)[1]), by_place, 1)
-    meant = f" (did you mean {by_place[close[0]]}?)" if close else ""
-    return MissingPlaceError(f"{name} ({found}) has no {key}{meant}. It has {listed(names)}.")
-
-
-def listed(names: "list[str]", most: int = 12) -> str:
-    """Some names with commas, `nothing` for none."""
-    shown = ", ".join(names[:most]) or "nothing"
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

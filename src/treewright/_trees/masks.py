@@ -25,12 +25,12 @@ def _is_none(value: object) -> bool:
 
 
 @overload
-def spec_like(tree: T, default: Any = None, rules: Mapping[str, Any] | None = None) -> T: ...
+def spec_like(tree: T, default: Any = None, where: Mapping[str, Any] | None = None) -> T: ...
 @overload
-def spec_like(tree: T, default: Any, rules: "Mapping[Where[T], Any]") -> T: ...
+def spec_like(tree: T, default: Any, where: "Mapping[Where[T], Any]") -> T: ...
 @overload
-def spec_like(tree: T, default: Any = None, *, rules: "Mapping[Where[T], Any]") -> T: ...
-def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = None) -> Any:
+def spec_like(tree: T, default: Any = None, *, where: "Mapping[Where[T], Any]") -> T: ...
+def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = None) -> Any:
     """A tree of the same treedef with a setting in place of each leaf.
 
     For whatever takes settings as a tree: `in_axes` and `out_axes` of `vmap`, shardings, optax's masks and labels. No
@@ -38,23 +38,24 @@ def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = 
 
     Args:
         tree: A node, or any other tree.
-        default: The setting of leaves for which there is no rule. It may be a prefix of `tree`: a tree that ends
-            earlier, whose settings hold for all that is below them.
-        rules: Settings by place, and by what `at` takes for one: a name for every field and dict entry of that name,
-            the text of a path, a function over the tree; all that is below the place gets the setting. Or by a
-            predicate of path and leaf. A later rule wins over an earlier one. Here a setting may be a tuple, list or
-            dict, which as the default would be a prefix.
+        default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, whose settings
+            hold for all that is below them.
+        where: The settings of some leaves, by place: what `at` takes, such as the text of a path, `"**.bias"` or a
+            function over the tree; all that is below the place gets the setting. Or by a predicate of path and leaf. A
+            later entry wins over an earlier one. Here a setting may be a tuple, list or dict, which as the default
+            would be a prefix.
 
     Raises:
-        MissingPlaceError: If the place of a rule is not there.
-        ValueError: If the place of a rule is a static, or `default` is no prefix of `tree`.
+        MissingPlaceError: If a place is not there.
+        ValueError: If a place is a static, a name alone leads to several places, or `default` is not a prefix of
+            `tree`.
 
     Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     bias: jax.Array
         >>> layers = [Layer(jnp.ones((2, 3)), jnp.ones(3)), Layer(jnp.ones((3, 1)), jnp.ones(1))]
-        >>> spec_like(layers, True, {"bias": False})
+        >>> spec_like(layers, True, {"**.bias": False})
         [Layer(kernel=True, bias=False), Layer(kernel=True, bias=False)]
         >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
@@ -62,10 +63,9 @@ def spec_like(tree: Any, default: Any = None, rules: Mapping[Any, Any] | None = 
     leaves: list[tuple[Path, Any]]
     leaves, treedef = _jax_trees.tree_flatten_with_path(tree)
     settings = _broadcast("default=", default, tree)
-    for where, setting in (rules or {}).items():
-        settings = [
-            setting if chosen else old for chosen, old in zip(_chosen(tree, leaves, where), settings, strict=True)
-        ]
+    for place, setting in (where or {}).items():
+        chosen = _chosen(tree, leaves, place)
+        settings = [setting if change else old for change, old in zip(chosen, settings, strict=True)]
     return treedef.unflatten(settings)
 
 
@@ -79,12 +79,12 @@ def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
     try:
         jax.tree.map(add, prefix, tree, is_leaf=_is_none)
     except ValueError as error:
-        raise ValueError(f"{argument} is no prefix of the tree. {error}") from error
+        raise ValueError(f"{argument} is not a prefix of the tree. {error}") from error
     return settings
 
 
 def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
-    """Which leaves a rule is for."""
+    """Which leaves `where` points at."""
     if not isinstance(where, str) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
     places = {place.path: place.value for place in select(tree, where).places}
@@ -92,7 +92,7 @@ def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[...
     if not any(chosen) and all(map(jax.tree.leaves, places.values())):
         names = ", ".join(map(path_text, places))
         raise ValueError(
-            f"{names} of a {class_of(tree).__qualname__} is static. It is no part of the tree, and takes no setting."
+            f"{names} of a {class_of(tree).__qualname__} is static. It is not part of the tree, and takes no setting."
         )
     return chosen
 
@@ -129,20 +129,21 @@ def trainable(tree: T) -> T:
     return masked
 
 
-def partition(tree: T, mask: Any) -> tuple[T, T]:
+def partition(tree: T, where: Any) -> tuple[T, T]:
     """Two trees of the same classes and statics: one with the leaves that are chosen, one with all the others.
 
-    Each has `None` in place of what the other has, and `None` is no leaf: `jax.grad` computes nothing for it, and an
+    Each has `None` in place of what the other has, and `None` is not a leaf: `jax.grad` computes nothing for it, and an
     optimiser keeps nothing. `combine` puts them together again.
 
     Args:
         tree: A node, or any other tree.
-        mask: Which leaves are chosen: a tree of bools like `tree` or a prefix of it, a function that makes one of
-            `tree`, such as `trainable`, a predicate of path and leaf, or a path's text as in `at`.
+        where: Which leaves are chosen: a mask, which is a tree of bools like `tree` or a prefix of it; a function that
+            makes one of `tree`, such as `trainable`; a predicate of path and leaf; or a text, as in `at`.
 
     Raises:
+        MissingPlaceError: If a text leads nowhere.
         TypeError: If the mask holds anything but bools.
-        ValueError: If the mask is no prefix of `tree`.
+        ValueError: If the mask is not a prefix of `tree`, or a name alone leads to several places.
 
     Examples:
         >>> class Norm(Module):
@@ -154,13 +155,14 @@ def partition(tree: T, mask: Any) -> tuple[T, T]:
         >>> partition({"kernel": 1.0, "bias": 2.0}, lambda path, leaf: "kernel" in path)
         ({'bias': None, 'kernel': 1.0}, {'bias': 2.0, 'kernel': None})
     """
-    if isinstance(mask, str):
-        mask = spec_like(tree, False, {mask: True})  # noqa: FBT003  a setting
-    elif callable(mask) and not is_node(mask):
-        predicate: Any = mask
-        mask = spec_like(tree, False, {predicate: True}) if arguments_of(mask) == 2 else predicate(tree)  # noqa: FBT003
-    chosen = _broadcast("mask=", mask, tree)
-    wrong = [found for found in chosen if not isinstance(found, bool | np.bool_)]
+    mask: Any = where
+    is_function = callable(mask) and not is_node(mask)
+    if isinstance(mask, str) or (is_function and arguments_of(mask) == 2):
+        mask = spec_like(tree, default=False, where={mask: True})
+    elif is_function:
+        mask = mask(tree)
+    chosen = _broadcast("where=", mask, tree)
+    wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
         raise TypeError(f"A mask holds True or False for each leaf, got {text(wrong[0])}.")
     leaves, treedef = jax.tree.flatten(tree)
@@ -181,14 +183,14 @@ def combine(*trees: T) -> T:
         {'bias': 2.0, 'kernel': 1.0}
     """
 
-    def one_of(path: Path, *leaves: Any) -> Any:
-        found = [leaf for leaf in leaves if leaf is not None]
-        if len(found) > 1:
+    def the_one_of(path: Path, *leaves: Any) -> Any:
+        present = [leaf for leaf in leaves if leaf is not None]
+        if len(present) > 1:
             raise ValueError(
-                f"{path_text(path) or 'The whole tree'} has a value in {len(found)} of the trees: "
-                f"{', '.join(map(text, found))}. combine() takes trees that partition() has split, each leaf in one."
+                f"{path_text(path) or 'The whole tree'} has a value in {len(present)} of the trees: "
+                f"{', '.join(map(text, present))}. combine() takes trees that partition() has split, each leaf in one."
             )
-        return found[0] if found else None
+        return present[0] if present else None
 
-    combined: T = _jax_trees.tree_map_with_path(one_of, *trees, is_leaf=_is_none)
+    combined: T = _jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
     return combined

@@ -11,10 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._nodes.fields import Kind
-from treewright._nodes.node import finished_pair
-from treewright._nodes.spec import spec_of
-from treewright._trees.level import is_node
-from treewright._trees.paths import Path, entries_of, field_key, path_text, place_of
+from treewright._trees.level import Place, is_node, walk
+from treewright._trees.paths import Path, path_text, place_of
 from treewright._values.classes import class_of
 
 
@@ -29,33 +27,28 @@ class Item:
 
 
 def items_of(tree: Any) -> Iterator[Item]:
-    """In the order of the fields, and of JAX below containers."""
-    return _items(Item((), tree, class_of(tree).__qualname__, "child"))
+    """All leaves and statics, in the order of the fields, and of JAX below containers."""
+    for place in walk(Place(tree), _fields_or_children):
+        if _is_static(place) or place.value is None or place.level is None:
+            fields = place.fields
+            in_buffer = any(field.kind == "buffer" for _, field in fields)
+            kind: Kind = "static" if _is_static(place) else "buffer" if in_buffer else "child"
+            yield Item(place.path, place.value, class_of(fields[-1][0] if fields else tree).__qualname__, kind)
 
 
-def _items(item: Item) -> Iterator[Item]:
-    value = item.value
-    if is_node(value):
-        pair, spec = finished_pair(value), spec_of(value)
-        for field in spec.fields:
-            kind = field.kind if item.kind == "child" else item.kind  # all that is in a buffer is one
-            inner = Item((*item.path, field_key(field.name)), field.value_in(pair), spec.cls.__qualname__, kind)
-            if field.is_static:
-                yield dataclasses.replace(inner, kind="static")
-            else:
-                yield from _items(inner)
-        return
-    entries = entries_of(value)
-    if entries is None or value is None:
-        yield item
-        return
-    for key, child in entries:
-        yield from _items(dataclasses.replace(item, path=(*item.path, key), value=child))
+def _fields_or_children(place: Place) -> Iterator[Place]:
+    if _is_static(place):
+        return iter(())
+    return place.entries() if is_node(place.value) else place.children()
+
+
+def _is_static(place: Place) -> bool:
+    return place.field is not None and place.field.is_static
 
 
 def elements_in(leaf: Any) -> int:
     """How many numbers a leaf holds: those of an array, abstract or traced too, 1 for a Python number, else 0."""
-    if isinstance(leaf, bool | int | float | complex):
+    if isinstance(leaf, int | float | complex):
         return 1
     shape: tuple[int, ...] | None = getattr(leaf, "shape", None)
     return 0 if shape is None or not hasattr(leaf, "dtype") else math.prod(shape)
@@ -71,16 +64,16 @@ def bytes_in(leaf: Any) -> int:
 
 
 def memory_of(leaf: Any) -> object:
-    """What is equal for two leaves when they are one array; None for what is no array."""
+    """What is equal for two leaves when they are one array; None for what is not an array."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
     if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
         return id(cast("Any", leaf))
-    # Also two objects with one buffer, as jax.device_put(x) and x[:] make.
+    # Two objects may share one buffer, as jax.device_put(x) and x[:] do.
     shards: Any = leaf.addressable_shards
     try:
         return tuple(shard.data.unsafe_buffer_pointer() for shard in shards)
-    except jax.errors.JaxRuntimeError:  # a platform that does not tell
+    except jax.errors.JaxRuntimeError:  # on some platforms
         return id(cast("Any", leaf))
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from treewright._nodes.statics import Statics
-from treewright._trees.level import Leaf, Level, opened
+from treewright._trees.level import LeafType, Level, opened
 from treewright._trees.why import Remembered, captured_by, read_by, same_exactly, same_to_jit, wrapped_by
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenArray
@@ -86,8 +86,8 @@ _COPIES: types.MappingProxyType[type[Any], Callable[[Any, _Inner], Any]] = types
 
 
 def remembered_tree(
-    tree: Any, like: Any = None, *, leaf: Callable[[Any, Leaf], Leaf] = lambda _, kept: kept, depth: int = 0
-) -> Level | Leaf:
+    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept, depth: int = 0
+) -> Level | LeafType:
     """A tree of levels and leaf types in place of a live tree. What is as it was in `like` is shared with it.
 
     Args:
@@ -97,11 +97,11 @@ def remembered_tree(
         depth: How deep in the whole tree this one hangs.
     """
     level = opened(tree)
-    if isinstance(level, Leaf):
+    if isinstance(level, LeafType):
         kept = leaf(tree, level if level.value is None else dataclasses.replace(level, value=remembered(level.value)))
-        return like if isinstance(like, Leaf) and _same_leaf(kept, like) else kept
+        return like if isinstance(like, LeafType) and _same_leaf(kept, like) else kept
     if depth == _DEPTH:
-        return Leaf(None, class_of(tree), jax.tree.structure(tree))
+        return LeafType(None, class_of(tree), jax.tree.structure(tree))
     old = like if isinstance(like, Level) and like.kind is level.kind else None
     known = {} if old is None else dict(old.children)
     children = tuple(
@@ -116,7 +116,7 @@ def remembered_tree(
     return Level(level.kind, aux, statics, children, level.content)
 
 
-def _same_leaf(leaf: Leaf, other: Leaf) -> bool:
+def _same_leaf(leaf: LeafType, other: LeafType) -> bool:
     return (
         (leaf.aval is other.aval or leaf.aval == other.aval)
         and leaf.python is other.python

@@ -40,8 +40,8 @@ def stack(trees: Sequence[T]) -> T:
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for index, tree in enumerate(trees[1:], 1):
         if jax.tree.structure(tree) != treedef:
-            found = next(one for one in differences(trees[0], tree, values=False) if one.kind in _OF_STRUCTURE)
-            raise ValueError(f"Tree {index} is not like tree 0: {found}.")
+            of_structure = (d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
+            raise ValueError(f"Tree {index} is not like tree 0: {next(of_structure)}.")
         for (path, leaf), column, other in zip(first, columns, jax.tree.leaves(tree), strict=True):
             if _type_of(path, leaf) != _type_of(path, other):
                 raise ValueError(
@@ -95,8 +95,8 @@ def node_at(tree: T, index: int | jax.Array) -> T:
             f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
         )
     leaves, treedef = jax.tree.flatten(tree)
-    found: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
-    return found
+    node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
+    return node
 
 
 def split_key_like(key: jax.Array, tree: T) -> T:
@@ -122,10 +122,10 @@ def split_key_like(key: jax.Array, tree: T) -> T:
 
 def _type_of(path: Path, leaf: Any) -> str:
     """`f32[2,3]`: what has to be the same in trees that are stacked."""
-    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         raise ValueError(
-            f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is no array and has no axes. If it is the same in "
-            f"all trees, make it a static."
+            f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
+            f"same in all trees, make it a static."
         )
     dtype: Any = jnp.result_type(leaf)
     return f"{short_dtype(dtype)}[{','.join(map(str, jnp.shape(leaf)))}]"
@@ -135,17 +135,17 @@ def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
     leaves, _ = _jax_trees.tree_flatten_with_path(tree)
     if not leaves:
-        raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so nobody can tell how many trees it holds.")
+        raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]
     first_path, first = lengths[0]
     for path, length in lengths:
         if not length or length != first:
-            found = ", ".join(
+            types = ", ".join(
                 f"{_name(tree, place)} is {_type_of(place, leaf)}"
                 for place, leaf in leaves
                 if place in {first_path, path}
             )
-            raise ValueError(f"The leaves of a stacked tree have a first axis of one length, but {found}.")
+            raise ValueError(f"The leaves of a stacked tree have a first axis of one length, but {types}.")
     return first[0]
 
 

@@ -17,7 +17,7 @@ from treewright._values.text import array_text, short_dtype, text
 if TYPE_CHECKING:
     from rich.table import Table
 
-_VALUE_LENGTH = 40  # characters of a static, or of another value that is no array
+_VALUE_LENGTH = 40  # characters of a static, or of another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
 _NUMBERS = frozenset({"count", "bytes"})
 
@@ -27,11 +27,11 @@ class Row:
     """One line of a summary.
 
     Args:
-        path: The place; with ` = ` and the value for what is no array, and the other place for an array that is tied.
+        path: The place; with ` = ` and the value if that is not an array, or with the other place of a tied array.
         class_name: The class of the node that it belongs to; where a `depth` ends the table, of what stands there.
         kind: `"child"`, `"static"`, `"buffer"` or `"tied"`.
-        shape: As `[64,10]`; empty for what is no array.
-        dtype: As `f32`; empty for what is no array.
+        shape: As `[64,10]`; empty for what is not an array.
+        dtype: As `f32`; empty for what is not an array.
         count: How many numbers it holds.
         nbytes: How many bytes they take.
         sharding: The partition spec, if it is spread over a mesh.
@@ -117,7 +117,7 @@ class Summary:
 
 
 def _in_terminal() -> bool:
-    return bool(getattr(sys.stdout, "isatty", bool)())  # a program without a window has no stdout
+    return bool(getattr(sys.stdout, "isatty", bool)())  # programs without a console have no stdout
 
 
 def summary(tree: object, *, depth: int | None = None) -> Summary:

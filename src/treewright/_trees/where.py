@@ -1,154 +1,21 @@
-"""What a user points at: a place in a tree, by a function, a path's text or a name."""
+"""What a user points at: places in a tree, by a function over it, by a path's text, a name, or a predicate."""
 
+import difflib
 import inspect
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Never
 
 import jax
 
-from treewright._trees.level import NOTHING, all_entries, child_of, item_key, listed, missing_place, with_changes
-from treewright._trees.paths import Key, Path, Pattern, Step, field_key, parse, path_text
+from treewright._trees.level import Place, all_entries, walk
+from treewright._trees.paths import Key, Path, Step, field_key, parse, path_text, place_of
 from treewright._values.classes import class_of
 from treewright._values.text import text
 from treewright.errors import MissingPlaceError
 
-
-class Place:
-    """A value in a tree, its key, and the place above it; the root has neither."""
-
-    __slots__ = ("above", "key", "value")
-
-    def __init__(self, value: Any, key: Key = None, above: "Place | None" = None) -> None:
-        self.value: Any = value
-        self.key: Key = key
-        self.above: Place | None = above
-
-    @property
-    def path(self) -> Path:
-        """The keys that lead here from the root."""
-        keys: list[Key] = []
-        place = self
-        while place.above is not None:
-            keys.append(place.key)
-            place = place.above
-        return tuple(reversed(keys))
-
-    @property
-    def name(self) -> str:
-        """`Model.layers[0]`: the path, from the class of the root."""
-        root = self
-        while root.above is not None:
-            root = root.above
-        return path_text(self.path, class_of(root.value).__qualname__)
-
-    def below(self, key: Key) -> "Place":
-        """The place under a key.
-
-        Raises:
-            MissingPlaceError: If there is nothing under it.
-        """
-        child = child_of(self.value, key)
-        if child is NOTHING:
-            raise missing_place(self.name, self.value, key)
-        return Place(child, key, self)
-
-    def entries(self) -> "Iterator[Place]":
-        """All places directly below."""
-        for key, child in all_entries(self.value) or ():
-            yield Place(child, key, self)
-
-    def with_value(self, value: Any) -> Any:
-        """The whole tree with another value here. Only what is on the way is copied."""
-        place = self
-        while place.above is not None:
-            value = with_changes(place.above.value, {place.key: value})
-            place = place.above
-        return value
-
-
-def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) -> Any:
-    """A tree with other values at the ends of some paths, in which it stands at this depth.
-
-    No path leads through the end of another. Each node on the way is copied, and checked, once.
-    """
-    if not changes:
-        return tree
-    path, new = changes[0]
-    if len(path) == depth:
-        return new
-    below: dict[Key, list[tuple[Path, Any]]] = {}
-    for change in changes:
-        below.setdefault(change[0][depth], []).append(change)
-    return with_changes(tree, {key: with_values(child_of(tree, key), inner, depth + 1) for key, inner in below.items()})
-
-
-class Recorder:
-    """Stands for a place while a function over the tree runs.
-
-    It reads the real tree, so that loops, lengths, `in` and `isinstance` answer as the tree would. What is at the place
-    can't be computed with: the function says where, not what.
-    """
-
-    # Fields are read as attributes, so no name that a field may have is taken.
-    __slots__ = ("_treewright_place",)
-
-    def __init__(self, place: Place) -> None:
-        self._treewright_place = place
-
-    def __getattr__(self, name: str) -> Any:
-        place, key = self._treewright_place, field_key(name)
-        child = child_of(place.value, key)
-        if child is not NOTHING:
-            return Recorder(Place(child, key, place))
-        if isinstance(place.value, dict) and name in {"keys", "values", "items"}:
-            return getattr({entry.key.key: Recorder(entry) for entry in place.entries()}, name)
-        return place.below(key)  # raises
-
-    def __getitem__(self, item: Any) -> Any:
-        if isinstance(item, slice):
-            return [self[index] for index in range(*item.indices(len(self)))]
-        place = self._treewright_place
-        return Recorder(place.below(item_key(place.value, item)))
-
-    def __len__(self) -> int:
-        return len(self._treewright_place.value)
-
-    def __iter__(self) -> Iterator[Any]:
-        place = self._treewright_place
-        if isinstance(place.value, dict):
-            return iter(self.keys())
-        if isinstance(place.value, list | tuple):
-            return map(Recorder, place.entries())
-        raise TypeError(f"{place.name} is {text(place.value)}, which has no entries to go through.")
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._treewright_place.value
-
-    def __repr__(self) -> str:
-        return f"<the place {self._treewright_place.name}>"
-
-    def _treewright_refuse(self, *_: Any, **__: Any) -> Never:
-        raise TypeError(
-            f"A function that says where runs on places, not on values, so {self._treewright_place.name} can't be "
-            f"compared or called in it. To select by value, use a predicate: lambda path, value: ..."
-        )
-
-    __bool__ = __call__ = __lt__ = __le__ = __gt__ = __ge__ = _treewright_refuse
-    # Checkers know these of every object, and by other types; isinstance() asks for the class.
-    locals().update(
-        __eq__=_treewright_refuse,
-        __ne__=_treewright_refuse,
-        __hash__=None,
-        __class__=property(lambda self: class_of(self._treewright_place.value)),
-    )
-
-
-place_of_recorder: Any = operator.attrgetter("_treewright_place")
-
-
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
+_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
+_SHOWN = 5  # places of one name that are listed
 
 
 class Selection:
@@ -173,12 +40,13 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
 
     Raises:
         MissingPlaceError: If there is no such place.
-        TypeError: If `where` is no function of one or two arguments, or does not return places.
-        ValueError: If a text is no path, or one place is selected twice or contains another.
+        TypeError: If `where` is not a function of one or two arguments, or does not return places.
+        ValueError: If a text is not a path, a name alone leads to several places, or one place is selected twice or
+            contains another.
     """
     root = Place(tree)
     if isinstance(where, str):
-        return _by_text(root, where)
+        return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
     if arguments_of(where) == 2:
         return _searched(_matching(root, where), lambda: f"{root.name} has no place where the predicate is true.")
     return _by_function(root, where)
@@ -198,101 +66,6 @@ def arguments_of(function: Callable[..., Any]) -> int:
     return len(list(needed))
 
 
-# By a function
-
-
-def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
-    found = where(Recorder(root))
-    if type(found) is Recorder:
-        return Selection([place_of_recorder(found)])
-    recorders, structure = jax.tree.flatten(found, is_leaf=_is_no_container)
-    if any(type(recorder) is not Recorder for recorder in recorders):
-        raise TypeError(
-            f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
-            f"{text(found)}."
-        )
-    return Selection(list(map(place_of_recorder, recorders)), structure)
-
-
-def _is_no_container(value: object) -> bool:
-    return not isinstance(value, tuple | list | dict)
-
-
-# By text and by predicate: the topmost places that match
-
-
-def _by_text(root: Place, where: str) -> Selection:
-    steps = pattern_of(where).steps
-    if all(map(_is_literal, steps)):
-        place = root
-        for step in steps:
-            place = place.below(_key(place, step))
-        return Selection([place])
-    return _searched(_leading(root, steps), lambda: f"{root.name} has no place {where}. {_names_in(root)}")
-
-
-def pattern_of(where: str) -> Pattern:
-    """The pattern of a text; a name alone is every field and every dict entry of that name."""
-    if where.isidentifier():
-        return Pattern(where, (Step("deep", "**"), Step("name", where)))
-    return parse(where)
-
-
-def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
-    if not steps:
-        yield place
-        return
-    step, rest = steps[0], steps[1:]
-    if step.kind == "deep":
-        yield from _leading(place, rest)
-        for child in place.entries():
-            yield from _leading(child, steps)
-    elif _is_literal(step):
-        key = _key(place, step)
-        child = child_of(place.value, key)
-        if child is not NOTHING:
-            yield from _leading(Place(child, key, place), rest)
-    else:
-        for child in place.entries():
-            if step.takes(child.key):
-                yield from _leading(child, rest)
-
-
-def _is_literal(step: Step) -> bool:
-    return step.kind in {"field", "item"} and "*" not in str(step.name)
-
-
-def _key(place: Place, step: Step) -> Key:
-    return field_key(str(step.name)) if step.kind == "field" else item_key(place.value, step.name)
-
-
-def _names_in(place: Place) -> str:
-    names = sorted({str(key) for key in _keys_in(place) if not isinstance(key, _jax_trees.SequenceKey)})
-    return f"The names in it: {listed(names)}."
-
-
-def _keys_in(place: Place) -> Iterator[Key]:
-    for child in place.entries():
-        yield child.key
-        yield from _keys_in(child)
-
-
-def _matching(place: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
-    if predicate(path_text(place.path), place.value):
-        yield place
-        return
-    for child in place.entries():
-        yield from _matching(child, predicate)
-
-
-def _searched(places: Iterable[Place], otherwise: Callable[[], str]) -> Selection:
-    found = {place.path: place for place in places}
-    topmost = [place for path, place in found.items() if not any(path[:end] in found for end in range(len(path)))]
-    if not topmost:
-        raise MissingPlaceError(otherwise())
-    return Selection(topmost, searched=True)
-
-
 def _refuse_overlaps(places: Sequence[Place]) -> None:
     selected: dict[Path, Place] = {}
     for place in places:
@@ -307,3 +80,206 @@ def _refuse_overlaps(places: Sequence[Place]) -> None:
                 f"{place.name} is inside {above.name}, which is selected too: one change would undo the other. "
                 f"Select one of them, or make two calls."
             )
+
+
+# A function over the tree
+
+
+def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
+    result = where(_Recorder(root))
+    if type(result) is _Recorder:
+        return Selection([_place_of(result)])
+    recorders, structure = jax.tree.flatten(result, is_leaf=lambda value: not isinstance(value, tuple | list | dict))
+    if any(type(recorder) is not _Recorder for recorder in recorders):
+        raise TypeError(
+            f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
+            f"{text(result)}."
+        )
+    return Selection(list(map(_place_of, recorders)), structure)
+
+
+class _Recorder:
+    """Stands for a place while a function over the tree runs.
+
+    It reads the real tree, so that loops, lengths, `in` and `isinstance` answer as the tree would. What is at the place
+    can't be computed with: the function says where, not what.
+    """
+
+    # Fields are read as attributes, so no name that a field may have is taken.
+    __slots__ = ("_treewright_place",)
+
+    def __init__(self, place: Place) -> None:
+        self._treewright_place = place
+
+    def __getattr__(self, name: str) -> Any:
+        place = _place_of(self)
+        if isinstance(place.value, dict) and name in {"keys", "values", "items"}:
+            return getattr({entry.key.key: _Recorder(entry) for entry in place.entries()}, name)
+        return _Recorder(_below(place, field_key(name)))
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return [self[index] for index in range(*item.indices(len(self)))]
+        place = _place_of(self)
+        return _Recorder(_below(place, _item_key(place.value, item)))
+
+    def __len__(self) -> int:
+        return len(_place_of(self).value)
+
+    def __iter__(self) -> Iterator[Any]:
+        place = _place_of(self)
+        if isinstance(place.value, dict):
+            return iter(self.keys())
+        if isinstance(place.value, list | tuple):
+            return map(_Recorder, place.entries())
+        raise TypeError(f"{place.name} is {text(place.value)}, which has no entries to go through.")
+
+    def __contains__(self, item: object) -> bool:
+        return item in _place_of(self).value
+
+    def __repr__(self) -> str:
+        return f"<the place {_place_of(self).name}>"
+
+    def _treewright_refuse(self, *_: Any, **__: Any) -> Never:
+        raise TypeError(
+            f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be "
+            f"compared or called in it. To select by value, use a predicate: lambda path, value: ..."
+        )
+
+    __bool__ = __call__ = __lt__ = __le__ = __gt__ = __ge__ = _treewright_refuse
+    # Checkers know these of every object, and by other types; isinstance() asks for the class.
+    locals().update(
+        __eq__=_treewright_refuse,
+        __ne__=_treewright_refuse,
+        __hash__=None,
+        __class__=property(lambda self: class_of(_place_of(self).value)),
+    )
+
+
+def _place_of(recorder: Any) -> Place:
+    place: Place = recorder._treewright_place
+    return place
+
+
+def _below(place: Place, key: Key) -> Place:
+    """The place under a key.
+
+    Raises:
+        MissingPlaceError: If there is nothing under it.
+    """
+    below = place.child(key)
+    if below is None:
+        raise _missing_place(place, key)
+    return below
+
+
+def _item_key(value: Any, item: Any) -> Key:
+    """The key of `value[item]`; an index may be negative."""
+    if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
+        keys = (key for key, _ in all_entries(value) or ())
+        return next((key for key in keys if place_of(key) == ("item", item)), _keys.DictKey(item))
+    index: int = item.__index__()
+    if -len(value) <= index < 0:
+        index += len(value)
+    names: Any = getattr(value, "_fields", None)
+    return field_key(names[index]) if names and 0 <= index < len(names) else _keys.SequenceKey(index)
+
+
+def _missing_place(place: Place, key: Key) -> MissingPlaceError:
+    """The error for a key that leads nowhere: where, and what is there instead."""
+    value, entries = place.value, all_entries(place.value)
+    if entries is None:
+        hint = ""
+        if hasattr(value, "at") and not isinstance(key, _keys.GetAttrKey):
+            hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
+        return MissingPlaceError(f"{place.name} is {text(value)}, a leaf, and has no {key}.{hint}")
+    kind = class_of(value).__qualname__ if value is not None else "None"
+    names = [str(entry) for entry, _ in entries]
+    if names and all(isinstance(entry, _keys.SequenceKey) for entry, _ in entries):
+        return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has {names[0]} to {names[-1]}.")
+    by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
+    close = difflib.get_close_matches(str(place_of(key)[1]), by_name, 1)
+    meant = f" (did you mean {by_name[close[0]]}?)" if close else ""
+    return MissingPlaceError(f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.")
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    """Some names with commas, `nothing` for none."""
+    shown = ", ".join(names[:most]) or "nothing"
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+# A text
+
+
+def _by_name(root: Place, name: str) -> Selection:
+    """The one field or dict entry of a name, at any depth."""
+    places = [place for place in walk(root, Place.entries) if place.above and place_of(place.key)[1] == name]
+    if not places:
+        raise MissingPlaceError(_nowhere(root, name))
+    if len(places) > 1:
+        spellings = {"field": f'"**.{name}"', "item": f"\"**['{name}']\""}
+        every = " and ".join(spellings[kind] for kind in dict.fromkeys(place_of(place.key)[0] for place in places))
+        paths = [path_text(place.path) for place in places]
+        raise ValueError(
+            f"{name!r} leads to {len(places)} places in {root.name}: {_listed(paths, _SHOWN)}. To mean all of them, "
+            f"write {every}; to mean one, write its path."
+        )
+    return Selection(places)
+
+
+def _by_path(root: Place, where: str) -> Selection:
+    steps = parse(where)
+    if all(step.is_literal for step in steps):
+        place = root
+        for step in steps:
+            place = _below(place, _key(place, step))
+        return Selection([place])
+    return _searched(_leading(root, steps), lambda: _nowhere(root, where))
+
+
+def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
+    if not steps:
+        yield place
+        return
+    step, rest = steps[0], steps[1:]
+    if step.kind == "deep":
+        reached: Iterable[Place | None] = walk(place, Place.entries)
+    elif step.is_literal:
+        reached = [place.child(_key(place, step))]
+    else:
+        reached = (entry for entry in place.entries() if step.takes(entry.key))
+    for inner in reached:
+        if inner is not None:
+            yield from _leading(inner, rest)
+
+
+def _key(place: Place, step: Step) -> Key:
+    return field_key(str(step.name)) if step.kind == "field" else _item_key(place.value, step.name)
+
+
+def _nowhere(root: Place, where: str) -> str:
+    keys = (place.key for place in walk(root, Place.entries) if place.above)
+    names = {str(key) for key in keys if not isinstance(key, _keys.SequenceKey)}
+    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}."
+
+
+# A predicate
+
+
+def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
+    """The topmost places where a predicate is true."""
+    matches: set[Place] = set()
+    for place in walk(root, lambda place: () if place in matches else place.entries()):
+        if predicate(path_text(place.path), place.value):
+            matches.add(place)
+            yield place
+
+
+def _searched(places: Iterable[Place], otherwise: Callable[[], str]) -> Selection:
+    """The topmost of some places."""
+    by_path = {place.path: place for place in places}
+    topmost = [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
+    if not topmost:
+        raise MissingPlaceError(otherwise())
+    return Selection(topmost, searched=True)

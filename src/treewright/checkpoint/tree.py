@@ -13,7 +13,8 @@ import numpy as np
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.paths import entries_of, place_of
+from treewright._trees.level import level_of
+from treewright._trees.paths import place_of
 from treewright._values import reach
 from treewright._values.classes import class_of, import_path
 from treewright._values.text import text
@@ -230,10 +231,11 @@ class _TakenApart:
 
     def visit(self, part: Any, path: str, steps: Steps) -> None:
         """Add the entries of a part of the tree, in the order in which JAX flattens it."""
-        entries = None if isinstance(part, self.known_leaves) else entries_of(part)
-        if entries is None:
+        level = None if isinstance(part, self.known_leaves) else level_of(part)
+        if level is None:
             self.add_leaf(part, path or "the tree", steps)
             return
+        entries = level.children
         if len(steps) == DEPTH:
             self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from treewright._jax import FRAMES, TRACING
 from treewright._trees.diff import Difference, differences
-from treewright._trees.level import Leaf, Level
+from treewright._trees.level import LeafType, Level
 from treewright._trees.snapshot import remembered, remembered_tree
 from treewright._trees.why import Remembered
 from treewright._values.classes import class_of
@@ -157,12 +157,12 @@ def _level_of(argument: Argument, place: int, call: Call, like: Any) -> Level:
         return Level(Compared, aux, ((Named("", "static"), value), passing), (), (False, False))
     known = like.children[0][1] if isinstance(like, Level) and like.children else None
 
-    def leaf(value: Any, kept: Leaf) -> Leaf:
+    def leaf(value: Any, kept: LeafType) -> LeafType:
         if call.fixed_numbers and kept.python is not None:
-            return Leaf(None, kept.python, value)
+            return LeafType(None, kept.python, value)
         if not call.live:
             return kept
-        return Leaf(kept.aval, kept.python, kept.value, placement_of(value))
+        return LeafType(kept.aval, kept.python, kept.value, placement_of(value))
 
     tree = remembered_tree(argument.value, known, leaf=leaf)
     return Level(Traced, argument.passed, (passing,), ((Named(""), tree),))

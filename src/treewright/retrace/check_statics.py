@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from treewright._trees.level import Leaf, Level, opened
+from treewright._trees.level import Level, Place, leaf_type_of, walk
 from treewright._trees.paths import Path, path_text
 from treewright._trees.why import captured_by, parts_of, place_of_code, same_to_jit
 from treewright._values import reach
@@ -95,7 +95,7 @@ def check_statics(tree: Any) -> list[Hazard]:
         >>> print(*check_statics([Layer(1.0, max), Layer(1.0, object())]))
         [1].scale: <object object>: object has no __eq__, so one made anew traces again; give it one, or make it once
     """
-    return list(_Walk().tree(tree, ()))
+    return list(_Walk().tree(tree))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,22 +119,15 @@ class _Walk:
     def __init__(self) -> None:
         self.seen: dict[tuple[type[Any], str], list[Any]] = {}
 
-    def tree(self, tree: Any, path: Path) -> Iterator[Hazard]:
-        waiting: list[tuple[Path, Any]] = [(path, tree)]
-        while waiting:
-            place, one = waiting.pop()
-            level = opened(one)
-            if isinstance(level, Leaf):
-                yield from self.leaf(place, level)
-                continue
-            content = level.content or (False,) * len(level.statics)
-            for (key, value), by_content in zip(level.statics, content, strict=True):
-                yield from self.static(level, (*place, key), value, content=by_content)
-            waiting.extend(((*place, key), child) for key, child in reversed(level.children))
-
-    def leaf(self, path: Path, leaf: Leaf) -> Iterator[Hazard]:
-        if leaf.aval is None:
-            yield from _hazards(path, leaf.value, _Comparison(foreign=True))
+    def tree(self, tree: Any) -> Iterator[Hazard]:
+        for place in walk(Place(tree)):
+            level, path = place.level, place.path
+            if level is not None:
+                content = level.content or (False,) * len(level.statics)
+                for (key, value), by_content in zip(level.statics, content, strict=True):
+                    yield from self.static(level, (*path, key), value, content=by_content)
+            elif leaf_type_of(place.value).aval is None:
+                yield from _hazards(path, place.value, _Comparison(foreign=True))
 
     def static(self, level: Level, path: Path, value: Any, *, content: bool) -> Iterator[Hazard]:
         foreign = level.content is None

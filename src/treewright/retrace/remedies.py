@@ -4,7 +4,7 @@ import types
 from typing import Any
 
 from treewright._trees.diff import Difference
-from treewright._trees.level import Leaf
+from treewright._trees.level import LeafType
 from treewright._trees.why import Cause, CauseName, cause_of
 from treewright.retrace.call import label_of
 
@@ -92,7 +92,7 @@ def _is_of_optimizer(function: Any) -> bool:
     return code is not None and "optax" in code.co_filename.replace("\\", "/").split("/")
 
 
-def _of_shape(old: Leaf, new: Leaf) -> str:
+def _of_shape(old: LeafType, new: LeafType) -> str:
     a, b = old.aval.shape, new.aval.shape
     if old.python is not None or new.python is not None:
         return _FIXED

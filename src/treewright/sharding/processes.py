@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from treewright._jax import of_all_processes, process_allgather, process_count
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.paths import Path, entries_of, field_key, path_text
+from treewright._trees.level import Place, is_node, walk
+from treewright._trees.paths import path_text
 from treewright._values import reach
 from treewright._values.classes import class_of, import_path
 from treewright._values.text import short_dtype
@@ -33,25 +34,18 @@ def described(tree: object) -> dict[str, str]:
 
     Not the values of arrays, and no statics that are local to a process.
     """
-    found: dict[str, str] = {}
-    _describe(tree, (), found)
-    return found
-
-
-def _describe(part: Any, path: Path, found: dict[str, str]) -> None:
-    place = path_text(path) or "the tree itself"
-    entries = entries_of(part)
-    if entries is None:
-        found[place] = _leaf_text(part)
-        return
-    found[place] = "None" if part is None else _name(class_of(part))
-    if hasattr(class_of(part), "__node_spec__"):
-        values = finished_pair(part)[1].values
-        for field, value in zip(spec_of(part).statics, values, strict=True):
-            if not field.local:
-                found[f"{path_text((*path, field_key(field.name)))} (static)"] = description(value)
-    for key, child in entries:
-        _describe(child, (*path, key), found)
+    texts: dict[str, str] = {}
+    for place in walk(Place(tree)):
+        path, value = path_text(place.path), place.value
+        if place.level is None:
+            texts[path or "the tree itself"] = _leaf_text(value)
+            continue
+        texts[path or "the tree itself"] = "None" if value is None else _name(class_of(value))
+        if is_node(value):
+            for field, (key, static) in zip(spec_of(value).statics, place.level.statics, strict=True):
+                if not field.local:
+                    texts[f"{path}{key} (static)"] = description(static)
+    return texts
 
 
 def _leaf_text(leaf: Any) -> str:

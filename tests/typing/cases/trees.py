@@ -72,7 +72,7 @@ assert_type(at([layer], lambda layers: layers[0].activation).set("gelu"), list[L
 
 # A text or a predicate may lead anywhere.
 assert_type(at(net, ".layers[*].kernel").set(jnp.ones(1)), Net)
-assert_type(at(net, "bias").apply(lambda bias: bias), Net)
+assert_type(at(net, "**.bias").apply(lambda bias: bias), Net)
 assert_type(at(net, lambda path, value: path.endswith(".bias")).set(None), Net)
 assert_type(at(net, lambda path, value: isinstance(value, Layer)).get(), Any)
 
@@ -87,7 +87,7 @@ with edit(layer) as frozen_for_checkers:
     frozen_for_checkers.activation = "gelu"
 assert_type(frozen_for_checkers, Any)
 
-assert_type(spec_like(net, 0, {"bias": None, lambda path, leaf: leaf.ndim > 1: 1}), Net)
+assert_type(spec_like(net, 0, {"**.bias": None, lambda path, leaf: leaf.ndim > 1: 1}), Net)
 assert_type(trainable(net), Net)
 assert_type(partition(net, trainable), tuple[Net, Net])
 assert_type(combine(*partition(net, trainable)), Net)

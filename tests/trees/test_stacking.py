@@ -94,7 +94,7 @@ def test_trees_that_differ_are_refused_with_the_place() -> None:
         "Tree 1 is not like tree 0: .bias (class): None -> 3.0"
     )
     assert message(lambda: stack([{"f": len}, {"f": len}])) == (
-        "['f'] is len, which is no array and has no axes. If it is the same in all trees, make it a static."
+        "['f'] is len, which is not an array and has no axes. If it is the same in all trees, make it a static."
     )
 
 
@@ -105,7 +105,7 @@ def test_leaves_without_a_common_first_axis_are_refused_with_the_places() -> Non
     assert message(lambda: node_at({"a": jnp.ones(()), "b": jnp.ones(3)}, 0)) == (
         "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[]."
     )
-    assert message(lambda: unstack(())) == "tuple has no leaves, so nobody can tell how many trees it holds."
+    assert message(lambda: unstack(())) == "tuple has no leaves, so it does not say how many trees it holds."
     for index in (3, -4):
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
             f"There is no tree at {index}: Layer holds 3, at 0 to 2."

@@ -69,7 +69,8 @@ def test_a_spec_has_the_treedef_of_the_tree_and_runs_no_code_of_it() -> None:
 @pytest.mark.parametrize(
     ("where", "places"),
     [
-        ("bias", [".layers[0].bias"]),
+        ("**.bias", [".layers[0].bias"]),
+        ("mean", [".norm.mean"]),
         ("layers", [".layers[0].kernel", ".layers[0].bias", ".layers[1].kernel"]),
         (".layers[-1]", [".layers[1].kernel"]),
         (".layers[*].kernel", [".layers[0].kernel", ".layers[1].kernel"]),
@@ -89,7 +90,7 @@ def test_a_rule_is_for_all_below_its_places(where: Any, places: list[str]) -> No
 
 
 def test_a_later_rule_wins() -> None:
-    spec = spec_like(small_net(), 0, {"kernel": 1, ".layers": 2, ".layers[0].kernel": None})
+    spec = spec_like(small_net(), 0, {"**.kernel": 1, ".layers": 2, ".layers[0].kernel": None})
 
     assert settings_of(spec.layers) == {"[0].kernel": None, "[0].bias": 2, "[1].kernel": 2, "[1].bias": None}
     assert spec.norm.inner["layer"].kernel == 1
@@ -113,7 +114,7 @@ def test_the_default_may_be_a_prefix() -> None:
         ".rest[1]": None,
     }
     with pytest.raises(
-        ValueError, match=r"^default= is no prefix of the tree\. (pytree structure error: different leng|List arity)"
+        ValueError, match=r"^default= is not a prefix of the tree\. (pytree structure error: different leng|List arity)"
     ):
         spec_like([1, 2], [3])
 
@@ -134,13 +135,19 @@ def test_what_takes_settings_takes_a_spec() -> None:
     assert jax.jit(lambda layer: layer, in_shardings=(spec_like(stacked, sharding),))(placed).bias.sharding == sharding
 
 
-def test_a_rule_for_a_place_that_is_not_there_is_refused() -> None:
+def test_a_place_that_is_not_there_takes_no_setting_and_neither_does_a_static_or_one_of_many() -> None:
     with pytest.raises(MissingPlaceError, match=r"^Net has no place bais\. The names in it: \.activation, \.bias"):
         spec_like(small_net(), 0, {"bais": 1})
     with pytest.raises(
-        ValueError, match=r"^\.layers\[0\]\.activation, .* of a Net is static\. It is no part of the tre"
+        ValueError, match=r"^\.layers\[0\]\.activation, .* of a Net is static\. It is not part of the t"
     ):
-        spec_like(small_net(), 0, {"activation": 1})
+        spec_like(small_net(), 0, {"**.activation": 1})
+    with pytest.raises(
+        ValueError, match=r"^'bias' leads to 3 places in Net: \.layers\[0\]\.bias, .*write \"\*\*\.bias\""
+    ):
+        spec_like(small_net(), 0, where={"bias": 1})
+    with pytest.raises(ValueError, match=r"^'bias' leads to 3 places in Net: "):
+        partition(small_net(), where="bias")
 
 
 # trainable
@@ -177,20 +184,21 @@ def optax_not(mask: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mask", "places"),
+    ("where", "places"),
     [
         (trainable, ALL[:4] + ALL[6:]),
         (lambda path, leaf: "kernel" in path, [ALL[0], ALL[2], ALL[5]]),
-        ("kernel", [ALL[0], ALL[2], ALL[5]]),
+        ("**.kernel", [ALL[0], ALL[2], ALL[5]]),
+        ("scale", [ALL[3]]),
         (".norm", ALL[3:6]),
         (True, ALL),
         (np.False_, []),
         (spec_like(small_net(), False, {".norm": True}), ALL[3:6]),
     ],
 )
-def test_partition_gives_the_chosen_leaves_and_the_others(mask: Any, places: list[str]) -> None:
+def test_partition_gives_the_chosen_leaves_and_the_others(where: Any, places: list[str]) -> None:
     net = small_net()
-    chosen, rest = partition(net, mask)
+    chosen, rest = partition(net, where)
 
     assert list(settings_without_none(chosen)) == places
     assert list(settings_without_none(rest)) == [place for place in ALL if place not in places]
@@ -204,7 +212,7 @@ def settings_without_none(tree: Any) -> dict[str, Any]:
 
 def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
     assert partition([[1, 2], 3], [True, False]) == ([[1, 2], None], [[None, None], 3])
-    with pytest.raises(ValueError, match=r"^mask= is no prefix of the tree\. (pytree structure error|List arity)"):
+    with pytest.raises(ValueError, match=r"^where= is not a prefix of the tree\. (pytree structure error|List arity)"):
         partition([1, 2], [True])
     with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got 1\.$"):
         partition([1, 2], [True, 1])
@@ -214,8 +222,8 @@ def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
 
 def test_combine_takes_any_number_of_trees() -> None:
     net = small_net()
-    kernels, rest = partition(net, "kernel")
-    biases, rest = partition(rest, "bias")
+    kernels, rest = partition(net, "**.kernel")
+    biases, rest = partition(rest, "**.bias")
 
     assert combine(biases, kernels, rest) == net
     assert combine(net) == net
