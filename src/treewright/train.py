@@ -70,6 +70,8 @@ class TrainState(Module, Generic[P]):
         ([0.5, 0.5], 1)
     """
 
+    __module__ = "treewright"
+
     step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)] = field(
         doc="`i32[]`, the number of updates so far."
     )

@@ -309,7 +309,7 @@ def test_the_result_of_a_computation_is_no_static_until_it_is_frozen_again() -> 
 
     result = freeze(np.ones(2)) * 2
 
-    with pytest.raises(TypeError, match=r"an array, f64\[2\]"):
+    with pytest.raises(TypeError, match="unhashable type"):
         hash(result)
     with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds an array, f64\[2\]"):
         Example(result)

@@ -52,6 +52,9 @@ class StaticValue(Protocol):
     def __eq__(self, other: object, /) -> bool: ...
 
 
+StaticValue.__module__ = "treewright"  # in its body it would be a part of the protocol
+
+
 class NoStaticValue:
     """In a checker's message: the declared type of a static field is one that no static can have."""
 
@@ -383,6 +386,8 @@ class Converted(Generic[Given_contra, Kept_co]):
     Source: PEP 681, "Descriptor-typed field support".
     """
 
+    __module__ = "treewright"
+
     if TYPE_CHECKING:
 
         def __init__(self, default: Given_contra, /) -> None: ...
@@ -415,6 +420,8 @@ class Converter:
         >>> Layer(1).rate
         1.0
     """
+
+    __module__ = "treewright"
 
     __slots__ = ("function",)
     function: Callable[[Any], Any]

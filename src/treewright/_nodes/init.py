@@ -20,6 +20,8 @@ from treewright.errors import NodeDefinitionError
 class _Factory:
     """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
 
+    __module__ = "treewright._pickled"
+
     def __repr__(self) -> str:
         return "<factory>"
 

@@ -51,6 +51,8 @@ class Difference:
         (Difference(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
 
+    __module__ = "treewright.checkpoint"
+
     path: str
     kind: DifferenceKind
     saved: str

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.dtypes import prng_key
 
 from treewright._values.classes import class_of
-from treewright._values.freeze import FrozenArray
+from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.text import text
 from treewright.errors import CheckpointError
 
@@ -39,7 +39,7 @@ _SCALARS: MappingProxyType[type[Any], Kind] = MappingProxyType(
 _SMALL = 1 << 16  # bytes that are copied sooner than aligned
 _ADVISED = 1 << 22  # bytes from which on numpy asks Linux for huge pages
 _HUGE_PAGE = 1 << 21
-_PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray)
+_PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray, ComputedArray)
 
 
 class Form(NamedTuple):

@@ -191,6 +191,8 @@ class Restored(Generic[T]):
         Restored(step=10, tree={'w': 1.5}, skipped={})
     """
 
+    __module__ = "treewright.checkpoint"
+
     step: int
     tree: T
     skipped: Mapping[int, str]
@@ -222,6 +224,8 @@ class CheckpointManager:
         ...     manager.latest_step(), manager.restore(like=state)
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
+
+    __module__ = "treewright.checkpoint"
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:

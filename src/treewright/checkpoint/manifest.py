@@ -49,6 +49,8 @@ class Branch:
         ('dict', ('name',), 'treewright._nodes.wrapper:Static', {'value': 'first'})
     """
 
+    __module__ = "treewright.checkpoint"
+
     steps: Steps
     path: str
     kind: str
@@ -72,6 +74,8 @@ class Leaf:
         >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
         ('w', "['w']", 'float32[3] (array)', ['all'])
     """
+
+    __module__ = "treewright.checkpoint"
 
     steps: Steps
     path: str
@@ -97,6 +101,8 @@ class Manifest:
         >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
         (['dict'], ['w'])
     """
+
+    __module__ = "treewright.checkpoint"
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]

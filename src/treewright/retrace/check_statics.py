@@ -65,6 +65,8 @@ class Hazard:
         ((DictKey(key='head'), GetAttrKey(name='scale')), 'identity')
     """
 
+    __module__ = "treewright"
+
     path: Path
     value: Any
     kind: HazardKind
