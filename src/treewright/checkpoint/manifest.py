@@ -46,7 +46,7 @@ class Branch:
         >>> save(path, {"name": Static("first")})
         >>> root, name = read_manifest(path).branches
         >>> root.kind, root.children, name.cls, name.statics
-        ('dict', ('name',), 'treewright._nodes.wrapper:Static', {'value': 'first'})
+        ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
 
     __module__ = "treewright.checkpoint"
