@@ -213,7 +213,7 @@ def test_what_is_wrong_with_an_undecorated_subclass_is_said_when_it_is_called() 
     class Bad(Base):
         y: Any
 
-    with pytest.raises(NodeDefinitionError, match=r"Bad is no node yet: .*non-default argument 'y' follows"):
+    with pytest.raises(NodeDefinitionError, match=r"Bad is not a node yet: .*non-default argument 'y' follows"):
         Bad()
 
 

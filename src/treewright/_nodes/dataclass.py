@@ -22,7 +22,7 @@ from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
 
-# The options of `dataclasses.dataclass` that are false for every node, and `frozen`, which is true; and why.
+# The options of `dataclasses.dataclass` that are false for every node, and `frozen`, which is true for every node.
 _FIXED = MappingProxyType(
     {
         "frozen": "a node that changes in place would change under a running transformation. treewright.replace(node, "
@@ -116,7 +116,7 @@ def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Optio
     """The options that were given for a class.
 
     Raises:
-        NodeDefinitionError: For one that no node can have, with its reason.
+        NodeDefinitionError: For one that a node can't have, with the reason.
     """
     for option, reason in _FIXED.items():
         asked = bool(given[option])
@@ -151,7 +151,7 @@ def _watch_subclasses(cls: type[Any]) -> None:
         else:
             refuse_keywords(subclass, cls, keywords, _STATEMENT_TAKES_NONE)
             super(cls, subclass).__init_subclass__(**keywords)
-        if "__node_spec__" not in vars(subclass):  # no Module, and no other base has come first
+        if "__node_spec__" not in vars(subclass):  # not a Module, and no other base has come first
             _make_undecorated(subclass)
 
     setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
@@ -179,7 +179,7 @@ def _as_written(value: Any) -> Any:
 
 def _refuse_instances(cls: type[Any], error: Exception) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001, N807
-        raise NodeDefinitionError(f"{cls.__qualname__} is no node yet: {error}") from error
+        raise NodeDefinitionError(f"{cls.__qualname__} is not a node yet: {error}") from error
 
     cls.__init__ = __init__
     cls.__pending_node__ = True

@@ -82,7 +82,7 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
 def equal(self: Any, other: object) -> Any:
     """A plain `bool`: same class, same statics, and children equal in structure, shape, dtype and value.
 
-    NaN equals itself. Children that are no arrays compare as exactly as statics: `1`, `True` and `1.0` differ, and so
+    NaN equals itself. Children that are not arrays compare as exactly as statics: `1`, `True` and `1.0` differ, and so
     do `0.0` and `-0.0`. Fields with `compare=False` are left out.
 
     Raises:

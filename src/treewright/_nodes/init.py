@@ -33,7 +33,7 @@ FACTORY = _Factory()
 
 
 def init_vars(cls: type[Any]) -> dict[str, Any]:
-    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are no fields."""
+    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are not fields."""
     # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
     mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
     declared: dict[str, Any] = cls.__dataclass_fields__
@@ -61,7 +61,7 @@ class _InitText:
         self.helpers: dict[str, Any] = {}
         for name in self.taken:
             if not name.isidentifier() or keyword.iskeyword(name):
-                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is no identifier.")
+                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is not an identifier.")
 
     def helper(self, name: str, value: Any) -> str:
         """A name for `value` that no field has."""

@@ -41,8 +41,8 @@ class ModuleMethod:
         if instance is None:
             return self.function
         kept: dict[Any, BoundMethod] | None = instance.__dict__.get(_KEPT)
-        found = None if kept is None else kept.get(self.function)
-        return BoundMethod(self.function, instance) if found is None else found
+        method = None if kept is None else kept.get(self.function)
+        return BoundMethod(self.function, instance) if method is None else method
 
 
 class BoundMethod:
