@@ -45,8 +45,7 @@ def examples_in_docstrings() -> Iterator[doctest.DocTest]:
         for name in module.__all__:
             value = getattr(module, name)
             if isinstance(value, type):
-                found = doctest.DocTestFinder().find(value, f"{module.__name__}.{name}", module=False, globs=NAMESPACE)  # type: ignore[arg-type]
-                yield from found
+                yield from doctest.DocTestFinder().find(value, f"{module.__name__}.{name}", False, globs=NAMESPACE)
 
 
 EXAMPLES = {example.name: example for example in examples_in_docstrings() if example.examples}

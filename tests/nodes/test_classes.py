@@ -287,7 +287,7 @@ def test_a_keyword_that_nobody_takes_is_refused_before_anything_is_registered(
             types.new_class("Wrong", (base,), dict(keywords), lambda body: body.update(seen=Seen()))
     assert len(made) == 2
     for cls in made:
-        wrong = object.__new__(cls)
+        wrong: Any = object.__new__(cls)
         assert jax.tree.leaves(wrong)[0] is wrong  # a leaf: nothing was registered
 
 

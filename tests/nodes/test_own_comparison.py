@@ -146,7 +146,7 @@ def test_what_dataclasses_generated_for_a_base_is_generated_anew() -> None:
         value: Any
 
     @pytree_dataclass
-    class Decorated(Plain):
+    class Decorated(Plain):  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]  # frozen, and Plain is not
         pass
 
     class Undecorated(Decorated):

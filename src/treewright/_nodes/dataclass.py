@@ -11,7 +11,6 @@ from treewright._nodes.make_class import (
     DECORATED,
     UNDECORATED,
     make_node_class,
-    node_bases,
     refuse_keywords,
     register_once,
     undo,
@@ -33,7 +32,6 @@ _FIXED = MappingProxyType(
         "weakref_slot": "it belongs to slots=True; nodes can be weakly referenced as they are",
     }
 )
-_STATEMENT_TAKES_NONE = "Options of a decorated class stand in its decorator: @pytree_dataclass(kw_only=True)."
 
 
 @overload
@@ -149,7 +147,8 @@ def _watch_subclasses(cls: type[Any]) -> None:
         if own is not None:
             own.__get__(None, subclass)(**keywords)
         else:
-            refuse_keywords(subclass, cls, keywords, _STATEMENT_TAKES_NONE)
+            cure = "Options of a decorated class stand in its decorator: @pytree_dataclass(kw_only=True)."
+            refuse_keywords(subclass, cls, keywords, cure)
             super(cls, subclass).__init_subclass__(**keywords)
         if "__node_spec__" not in vars(subclass):  # not a Module, and no other base has come first
             _make_undecorated(subclass)
@@ -162,19 +161,17 @@ def _make_undecorated(cls: type[Any]) -> None:
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
     """
-    before = {name: _as_written(value) for name, value in vars(cls).items()}
+    # Copies of fields, since dataclasses writes into them whether they are keyword-only.
+    before = {
+        name: copy.copy(value) if class_of(value) is dataclasses.Field else value for name, value in vars(cls).items()
+    }
     try:
-        make_node_class(cls, spec_of(next(node_bases(cls))).options, UNDECORATED)
+        make_node_class(cls, spec_of(cls).options, UNDECORATED)  # those of its base
         _watch_subclasses(cls)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         _refuse_instances(cls, error)
     cls.__before_node__ = before
-
-
-def _as_written(value: Any) -> Any:
-    """A copy of a field, since dataclasses writes into it whether it is keyword-only; else the value."""
-    return copy.copy(value) if class_of(value) is dataclasses.Field else value
 
 
 def _refuse_instances(cls: type[Any], error: Exception) -> None:

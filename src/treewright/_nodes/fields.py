@@ -212,7 +212,7 @@ def field(
 # A static without a default takes its type from the declaration, and that must be one of `AnyStatic`. pyright looks at
 # the declaration where the result is a bare type variable, and mypy where it is anything but one.
 # fmt: off
-@overload  # type: ignore[unreachable]  # the alternative that is not mypy's
+@overload
 def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: None = ...) -> S: ...

@@ -4,11 +4,10 @@ import abc
 import dataclasses
 import functools
 import inspect
-import itertools
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from treewright._nodes import dunders
@@ -16,7 +15,7 @@ from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
-from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
+from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.classes import class_attribute, class_of, kept_in_pickles, own_annotations, signature_of
 from treewright.errors import NodeDefinitionError
 
@@ -74,8 +73,8 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
 
 
 def _has_own_init(cls: type[Any], way: Way) -> bool:
-    inherited = any(spec_of(base).has_own_init for base in itertools.islice(node_bases(cls), 1))
-    return "__init__" in vars(cls) or (way.inherits and inherited)
+    inherited: NodeSpec | None = getattr(cls, "__node_spec__", None)  # of the nearest base that is a node
+    return "__init__" in vars(cls) or (way.inherits and inherited is not None and inherited.has_own_init)
 
 
 def _read_fields(cls: type[Any], options: Options) -> None:
@@ -223,11 +222,6 @@ class Registration:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (register_once, (self.cls,))
-
-
-def node_bases(cls: type[Any]) -> Iterator[type[Any]]:
-    """The bases of `cls` that are node classes, nearest first."""
-    return (base for base in cls.__mro__[1:] if "__node_spec__" in vars(base))
 
 
 def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any], cure: str) -> None:

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Generic, Never, Self, SupportsIndex, TypeVar, cast
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class FrozenArray(np.ndarray[Any, Any]):
 
     __module__ = "treewright"
 
-    def __new__(cls, *args: object, **kwargs: object) -> Never:  # noqa: ARG004  of numpy's, refused
+    def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""
         raise TypeError("FrozenArray can't be called. treewright.freeze(array) makes one.")
 
