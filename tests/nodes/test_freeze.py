@@ -306,7 +306,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
     "flags of np.asarray": lambda array: np.asarray(array).setflags(write=True),
     "flags of np.frombuffer": lambda array: np.frombuffer(array).setflags(write=True),
     "flags of as_strided": lambda array: np.lib.stride_tricks.as_strided(array, (2,)).setflags(write=True),
-    "the memory": lambda array: operator.setitem(memoryview(array), 0, 7),
+    "the memory": lambda array: memoryview(array).__setitem__(slice(0, 1), array[1:2]),
     "the base": lambda array: operator.setitem(array.base, 0, 7),
 }
 

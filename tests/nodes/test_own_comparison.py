@@ -145,8 +145,8 @@ def test_what_dataclasses_generated_for_a_base_is_generated_anew() -> None:
     class Plain:
         value: Any
 
-    @pytree_dataclass
-    class Decorated(Plain):  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]  # frozen, and Plain is not
+    @pytree_dataclass  # pyright: ignore[reportGeneralTypeIssues]
+    class Decorated(Plain):  # type: ignore[misc]  # it is frozen, and Plain is not
         pass
 
     class Undecorated(Decorated):

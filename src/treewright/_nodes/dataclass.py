@@ -201,6 +201,6 @@ class Static(Generic[S]):
         'train'
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     value: S = static()

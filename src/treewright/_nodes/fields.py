@@ -52,7 +52,9 @@ class StaticValue(Protocol):
     def __eq__(self, other: object, /) -> bool: ...
 
 
-StaticValue.__module__ = "treewright"  # in its body it would be a part of the protocol
+StaticValue.__module__ = "treewright"  # in its body this would be a part of the protocol
+if sys.version_info >= (3, 13):
+    setattr(StaticValue, "__firstlineno__", None)  # noqa: B010  no checker knows it
 
 
 class NoStaticValue:
@@ -376,7 +378,7 @@ class Converted(Generic[Given_contra, Kept_co]):
     Source: PEP 681, "Descriptor-typed field support".
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     if TYPE_CHECKING:
 
@@ -411,7 +413,7 @@ class Converter:
         1.0
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = ("function",)
     function: Callable[[Any], Any]

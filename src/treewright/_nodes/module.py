@@ -195,7 +195,7 @@ class Module:
         (5, 2)
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = (PAIR, "__weakref__")
 

@@ -27,7 +27,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         (64, 64)
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
@@ -77,7 +77,7 @@ class FrozenArray(np.ndarray[Any, Any]):
         False
     """
 
-    __module__ = "treewright"
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""
@@ -85,7 +85,7 @@ class FrozenArray(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, source: object) -> None:
         # Called for whatever numpy makes in this class. Views of a bytes object stay; all else can be written.
-        base = self.base
+        base = cast("Any", self).base
         while isinstance(base, np.ndarray):
             base = base.base
         if not isinstance(base, bytes):

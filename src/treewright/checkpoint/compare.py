@@ -51,7 +51,7 @@ class Difference:
         (Difference(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     path: str
     kind: DifferenceKind

@@ -191,7 +191,7 @@ class Restored(Generic[T]):
         Restored(step=10, tree={'w': 1.5}, skipped={})
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     step: int
     tree: T
@@ -225,7 +225,7 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:

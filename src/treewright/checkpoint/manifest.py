@@ -49,7 +49,7 @@ class Branch:
         ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     steps: Steps
     path: str
@@ -75,7 +75,7 @@ class Leaf:
         ('w', "['w']", 'float32[3] (array)', ['all'])
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     steps: Steps
     path: str
@@ -102,7 +102,7 @@ class Manifest:
         (['dict'], ['w'])
     """
 
-    __module__ = "treewright.checkpoint"
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]
