@@ -70,8 +70,6 @@ class TrainState(Module, Generic[P]):
         ([0.5, 0.5], 1)
     """
 
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
-
     step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)] = field(
         doc="`i32[]`, the number of updates so far."
     )
