@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +22,7 @@ from treewright import sharding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PUBLIC: list[str] = [name for name in vars(treewright)["__all__"] if name != "errors"]
+PUBLIC: list[str] = [name for name in treewright.__all__ if not inspect.ismodule(getattr(treewright, name))]
 NAMESPACE = {
     "__name__": "docstring",
     "jax": jax,
@@ -40,6 +41,11 @@ def examples_in_docstrings() -> Iterator[doctest.DocTest]:
     names = [module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright.")]
     for name in ["treewright", *names]:
         yield from doctest.DocTestFinder().find(importlib.import_module(name), name, globs=NAMESPACE)
+    for module in (treewright, treewright.checkpoint, sharding):  # a public class says that it is from there
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, type):
+                yield from doctest.DocTestFinder().find(value, f"{module.__name__}.{name}", False, globs=NAMESPACE)
 
 
 EXAMPLES = {example.name: example for example in examples_in_docstrings() if example.examples}

@@ -45,6 +45,7 @@ HARMLESS_CALLS = {
         "Placement",
         "TypeVar",
         "TypeVarTuple",
+        "Way",
         "_Factory",
         "attrgetter",
     ),

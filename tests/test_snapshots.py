@@ -22,6 +22,7 @@ import treewright
 import treewright.checkpoint
 from tests.conftest import skip_before_jax
 from treewright import (
+    FrozenArray,
     Module,
     at,
     combine,
@@ -175,6 +176,8 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
     "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
     "option slots of a module": lambda: declare(Module, {"slots": True}),
+    "misspelt option of a module": lambda: declare(Module, {"kwonly": True}),
+    "option of a decorated class in the class statement": lambda: type("Example", (Layer,), {}, kw_only=True),
     "no class": lambda: pytree_dataclass(3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     "twice": lambda: pytree_dataclass(Layer),
     "slots in the body": lambda: declare(__slots__=("x",)),
@@ -227,6 +230,8 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "compared while traced": lambda: jax.jit(lambda x: Layer(x) == Layer(x + 1))(1.0),
     "hash of an array": lambda: hash(Layer(jnp.ones(2))),
     "frozen mapping": lambda: assign(freeze({}), "x"),
+    "frozen array": lambda: assign(freeze(np.zeros(2)), "x"),
+    "frozen array of a shape": lambda: FrozenArray((2,)),
     "traced above jit": lambda: treewright.traced(jax.jit(untyped)),
     "at a field that is not there": lambda: at(TREE, lambda net: net.layers[0].kernle),
     "at an index that is not there": lambda: at(TREE, ".layers[7]"),

@@ -108,7 +108,7 @@ class TrainState(Module, Generic[P]):
             **fields: Values of fields that a subclass adds.
 
         Raises:
-            TypeError: If `tx` is no optimiser.
+            TypeError: If `tx` is not an optimiser.
         """
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import types
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -212,7 +213,7 @@ def test_what_is_wrong_with_an_undecorated_subclass_is_said_when_it_is_called() 
     class Bad(Base):
         y: Any
 
-    with pytest.raises(NodeDefinitionError, match=r"Bad is no node yet: .*non-default argument 'y' follows"):
+    with pytest.raises(NodeDefinitionError, match=r"Bad is not a node yet: .*non-default argument 'y' follows"):
         Bad()
 
 
@@ -251,6 +252,43 @@ def test_module_keywords_reach_other_bases() -> None:
 
     assert Net.tag == "t"
     assert jax.tree.leaves(Net(w=1.0)) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"kwonly": True}, r"kwonly \(did you mean kw_only\?\)"),
+        ({"tag": "a", "reper": False}, r"tag, reper \(did you mean repr\?\)"),
+    ],
+)
+def test_a_keyword_that_nobody_takes_is_refused_before_anything_is_registered(
+    keywords: dict[str, Any], expected: str
+) -> None:
+    made: list[type] = []
+
+    class Seen:
+        def __set_name__(self, owner: type, name: str) -> None:
+            made.append(owner)
+
+    class Model(Module):
+        x: Any = 1.0
+
+    @pytree_dataclass
+    class Decorated(Generic[T]):
+        x: Any = 1.0
+
+    of_module = r"Options of a Module: init, repr, eq, kw_only, match_args\.$"
+    of_decorator = r"Options of a decorated class stand in its decorator: @pytree_dataclass\(kw_only=True\)\.$"
+    for base, cure in ((Model, of_module), (Decorated, of_decorator)):
+        with pytest.raises(
+            NodeDefinitionError,
+            match=rf"^Wrong is given {expected} in its class statement, and no base takes that\. {cure}",
+        ):
+            types.new_class("Wrong", (base,), dict(keywords), lambda body: body.update(seen=Seen()))
+    assert len(made) == 2
+    for cls in made:
+        wrong: Any = object.__new__(cls)
+        assert jax.tree.leaves(wrong)[0] is wrong  # a leaf: nothing was registered
 
 
 def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own() -> None:

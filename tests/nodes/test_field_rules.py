@@ -120,7 +120,7 @@ def test_a_module_field_named_replace_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["class", "a b", "1st"])
 def test_a_field_that_is_no_identifier_is_refused(name: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=f"Bad has a field '{name}', which is no identifier"):
+    with pytest.raises(NodeDefinitionError, match=f"Bad has a field '{name}', which is not an identifier"):
         pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
 
 

@@ -1,5 +1,6 @@
 """A class may say itself how its nodes are compared and hashed."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -113,3 +114,121 @@ def test_a_class_with_an_eq_of_its_own_and_no_word_on_its_hash_is_hashed_by_valu
             return True
 
     assert hash(Decorated(1)) == hash(Model(1)) == hash((1,))
+
+
+# One rule for every way to a node class
+
+
+def test_without_the_option_a_subclass_goes_back_to_pythons_own_methods() -> None:
+    @pytree_dataclass
+    class Decorated:
+        value: Any
+
+    @pytree_dataclass(eq=False, repr=False)
+    class Below(Decorated):
+        pass
+
+    class Model(Module):
+        value: Any
+
+    class BelowModel(Model, eq=False, repr=False):
+        pass
+
+    for cls in (Below, BelowModel):
+        assert cls(1) != cls(1)
+        assert hash(cls(1)) != hash((1,))
+        assert "object at 0x" in repr(cls(1))
+
+
+def test_what_dataclasses_generated_for_a_base_is_generated_anew() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        value: Any
+
+    @pytree_dataclass  # pyright: ignore[reportGeneralTypeIssues]
+    class Decorated(Plain):  # type: ignore[misc]  # it is frozen, and Plain is not
+        pass
+
+    class Undecorated(Decorated):
+        pass
+
+    class Model(Plain, Module):
+        pass
+
+    class ByIdentity(Plain, Module, eq=False):
+        pass
+
+    for cls in (Decorated, Undecorated, Model):
+        assert cls(jnp.ones(2)) == cls(jnp.ones(2))
+        assert hash(cls(1)) == hash((1,))
+        assert repr(cls(jnp.ones(2))).endswith("(value=f32[2])")
+    assert ByIdentity(1) != ByIdentity(1)
+
+
+def test_a_decorator_generates_over_an_inherited_method_as_dataclasses_does_and_other_ways_keep_it() -> None:
+    class Own:
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, str)
+
+        def __hash__(self) -> int:
+            return 7
+
+        def __repr__(self) -> str:
+            return "own"
+
+    @pytree_dataclass
+    class Decorated(Own):
+        value: Any
+
+    @pytree_dataclass(eq=False, repr=False)
+    class Silent(Own):
+        value: Any
+
+    class Model(Own, Module):
+        value: Any
+
+    @pytree_dataclass
+    class Base:
+        value: Any
+
+    class Undecorated(Own, Base):
+        pass
+
+    assert (Decorated(1) == "a", hash(Decorated(1)), repr(Decorated(1)).endswith("(value=1)")) == (
+        False,
+        hash((1,)),
+        True,
+    )
+    for cls in (Silent, Model, Undecorated):
+        assert (cls(1) == "a", hash(cls(1)), repr(cls(1))) == (True, 7, "own")
+
+
+def test_with_an_eq_of_its_own_and_eq_false_a_class_has_no_hash() -> None:
+    @pytree_dataclass(eq=False)
+    class Decorated:  # noqa: PLW1641  that is the point
+        x: Any
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    class Model(Module, eq=False):  # noqa: PLW1641  that is the point
+        x: Any
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    for node in (Decorated(1), Model(1)):
+        with pytest.raises(TypeError, match=f"^unhashable type: '{type(node).__name__}'$"):
+            hash(node)
+
+
+def test_an_undecorated_subclass_with_an_eq_of_its_own_is_hashed_by_value() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+    class Sub(Base):  # noqa: PLW1641  that is the point
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert hash(Sub(1)) == hash((1,))

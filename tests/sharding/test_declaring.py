@@ -79,16 +79,16 @@ def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
     [
         (
             untyped(sharding="embed"),
-            r"Example.kernel: sharding='embed' is no tuple with a name or None for each axis .* such as \('embed',\).",
+            r"Example.kernel: sharding='embed' is not a tuple with a name or None for each axis .* as \('embed',\).",
         ),
-        (untyped(sharding=["embed"]), r"sharding=\['embed'\] is no tuple .* such as \(\"embed\", None\)."),
-        (untyped(sharding=("embed", 3)), r"sharding=\('embed', 3\) is no tuple"),
-        (field(sharding=("",)), r"sharding=\('',\) is no tuple"),
-        (untyped(sharding=""), r"sharding='' is no tuple"),
-        (untyped(stack=2), "Example.kernel: stack=2 is no name. It takes the name of one leading axis"),
+        (untyped(sharding=["embed"]), r"sharding=\['embed'\] is not a tuple .* such as \(\"embed\", None\)."),
+        (untyped(sharding=("embed", 3)), r"sharding=\('embed', 3\) is not a tuple"),
+        (field(sharding=("",)), r"sharding=\('',\) is not a tuple"),
+        (untyped(sharding=""), r"sharding='' is not a tuple"),
+        (untyped(stack=2), "Example.kernel: stack=2 is not a name. It takes the name of one leading axis"),
         (
             field(sharding=("embed",), metadata={"static": True}),
-            "Example.kernel is static and has a sharding, but a static is no array and is the same on every",
+            "Example.kernel is static and has a sharding, but a static is not an array and is the same on every",
         ),
         (field(stack="layers", metadata={"static": True}), "Example.kernel is static and has a sharding"),
     ],

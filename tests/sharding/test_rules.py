@@ -128,7 +128,7 @@ def test_a_class_computes_its_names_from_its_statics() -> None:
     [
         (
             {"sharding": lambda _: "embed"},
-            r"\.inner\.kernel: the function in sharding= gave 'embed', which is no tuple with a name or None",
+            r"\.inner\.kernel: the function in sharding= gave 'embed', which is not a tuple with a name or None",
         ),
         (
             {"stack": lambda _: 3},

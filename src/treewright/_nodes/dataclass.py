@@ -2,21 +2,30 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast, dataclass_transform, overload
 
-from treewright._nodes import dunders
 from treewright._nodes.fields import S, buffer, field, static
-from treewright._nodes.make_class import define, document, install, install_comparison, node_bases, register_once, undo
+from treewright._nodes.make_class import (
+    DECORATED,
+    UNDECORATED,
+    make_node_class,
+    refuse_keywords,
+    register_once,
+    undo,
+)
 from treewright._nodes.spec import Options, spec_of
 from treewright._values.classes import class_of
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
 
-REFUSED_OPTIONS = MappingProxyType(
+# The options of `dataclasses.dataclass` that are false for every node, and `frozen`, which is true for every node.
+_FIXED = MappingProxyType(
     {
+        "frozen": "a node that changes in place would change under a running transformation. treewright.replace(node, "
+        "field=...) gives a changed copy",
         "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare their fields",
         "unsafe_hash": "a node is frozen, so it has a hash by value already",
         "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
@@ -93,26 +102,25 @@ def pytree_dataclass(
 
     Source: the dataclass protocol of PEP 557 and PEP 681; JAX, "Custom pytree nodes".
     """
-    given = {"order": order, "unsafe_hash": unsafe_hash, "slots": slots, "weakref_slot": weakref_slot}
-    options = Options(init=bool(init), repr=bool(repr), eq=bool(eq), kw_only=bool(kw_only), match_args=bool(match_args))
+    given = dict(locals())
 
     def decorate(cls: type[Any]) -> type[Any]:
-        refuse_options("pytree_dataclass", cls, given, frozen=frozen)
-        return _decorated(cls, options)
+        return _decorated(cls, class_options("pytree_dataclass", cls, given))
 
     return decorate if cls is None else decorate(cls)
 
 
-def refuse_options(where: str, cls: type[Any], given: dict[str, Any], *, frozen: bool) -> None:
-    """Refuse the options of `dataclasses.dataclass` that no node can have, each with its reason."""
-    if not frozen:
-        raise NodeDefinitionError(
-            f"{where}(frozen=False) for {cls.__qualname__}: a node that changes in place would change under a running "
-            f"transformation. treewright.replace(node, field=...) gives a changed copy."
-        )
-    for option, value in given.items():
-        if value:
-            raise NodeDefinitionError(f"{where}({option}=True) for {cls.__qualname__}: {REFUSED_OPTIONS[option]}.")
+def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Options:
+    """The options that were given for a class.
+
+    Raises:
+        NodeDefinitionError: For one that a node can't have, with the reason.
+    """
+    for option, reason in _FIXED.items():
+        asked = bool(given[option])
+        if asked is not (option == "frozen"):
+            raise NodeDefinitionError(f"{where}({option}={asked}) for {cls.__qualname__}: {reason}.")
+    return Options(**{option: bool(given[option]) for option in Options.__match_args__})
 
 
 def _decorated(cls: Any, options: Options) -> type[Any]:
@@ -126,17 +134,9 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
                 f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
             )
         undo(cls, before)
-    _make_node(cls, options)
-    return cls
-
-
-def _make_node(cls: type[Any], options: Options, *, undecorated: bool = False) -> None:
-    define(cls, options, inherits_init=undecorated)
-    if not undecorated:  # then it inherits those of the decorated class, or of the user's own
-        install_comparison(cls, options)
-    install(cls, {**dunders.FROZEN, **dunders.OTHERS})
+    make_node_class(cls, options, DECORATED)
     _watch_subclasses(cls)
-    document(cls)
+    return cls
 
 
 def _watch_subclasses(cls: type[Any]) -> None:
@@ -147,8 +147,10 @@ def _watch_subclasses(cls: type[Any]) -> None:
         if own is not None:
             own.__get__(None, subclass)(**keywords)
         else:
+            cure = "Options of a decorated class stand in its decorator: @pytree_dataclass(kw_only=True)."
+            refuse_keywords(subclass, cls, keywords, cure)
             super(cls, subclass).__init_subclass__(**keywords)
-        if "__node_spec__" not in vars(subclass):  # no Module, and no other base has come first
+        if "__node_spec__" not in vars(subclass):  # not a Module, and no other base has come first
             _make_undecorated(subclass)
 
     setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
@@ -159,23 +161,22 @@ def _make_undecorated(cls: type[Any]) -> None:
 
     What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
     """
-    before = {name: _as_written(value) for name, value in vars(cls).items()}
+    # Copies of fields, since dataclasses writes into them whether they are keyword-only.
+    before = {
+        name: copy.copy(value) if class_of(value) is dataclasses.Field else value for name, value in vars(cls).items()
+    }
     try:
-        _make_node(cls, spec_of(next(node_bases(cls))).options, undecorated=True)
+        make_node_class(cls, spec_of(cls).options, UNDECORATED)  # those of its base
+        _watch_subclasses(cls)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         _refuse_instances(cls, error)
     cls.__before_node__ = before
 
 
-def _as_written(value: Any) -> Any:
-    """A copy of a field, since dataclasses writes into it whether it is keyword-only; else the value."""
-    return copy.copy(value) if class_of(value) is dataclasses.Field else value
-
-
 def _refuse_instances(cls: type[Any], error: Exception) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001, N807
-        raise NodeDefinitionError(f"{cls.__qualname__} is no node yet: {error}") from error
+        raise NodeDefinitionError(f"{cls.__qualname__} is not a node yet: {error}") from error
 
     cls.__init__ = __init__
     cls.__pending_node__ = True
@@ -199,5 +200,7 @@ class Static(Generic[S]):
         >>> settings["mode"].value
         'train'
     """
+
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     value: S = static()

@@ -1,4 +1,4 @@
-"""A node among Python's protocols: `==`, `hash`, `copy`, `pickle`, attributes, and the public flatten pair."""
+"""The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
 from collections.abc import Hashable, Iterable
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from treewright._nodes.node import (
 )
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_of
+from treewright._values.classes import class_of, kept_in_pickles
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.text import (
     NoExactKeyError,
@@ -82,7 +82,7 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
 def equal(self: Any, other: object) -> Any:
     """A plain `bool`: same class, same statics, and children equal in structure, shape, dtype and value.
 
-    NaN equals itself. Children that are no arrays compare as exactly as statics: `1`, `True` and `1.0` differ, and so
+    NaN equals itself. Children that are not arrays compare as exactly as statics: `1`, `True` and `1.0` differ, and so
     do `0.0` and `-0.0`. Fields with `compare=False` are left out.
 
     Raises:
@@ -234,12 +234,14 @@ def reduce(self: Any) -> tuple[Any, ...]:
     return (empty_node, (type(self),), (dict(zip(names, children, strict=True)), statics), None, None, set_state)
 
 
+@kept_in_pickles
 def empty_node(cls: type[Any]) -> Any:
     """A node without values, for `set_state` to fill."""
     node: Any = object.__new__(cls)
     return node
 
 
+@kept_in_pickles
 def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     """Fill a node that comes back from a pickle.
 
@@ -262,8 +264,7 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
 Methods = MappingProxyType[str, Any]
 FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__": delete_attribute})
-REPR: Methods = MappingProxyType({"__repr__": node_repr})
-COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of})
+COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of, "__repr__": node_repr})
 OTHERS: Methods = MappingProxyType(
     {
         "tree_flatten": tree_flatten,

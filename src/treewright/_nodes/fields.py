@@ -5,7 +5,7 @@
 import dataclasses
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 import jax
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class StaticValue(Protocol):
     """What `jit` needs of a static: a hash, and a comparison that says yes or no.
 
-    Lists and dicts have no hash, and arrays compare item by item, so none of them is one. mypy takes a protocol of
+    Lists and dicts have no hash, and arrays compare item by item, so they can't be static. mypy takes a protocol of
     your own as a static field's type when it extends this one.
 
     Examples:
@@ -52,8 +52,13 @@ class StaticValue(Protocol):
     def __eq__(self, other: object, /) -> bool: ...
 
 
+StaticValue.__module__ = "treewright"  # in its body this would be a part of the protocol
+if sys.version_info >= (3, 13):
+    setattr(StaticValue, "__firstlineno__", None)  # noqa: B010  no checker knows it
+
+
 class NoStaticValue:
-    """In a checker's message: the declared type of a static field is one that no static can have."""
+    """In a checker's message: the declared type of a static field can't be that of a static."""
 
 
 # Classes, functions and None are static values too, but mypy does not find the methods of the protocol on them.
@@ -104,15 +109,17 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
 
 def names_problem(names: Any) -> str | None:
     """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
-    items: Iterable[Any] = names if issubclass(type(names), tuple) else ("",)
-    if all(isinstance(name, str | None) and name != "" for name in items):
+    if issubclass(type(names), tuple) and all(name is None or (isinstance(name, str) and name) for name in names):
         return None
     cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
-    return f"is no tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
+    return f"is not a tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
 
 
-def _specify(options: FieldOptions, arguments: dict[str, Any]) -> Any:
-    """A `dataclasses.Field` with our options in its metadata."""
+def _specify(kind: Kind, given: dict[str, Any]) -> Any:
+    """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
+    ours = {"converter", "sharding", "stack", "local", "doc"} | ({"compare"} if kind == "static" else set[str]())
+    options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
+    arguments = {name: value for name, value in given.items() if name not in ours}
     if options.converter is not None and not callable(options.converter):
         raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
@@ -189,7 +196,7 @@ def field(
         sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Which
             axes of a mesh a name stands for is said elsewhere, by rules; see `treewright.sharding`. A function of the
             node may give the names, from its statics. They hold for all arrays of the field, but not inside nodes,
-            whose own fields say it. They are no part of the tree: other names do not trace again.
+            whose own fields say it. They are not part of the tree: other names do not trace again.
         stack: The name of one more leading axis, of all arrays in the field and in the nodes below it: for layers that
             `vmap` has made and `scan` runs through. Or a function of the node that gives it.
 
@@ -201,17 +208,13 @@ def field(
         >>> Layer([1.0, 2.0])
         Layer(kernel=f32[2])
     """
-    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
-    return _specify(
-        FieldOptions("child", converter, sharding=sharding, stack=stack, doc=doc),
-        {**given, "metadata": metadata, "kw_only": kw_only},
-    )
+    return _specify("child", locals())
 
 
 # A static without a default takes its type from the declaration, and that must be one of `AnyStatic`. pyright looks at
 # the declaration where the result is a bare type variable, and mypy where it is anything but one.
 # fmt: off
-@overload  # type: ignore[unreachable]  # the alternative that is not mypy's
+@overload
 def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: None = ...) -> S: ...
@@ -293,11 +296,7 @@ def static(
             f'static(compare=...) is "value" or "content", got {compare!r}. A static always takes part in the '
             f"comparison: jit would reuse a program that was compiled for another value."
         )
-    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash)
-    return _specify(
-        FieldOptions("static", converter, compare, local=local, doc=doc),
-        {**given, "metadata": metadata, "kw_only": kw_only},
-    )
+    return _specify("static", locals())
 
 
 # fmt: off
@@ -355,11 +354,7 @@ def buffer(
         >>> jax.tree.leaves(Norm(1.0))
         [1.0, 0.0]
     """
-    given = dict(default=default, default_factory=default_factory, init=init, repr=repr, hash=hash, compare=compare)
-    return _specify(
-        FieldOptions("buffer", converter, sharding=sharding, stack=stack, doc=doc),
-        {**given, "metadata": metadata, "kw_only": kw_only},
-    )
+    return _specify("buffer", locals())
 
 
 Given_contra = TypeVar("Given_contra", contravariant=True)
@@ -382,6 +377,8 @@ class Converted(Generic[Given_contra, Kept_co]):
 
     Source: PEP 681, "Descriptor-typed field support".
     """
+
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     if TYPE_CHECKING:
 
@@ -416,6 +413,8 @@ class Converter:
         1.0
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
     __slots__ = ("function",)
     function: Callable[[Any], Any]
 
@@ -437,17 +436,17 @@ def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[
     Raises:
         NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved.
     """
-    found = resolved(annotation, declarer_of(cls, name))
-    if isinstance(found, str):
-        if "AsArray" in found or "Convert" in found:
+    hint = resolved(annotation, declarer_of(cls, name))
+    if isinstance(hint, str):
+        if "AsArray" in hint or "Convert" in hint:
             raise NodeDefinitionError(
-                f"{cls.__qualname__}.{name}: the annotation {found!r} can't be resolved when the class is made, so its "
+                f"{cls.__qualname__}.{name}: the annotation {hint!r} can't be resolved when the class is made, so its "
                 f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
             )
         return None
-    if typing.get_origin(found) is not Annotated:
+    if typing.get_origin(hint) is not Annotated:
         return None
-    converters = [part.function for part in found.__metadata__ if class_of(part) is Converter]
+    converters = [part.function for part in hint.__metadata__ if class_of(part) is Converter]
     if len(converters) > 1:
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{name} has {len(converters)} converters. Make them one function."

@@ -20,6 +20,8 @@ from treewright.errors import NodeDefinitionError
 class _Factory:
     """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
 
+    __module__ = "treewright._pickled"
+
     def __repr__(self) -> str:
         return "<factory>"
 
@@ -31,7 +33,7 @@ FACTORY = _Factory()
 
 
 def init_vars(cls: type[Any]) -> dict[str, Any]:
-    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are no fields."""
+    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are not fields."""
     # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
     mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
     declared: dict[str, Any] = cls.__dataclass_fields__
@@ -59,7 +61,7 @@ class _InitText:
         self.helpers: dict[str, Any] = {}
         for name in self.taken:
             if not name.isidentifier() or keyword.iskeyword(name):
-                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is no identifier.")
+                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is not an identifier.")
 
     def helper(self, name: str, value: Any) -> str:
         """A name for `value` that no field has."""

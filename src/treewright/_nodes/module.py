@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self, cast, dataclass_transform
 import jax
 
 from treewright._nodes import dunders
-from treewright._nodes.dataclass import refuse_options
+from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.make_class import define, document, writes_hash
+from treewright._nodes.make_class import MODULE, make_node_class, refuse_keywords
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options
-from treewright._values.classes import own_annotations
+from treewright._values.classes import kept_in_pickles, own_annotations
 from treewright._values.exact import ExactKeys, method_key, tracer_in
 from treewright._values.text import NoExactKeyError
 
@@ -41,8 +41,8 @@ class ModuleMethod:
         if instance is None:
             return self.function
         kept: dict[Any, BoundMethod] | None = instance.__dict__.get(_KEPT)
-        found = None if kept is None else kept.get(self.function)
-        return BoundMethod(self.function, instance) if found is None else found
+        method = None if kept is None else kept.get(self.function)
+        return BoundMethod(self.function, instance) if method is None else method
 
 
 class BoundMethod:
@@ -99,10 +99,16 @@ class BoundMethod:
         return f"<method {self.__func__.__qualname__} of {self.__self__!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (BoundMethod, (self.__func__, self.__self__))
+        return (bound_method, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: ExactKeys) -> Hashable:
         return keys.method(BoundMethod, self.__func__, self.__self__)
+
+
+@kept_in_pickles
+def bound_method(function: Callable[..., Any], instance: Any) -> BoundMethod:
+    """A method that comes back from a pickle."""
+    return BoundMethod(function, instance)
 
 
 def _keep_for_next_lookup(method: BoundMethod) -> None:
@@ -189,6 +195,8 @@ class Module:
         (5, 2)
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
     __slots__ = (PAIR, "__weakref__")
 
     def __init_subclass__(
@@ -206,13 +214,10 @@ class Module:
         weakref_slot: bool = False,
         **keywords: Any,
     ) -> None:
-        given = {"order": order, "unsafe_hash": unsafe_hash, "slots": slots, "weakref_slot": weakref_slot}
-        refuse_options("Module", cls, given, frozen=frozen)
-        options = Options(init=init, repr=repr, eq=eq, kw_only=kw_only, match_args=match_args)
+        options = class_options("Module", cls, locals())
+        refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
         wrap_methods(cls)
-        define(cls, options, inherits_init=True, reserved=frozenset({"replace"}))
-        _choose_comparison(cls, options)
-        document(cls)
+        make_node_class(cls, options, MODULE)
         super().__init_subclass__(**keywords)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
@@ -236,28 +241,6 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        for _name, _method in {
-            **dunders.FROZEN,
-            **dunders.COMPARISON,
-            **dunders.OTHERS,
-            **dunders.REPR,
-        }.items():
+        for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():
             locals()[_name] = _method
         del _name, _method
-
-
-def _choose_comparison(cls: type[Any], options: Options) -> None:
-    """By the options; but methods of the user's own are kept, inherited ones too."""
-    wanted = {
-        "__eq__": dunders.equal if options.eq else object.__eq__,
-        "__hash__": dunders.hash_of if options.eq else object.__hash__,
-        "__repr__": dunders.REPR["__repr__"] if options.repr else object.__repr__,
-    }
-    written = (wanted.keys() & vars(cls).keys()) - (set() if writes_hash(cls) else {"__hash__"})
-    for name, method in wanted.items():
-        writer = next(base for base in cls.__mro__ if name in vars(base))
-        generated = getattr(cls, name) in {*wanted.values(), getattr(object, name), getattr(Module, name)} or (
-            "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
-        )
-        if name not in written and (generated or name in vars(cls)):
-            setattr(cls, name, method)

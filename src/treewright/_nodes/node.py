@@ -52,10 +52,10 @@ class Unfinished:
 def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
     """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
     try:
-        found: Pair | Unfinished = object.__getattribute__(node, PAIR)
+        stored: Pair | Unfinished = object.__getattribute__(node, PAIR)
     except AttributeError:
         return None
-    return found
+    return stored
 
 
 def finished_pair(node: Any) -> Pair:
@@ -64,10 +64,10 @@ def finished_pair(node: Any) -> Pair:
     Raises:
         UnfinishedNodeError: If its `__init__` has not returned, or raised.
     """
-    found = pair_or_unfinished(node)
-    if isinstance(found, tuple):
-        return found
-    raise UnfinishedNodeError(f"This is {found or _never_filled(class_of(node))}.")
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, tuple):
+        return stored
+    raise UnfinishedNodeError(f"This is {stored or _never_filled(class_of(node))}.")
 
 
 def from_pair(cls: type[Any], pair: Pair) -> Any:
@@ -79,8 +79,8 @@ def from_pair(cls: type[Any], pair: Pair) -> Any:
 
 def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
-    found = pair_or_unfinished(node)
-    return found is None or (isinstance(found, Unfinished) and found.failure is None)
+    stored = pair_or_unfinished(node)
+    return stored is None or (isinstance(stored, Unfinished) and stored.failure is None)
 
 
 def _never_filled(cls: type[Any]) -> str:
@@ -145,9 +145,9 @@ class WatchedStaticView(StaticView):
     __slots__ = ()
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
-        found = pair_or_unfinished(node)
-        if isinstance(found, tuple):
-            found[1].still_hold(self.index)
+        stored = pair_or_unfinished(node)
+        if isinstance(stored, tuple):
+            stored[1].still_hold(self.index)
         return super().__get__(node, owner)
 
     def watch(self, cls: type[Any]) -> None:
@@ -165,9 +165,9 @@ def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
         if field.default is MISSING:
             raise AttributeError(f"type object {owner and owner.__name__!r} has no attribute {field.name!r}")
         return field.default
-    found = pair_or_unfinished(node)
-    if isinstance(found, Unfinished) and found.failure is not None:
-        raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {found}.")
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, Unfinished) and stored.failure is not None:
+        raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")
     waiting = node.__dict__
     if field.name in waiting:
         return waiting[field.name]
@@ -181,9 +181,9 @@ def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
 def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
     cls = class_of(node)
-    found = pair_or_unfinished(node)
-    if isinstance(found, Unfinished):
-        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {found}.")
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, Unfinished):
+        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
     fields = [field.name for field in spec_of(cls).fields]
     cure = f"treewright.replace(node, {name}=...) gives a changed copy"
     if name not in fields:
@@ -200,11 +200,11 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
 
 def build(node: Any, run: Callable[[], object]) -> None:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
-    found = pair_or_unfinished(node)
-    if isinstance(found, Unfinished) and found.failure is None:
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, Unfinished) and stored.failure is None:
         run()
         return
-    if found is not None:
+    if stored is not None:
         refuse_change(node, "__init__")
     _store(node, PAIR, Unfinished(class_of(node)))
     try:
@@ -310,7 +310,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
 def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
     """Each wrong name with the field it may have meant."""
     close = {name: difflib.get_close_matches(name, names, 1) for name in wrong}
-    return [f"{name} (did you mean {match[0]}?)" if match else name for name, match in close.items()]
+    return [name if match in ([], [name]) else f"{name} (did you mean {match[0]}?)" for name, match in close.items()]
 
 
 # Changed copies
@@ -408,7 +408,7 @@ else:
             **changes: New values by field name, statics and `init=False` fields among them.
 
         Raises:
-            TypeError: If a name is not a field; the message lists the close ones. Also if `node` is no node.
+            TypeError: If a name is not a field; the message lists the close ones. Also if `node` is not a node.
 
         Examples:
             >>> @pytree_dataclass

@@ -23,7 +23,9 @@ Action = Callable[[Any], None]
 
 def when_imported(name: str, action: Action) -> None:
     """Call `action(module)` now if the module of this name is imported, else right after it has been."""
-    waiting = next((one for one in sys.meta_path if isinstance(one, AfterImport) and one.name == name), None)
+    waiting = next(
+        (finder for finder in sys.meta_path if isinstance(finder, AfterImport) and finder.name == name), None
+    )
     if waiting is None and name not in sys.modules:
         waiting = AfterImport(name)
         sys.meta_path.insert(0, waiting)
@@ -57,8 +59,8 @@ class AfterImport(MetaPathFinder):
         if fullname != self.name:
             return None
         later = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(fullname, path, target) for finder in later)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in later)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._follow(spec.loader)
         return spec
@@ -169,15 +171,15 @@ def _mismatch(node: Any, children: dict[str, Any], state: Any, path: str) -> Val
     cls = class_of(node).__qualname__
     has = ", ".join(children) or "none"
     if not isinstance(state, Mapping):
-        found = f"a {class_of(state).__name__}"
+        held = f"a {class_of(state).__name__}"
     else:
         missing = ", ".join(name for name in children if name not in state)
         unknown = ", ".join(str(name) for name in cast("Any", state) if name not in children)
-        found = " and ".join(
+        held = " and ".join(
             [*[f"nothing for {missing}"] * bool(missing), *[f"{unknown}, no child of {cls}"] * bool(unknown)]
         )
     return ValueError(
-        f"{cls} has the children {has}, and the state dict at {path} holds {found}. It was written by another class or "
+        f"{cls} has the children {has}, and the state dict at {path} holds {held}. It was written by another class or "
         f"another version of this one: change the names in the dict, then restore it."
     )
 

@@ -134,7 +134,7 @@ def _refuse_sharding(field: FieldSpec, cls: type[Any]) -> None:
     name, sharding, stack = f"{cls.__qualname__}.{field.name}", field.sharding, field.stack
     if field.is_static and (sharding is not None or stack is not None):
         raise NodeDefinitionError(
-            f"{name} is static and has a sharding, but a static is no array and is the same on every device. Drop "
+            f"{name} is static and has a sharding, but a static is not an array and is the same on every device. Drop "
             f"sharding= and stack=, or make it a child (drop static)."
         )
     problem = None if sharding is None or callable(sharding) else names_problem(sharding)
@@ -142,8 +142,8 @@ def _refuse_sharding(field: FieldSpec, cls: type[Any]) -> None:
         raise NodeDefinitionError(f"{name}: sharding={sharding!r} {problem}.")
     if stack is not None and not isinstance(stack, str) and not callable(stack):
         raise NodeDefinitionError(
-            f'{name}: stack={stack!r} is no name. It takes the name of one leading axis, such as stack="layers", or a '
-            f"function of the node that gives it."
+            f'{name}: stack={stack!r} is not a name. It takes the name of one leading axis, such as stack="layers", or '
+            f"a function of the node that gives it."
         )
 
 

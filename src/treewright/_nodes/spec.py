@@ -17,6 +17,7 @@ from treewright._nodes.fields import (
     options_of,
 )
 from treewright._nodes.statics import StaticTable
+from treewright._values.classes import kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 MISSING: Any = dataclasses.MISSING
@@ -56,14 +57,16 @@ class FieldSpec:
     def __reduce__(self) -> tuple[Any, ...]:
         # Without what is MISSING: `pickle` would make that another object, which no `is` finds.
         given = {slot: getattr(self, slot) for slot in self.__slots__}
-        return (_field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
+        return (field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
 
     def value_in(self, pair: tuple[Any, Any]) -> Any:
         """The field's value in an instance's `(children, statics)`."""
         return pair[1].values[self.index] if self.is_static else pair[0][self.index]
 
 
-def _field_spec(given: dict[str, Any]) -> FieldSpec:
+@kept_in_pickles
+def field_spec(given: dict[str, Any]) -> FieldSpec:
+    """A field that comes back from a pickle, which leaves out what is MISSING."""
     return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
 
 

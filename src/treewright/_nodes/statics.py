@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-from treewright._values.classes import class_attribute, class_of, import_path, own_annotations
+from treewright._values.classes import class_attribute, class_of, import_path, kept_in_pickles, own_annotations
 from treewright._values.exact import Check, ExactKeys, by_identity, compared_by_itself
 from treewright._values.text import NoExactKeyError, text, unanswered
 from treewright.errors import StaticFieldError
@@ -238,11 +238,13 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
     return identical and callable(value) and import_path(value) is not None
 
 
+@kept_in_pickles
 def imported(module: str, name: str) -> Any:
     """The value at an import path."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
+@kept_in_pickles
 def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> StaticTable:
     """The table of a class; a new one for a class that `cloudpickle` is just bringing, whose spec is still to come."""
     spec: Any = vars(owner).get("__node_spec__")
@@ -252,6 +254,7 @@ def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]
     return table
 
 
+@kept_in_pickles
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of a class with these values, by name: how pickles come back.
 

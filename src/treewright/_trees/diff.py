@@ -61,6 +61,8 @@ class Difference:
         [0].kernel (shape): float32[2] -> float32[3]; axis 0: 2 -> 3
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
     path: Path
     left: Any
     right: Any

@@ -8,7 +8,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from treewright.errors import NodeDefinitionError
 
@@ -16,9 +16,18 @@ if sys.version_info >= (3, 14):
     import annotationlib
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 def class_of(value: object) -> type[Any]:
     """`type(value)`, of which any attribute may be read."""
     return type(value)
+
+
+def kept_in_pickles(function: F) -> F:
+    """Let pickles name a function by `treewright._pickled`, which lists it and never moves."""
+    function.__module__ = "treewright._pickled"
+    return function
 
 
 def own_annotations(cls: type[Any]) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Generic, SupportsIndex, TypeVar, cast
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
-from treewright._values.classes import class_of
+from treewright._values.classes import class_of, kept_in_pickles
 from treewright._values.exact import ExactKeys
 from treewright._values.plain import is_frozen_mapping, mapping
 from treewright._values.reach import is_library
-from treewright._values.text import problem_of
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -27,6 +26,8 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         >>> sizes["hidden"]
         (64, 64)
     """
+
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
@@ -67,7 +68,7 @@ class FrozenArray(np.ndarray[Any, Any]):
 
     It computes like any numpy array, `==` is elementwise, and `hash` is that of its dtype, shape and bytes. As a static
     it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are. What is
-    computed from it is an array of its own, and no static until it is frozen again.
+    computed from it is an ordinary array, and can't be static until it is frozen.
 
     Examples:
         >>> import numpy as np
@@ -76,37 +77,61 @@ class FrozenArray(np.ndarray[Any, Any]):
         False
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
+        """Refused: numpy would make an array that can change."""
+        raise TypeError("FrozenArray can't be called. treewright.freeze(array) makes one.")
+
+    def __array_finalize__(self, source: object) -> None:
+        # Called for whatever numpy makes in this class. Views of a bytes object stay; all else can be written.
+        base = cast("Any", self).base
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if not isinstance(base, bytes):
+            object.__setattr__(self, "__class__", ComputedArray)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"FrozenArray can't change: {name} was to be set to {value!r}. Make a new one.")
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("FrozenArray can't change, so it takes no state. treewright.freeze(array) makes a new one.")
+
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
         return hash(self._content())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.flags.writeable:
-            return (_as_result, (np.array(self),))
-        return (_frozen_array, (self.dtype, self.shape, self.tobytes()))
+        return (frozen_array, self._content())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return self.__reduce__()
 
-    def __copy__(self) -> "FrozenArray":
-        return self.copy() if self.flags.writeable else self
+    def __copy__(self) -> Self:
+        return self
 
-    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> "FrozenArray":
-        return self.__copy__()
+    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> Self:
+        return self
 
     def _label(self) -> str:
         """For representations: what tells two frozen arrays of one shape apart."""
-        if self.flags.writeable:
-            return "(numpy)"
         return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
 
     def _content(self) -> tuple[Any, ...]:
-        if self.flags.writeable:
-            raise problem_of(np.asarray(self))
         return (self.dtype, self.shape, self.tobytes())
 
     def _exact_key_(self, keys: ExactKeys) -> Hashable:
         dtype, *content = self._content()
         return (FrozenArray, keys.key(dtype), *content)
+
+
+class ComputedArray(np.ndarray[Any, Any]):
+    """What numpy computed from frozen arrays: an array like any other, which prints and is pickled as one."""
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return np.asarray(self).__reduce_ex__(protocol)
 
 
 _FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
@@ -123,10 +148,14 @@ def freeze(value: Any) -> Any:
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
     kind = class_of(value)
-    if kind is np.ndarray or kind is FrozenArray:  # no masked arrays and the like: they hold more than their data
+    if kind in {
+        np.ndarray,
+        FrozenArray,
+        ComputedArray,
+    }:  # no masked arrays and the like: they hold more than their data
         array: Any = value
-        frozen = kind is FrozenArray and not array.flags.writeable
-        return array if frozen or array.dtype.hasobject else _frozen_array(array.dtype, array.shape, array.tobytes())
+        unchanged = kind is FrozenArray or array.dtype.hasobject
+        return array if unchanged else frozen_array(array.dtype, array.shape, array.tobytes())
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return cast("Any", kind)(*map(freeze, value))
     if kind is tuple:
@@ -141,11 +170,9 @@ def freeze(value: Any) -> Any:
     return bytes(value) if issubclass(kind, bytearray) else value
 
 
-def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
+@kept_in_pickles
+def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
+    """The frozen array with these bytes, which are in C order."""
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
-    return np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
-
-
-def _as_result(value: np.ndarray[Any, Any]) -> FrozenArray:
-    """What a computation with frozen arrays gave: of their class, and no longer frozen."""
-    return value.view(FrozenArray)
+    array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
+    return array

@@ -52,6 +52,8 @@ class Mismatch:
         (Mismatch(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
 
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
+
     path: str
     kind: MismatchKind
     saved: str

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.dtypes import prng_key
 
 from treewright._values.classes import class_of
-from treewright._values.freeze import FrozenArray
+from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.text import text
 from treewright.errors import CheckpointError
 
@@ -41,7 +41,7 @@ _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
 _SMALL = 1 << 16  # bytes that are copied sooner than aligned
 _ADVISED = 1 << 22  # bytes from which on numpy asks Linux for huge pages
 _HUGE_PAGE = 1 << 21
-_PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray)
+_PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray, ComputedArray)
 
 
 class Form(NamedTuple):
@@ -84,6 +84,8 @@ class Leaf:
         >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
         ('w', "['w']", 'float32[3] (array)', ['all'])
     """
+
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     steps: Steps
     path: str

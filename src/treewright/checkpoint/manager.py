@@ -189,6 +189,8 @@ class Restored(Generic[T]):
         Restored(step=10, tree={'w': 1.5}, skipped={})
     """
 
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
+
     step: int
     tree: T
     skipped: Mapping[int, str]
@@ -220,6 +222,8 @@ class CheckpointManager:
         ...     manager.latest_step(), manager.restore(like=state)
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
+
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:

@@ -42,6 +42,8 @@ class Branch:
         ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
 
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
+
     steps: Steps
     path: str
     kind: str
@@ -66,6 +68,8 @@ class Manifest:
         >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
         (['dict'], ['w'])
     """
+
+    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]

@@ -65,6 +65,8 @@ class Hazard:
         ((DictKey(key='head'), GetAttrKey(name='scale')), 'identity')
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
     path: Path
     value: Any
     kind: HazardKind

@@ -44,6 +44,8 @@ class RetraceReport:
         (Array(64., dtype=float32), Array(62., dtype=float32))
     """
 
+    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
+
     function: str
     event: Event
     number: int

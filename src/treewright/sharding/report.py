@@ -19,6 +19,8 @@ from treewright.sharding.specs import AnyMesh, OnMisfit, fitted, shape_of, sizes
 class ShardedLeaf:
     """One leaf: where it is, what it is, how it is split, its bytes, those on each device, and what did not fit."""
 
+    __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
+
     path: str
     array: str
     spec: PartitionSpec
@@ -36,6 +38,8 @@ class ShardingReport:
         leaves: The leaves, in order.
         absent: The mesh axes that rules speak of and the mesh does not have.
     """
+
+    __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
 
     mesh: Mapping[str, int]
     leaves: tuple[ShardedLeaf, ...]

@@ -1,0 +1,112 @@
+"""What pickles and exported programs name never moves, and public classes say where they are found."""
+
+import copy
+import importlib
+import inspect
+import pickle
+import pickletools
+import sys
+from typing import Any
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treewright
+from tests.nodes.kept_values import FILE, kept_values
+from treewright import FrozenArray, Static, checkpoint, errors, sharding
+
+VALUES = kept_values()
+NEVER_MOVE = {"treewright", "treewright.train", "treewright._pickled"}
+
+
+def modules_named(pickled: bytes) -> set[str]:
+    """The modules of ours that a pickle names."""
+    arguments = (argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str))
+    return {text.split(" ")[0] for text in arguments if text.startswith("treewright")}
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, FrozenArray):
+        return bool(left.dtype == right.dtype and np.array_equal(left, right))
+    return bool(left == right)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_kept_pickle_comes_back(name: str) -> None:
+    back = pickle.loads(FILE.read_bytes())[name]
+
+    assert type(back) is type(VALUES[name])
+    assert same(back, VALUES[name])
+    assert jax.tree.structure(Static(back)) == jax.tree.structure(Static(VALUES[name]))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", VALUES)
+def test_a_pickle_names_no_private_module_but_the_one_that_never_moves(name: str, protocol: int) -> None:
+    named = modules_named(pickle.dumps(VALUES[name], protocol))
+
+    assert named
+    assert named <= NEVER_MOVE
+
+
+def test_the_kept_pickle_was_written_with_the_same_names() -> None:
+    assert modules_named(FILE.read_bytes()) == NEVER_MOVE
+
+
+def test_what_pickles_call_is_in_the_list() -> None:
+    kept = importlib.import_module("treewright._pickled")
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("treewright._")]
+    declared = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == kept.__name__ and not isinstance(value, type)
+    }
+
+    assert declared == set(kept.__all__)
+
+
+@pytest.mark.parametrize("name", ["Static", "TrainState"])
+def test_an_exported_program_names_a_class_of_ours_by_its_public_name(name: str) -> None:
+    value = {"Static": Static("a"), "TrainState": VALUES["state"].replace(tx=None, apply_fn=None, params=1.0)}[name]
+    exported = jax.export.export(jax.jit(lambda _, x: x))(value, jnp.ones(2)).serialize()
+
+    assert f"{getattr(treewright, name).__module__}.{name}".encode() in exported
+    assert b"treewright._" not in exported
+
+
+PUBLIC = [
+    pytest.param(module, name, id=f"{module.__name__}.{name}")
+    for module in (treewright, checkpoint, sharding, errors)
+    for name in getattr(module, "__all__", dir(module))
+    if isinstance(getattr(module, name), type)
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_a_public_class_says_a_public_module_and_is_found_there(module: Any, name: str) -> None:
+    cls = getattr(module, name)
+
+    assert not any(part.startswith("_") for part in cls.__module__.split("."))
+    assert getattr(importlib.import_module(cls.__module__), name) is cls
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        assert pickle.loads(dumps(cls)) is cls
+    assert copy.deepcopy(cls) is cls
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_tools_get_the_source_of_a_public_class_or_are_told_that_it_is_not_there(module: Any, name: str) -> None:
+    try:
+        source = inspect.getsource(getattr(module, name))
+    except OSError:
+        source = f"class {name}"
+
+    assert f"class {name}" in source
+
+
+def test_a_class_of_ours_can_be_a_static() -> None:
+    assert jax.tree.structure(Static(Static)) == jax.tree.structure(Static(Static))
+    assert repr(jax.tree.structure(Static(Static))) == "PyTreeDef(CustomNode(Static[value=treewright.Static], []))"
