@@ -18,7 +18,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treewright import FrozenMapping, Module, freeze, static
-from treewright.sharding.processes import described, description
+from treewright._values.text import portable_text
+from treewright.sharding.processes import described
 
 P: Any = PartitionSpec  # whose constructor has no annotations
 

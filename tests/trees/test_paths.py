@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from treewright import Module, static
-from treewright._trees.paths import entries_of, parse, path_text
+from treewright._jax import path_text
+from treewright._trees.paths import entries_of, parse
 
 
 class Layer(Module):

@@ -19,9 +19,8 @@ import numpy as np
 
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_of, found_at, import_path, is_cached_property
 from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
-from treewright._values.reach import state_of
+from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
 from treewright.errors import StaticSerializationError
 
 _PLAIN = (str, int, bool, type(None))

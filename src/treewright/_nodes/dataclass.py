@@ -10,7 +10,7 @@ from treewright._nodes import dunders
 from treewright._nodes.fields import S, buffer, field, static
 from treewright._nodes.make_class import define, document, install, install_comparison, node_bases, register_once, undo
 from treewright._nodes.spec import Options, spec_of
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from treewright._nodes import dunders
+from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec, spec_of
-from treewright._values.classes import class_attribute, class_of, own_annotations, signature_of
+from treewright._values.reach import class_attribute, class_of
 
 _MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"})
 # Never changed here, but by `dataclasses.make_dataclass` between the making of a class and its decorator: from 3.12 on

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from treewright._trees.paths import Path, path_text
+from treewright._jax import Path, path_text
 from treewright._trees.where import Selection, select, with_values
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright._values.text import text
 
 T = TypeVar("T")

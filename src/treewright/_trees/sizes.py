@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax import Path, field_key, path_text
 from treewright._nodes.fields import Kind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import is_node
-from treewright._trees.paths import Path, entries_of, field_key, path_text, place_of
-from treewright._values.classes import class_of
+from treewright._trees.paths import entries_of, place_of
+from treewright._values.reach import class_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import Any, Never
 
 import jax
 
+from treewright._jax import Key, Path, field_key, path_text
 from treewright._trees.level import NOTHING, all_entries, child_of, item_key, listed, missing_place, with_changes
-from treewright._trees.paths import Key, Path, Pattern, Step, field_key, parse, path_text
-from treewright._values.classes import class_of
+from treewright._trees.paths import Pattern, Step, parse
+from treewright._values.reach import class_of, required_arguments
 from treewright._values.text import text
 from treewright.errors import MissingPlaceError
 
@@ -187,7 +188,7 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
 def arguments_of(function: Callable[..., Any]) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
-        return function.__code__.co_argcount - len(function.__defaults__ or ())
+        return required_arguments(function)
     if not callable(function):
         raise TypeError(f"where= takes a function, the text of a path or a predicate, got {text(function)}.")
     try:

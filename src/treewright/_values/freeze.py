@@ -6,11 +6,9 @@ from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
-from treewright._values.classes import class_of
 from treewright._values.exact import ExactKeys
-from treewright._values.plain import is_frozen_mapping, mapping
-from treewright._values.reach import is_library
-from treewright._values.text import problem_of
+from treewright._values.plain import is_frozen_mapping, mapping, problem_of
+from treewright._values.reach import class_of, is_library
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)

@@ -11,6 +11,7 @@ import dis
 import enum
 import functools
 import itertools
+import operator
 import os
 import sys
 import types
@@ -18,8 +19,6 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-
-from treewright._values.classes import class_of, import_path
 
 # Packages whose modules and functions nobody assigns to, and whose factories capture what nobody assigns again. Another
 # package joins by `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
@@ -96,11 +95,54 @@ _OF_JIT = frozenset(
     {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
     | {"__type_params__", "__annotate__"}
 )
+_MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 
 
+# Classes, and the names of values
+
+
+def class_of(value: object) -> type[Any]:
+    """`type(value)`, of which any attribute may be read: to pyright, `type` of an `Any` is `type[Unknown]`."""
+    return type(value)
+
+
+def class_attribute(cls: type[Any], name: str) -> Any:
+    """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether an instance may keep the value of a `cached_property` under this name."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+def found_at(module: str, name: str) -> Any:
+    """What an imported module holds under a dotted name, without importing it; None if nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def import_path(value: Any) -> tuple[str, str] | None:
+    """The module and the name under which this very object is found; None for what has no such name."""
+    try:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # noqa: BLE001  a property of a user's class
+        return None
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # a lambda, or a local of a function
+        return None
+    return (module, name) if found_at(module, name) is value else None
+
+
 # Whose code
+
+
+def home_of(function: types.FunctionType) -> types.ModuleType | None:
+    """The module whose globals a function reads; None if it is not imported."""
+    return sys.modules.get(function.__globals__.get("__name__", ""))
 
 
 def is_library(module: object) -> bool:
@@ -256,24 +298,83 @@ def reads_and_problem(function: types.FunctionType) -> tuple[tuple[Read, ...], s
     return followed, None
 
 
-# What a function holds
+# What a function is made of
+
+
+def code_of(value: Any) -> types.CodeType | None:
+    """The code of a Python function; None for anything else."""
+    return value.__code__ if isinstance(value, types.FunctionType) else None
+
+
+def file_of(code: types.CodeType) -> str:
+    """The file that code stands in."""
+    return code.co_filename
+
+
+def name_of(code: types.CodeType) -> str:
+    """The qualified name of the function whose code this is."""
+    return code.co_qualname
+
+
+def place_of(function: types.FunctionType | types.CodeType) -> str:
+    """`train.py:12`, where a function is defined."""
+    code = function if isinstance(function, types.CodeType) else function.__code__
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+
+
+def source_of(function: types.FunctionType) -> tuple[types.CodeType, str, int]:
+    """The code of a function, its file, since code of the same text and line is equal in all files, and its globals."""
+    return function.__code__, function.__code__.co_filename, id(function.__globals__)
+
+
+def program_of(function: types.FunctionType | types.CodeType) -> tuple[str, tuple[Any, ...]]:
+    """What code does, as text that is the same in each process, and its constants, among which is nested code."""
+    code = function if isinstance(function, types.CodeType) else function.__code__
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames}", code.co_consts
+
+
+def made_of(function: types.FunctionType) -> tuple[Any, ...]:
+    """All that can be assigned to a function, and what its defaults by keyword and its attributes are."""
+    return (*_MADE_OF(function), *(function.__kwdefaults__ or {}).values(), *vars(function).values())
+
+
+def required_arguments(function: types.FunctionType) -> int:
+    """How many positional arguments a function has to be given."""
+    return function.__code__.co_argcount - len(function.__defaults__ or ())
+
+
+def free_names(function: types.FunctionType) -> tuple[str, ...]:
+    """The names of the variables that a function captures."""
+    return function.__code__.co_freevars
+
+
+def cells(function: types.FunctionType) -> tuple[types.CellType, ...]:
+    """The cells of the captured variables, in the order of `free_names`."""
+    return function.__closure__ or ()
+
+
+def content_of(cell: types.CellType) -> tuple[Any, ...]:
+    """What a cell holds; nothing if its variable is not bound yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            found[name] = cell.cell_contents
-    return found
+    pairs = zip(free_names(function), cells(function), strict=True)
+    return {name: value for name, cell in pairs for value in content_of(cell)}
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
     """The defaults of a function's parameters by name, those of keyword-only ones too."""
-    code, given = function.__code__, function.__defaults__ or ()
-    positional = code.co_varnames[: code.co_argcount]
-    named_defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
-    return named_defaults | (function.__kwdefaults__ or {})
+    given, named = function.__defaults__, function.__kwdefaults__
+    if not given and not named:  # as most functions
+        return {}
+    code, given = function.__code__, given or ()
+    last = zip(reversed(code.co_varnames[: code.co_argcount]), reversed(given), strict=False)
+    return dict(reversed(list(last))) | (named or {})
 
 
 def held_by(function: types.FunctionType) -> dict[str, Any]:
@@ -308,6 +409,11 @@ def innermost(function: Any) -> Any:
             function = function.__wrapped__
         else:
             return function
+
+
+def innermost_code(function: Any) -> types.CodeType | None:
+    """The code of the function that a partial, a method or a wrapper calls in the end; None if that has none."""
+    return getattr(innermost(function), "__code__", None)
 
 
 def jit_options(value: Any) -> Hashable | None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
+from treewright._values.reach import class_of
 from treewright.checkpoint.leaves import ARRAYS, Form, Placing, leaves_of, stored
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, Steps, name_of
 from treewright.checkpoint.tree import Place, ReadingCodec, Survey, same_name, survey

@@ -2,11 +2,10 @@
 
 import dataclasses
 import importlib
-import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,17 +14,13 @@ from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.paths import entries_of, place_of
-from treewright._values import reach
-from treewright._values.classes import class_of, import_path
-from treewright._values.text import text
+from treewright._values.reach import class_of
+from treewright._values.text import portable_text
 from treewright.checkpoint.leaves import CanNotBeSavedError, Form, form_of
 from treewright.checkpoint.manifest import DEPTH, Branch, Steps, name_of
 from treewright.errors import CheckpointError
 
 DECLARED = "__checkpoint_name__"
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
-_LENGTH, _DEPTH, _ITEMS = 4000, 16, 100  # of a description: characters, functions inside functions, items
 
 
 def class_name(cls: type[Any]) -> str:
@@ -67,50 +62,8 @@ class WritingCodec(StaticCodec):
         return super().name_of(value)
 
     def unnamed(self, value: Any) -> Any:
-        """A description without addresses, so that it is the same in the next process."""
-        return ["described", description(value)]
-
-
-def description(value: Any) -> str:
-    """A function by its name and what it captured, anything else by its class and short text."""
-    return _described(value, ())
-
-
-def _described(value: Any, inside: tuple[Any, ...]) -> str:
-    """`inside` holds the functions that are being described: a closure may capture itself."""
-    function = getattr(value, "__func__", value)
-    if isinstance(function, types.FunctionType):
-        name = f"{function.__module__}:{function.__qualname__}"
-        if function in inside or len(inside) == _DEPTH:
-            return name
-        captured = ", ".join(_captured(function, (*inside, function)))
-        return f"{name}({captured})"[:_LENGTH]
-    if isinstance(value, tuple | list):
-        items: Any = cast("Any", value)[:_ITEMS]
-        return f"({', '.join(_described(item, inside) for item in items)})"[:_LENGTH]
-    path = import_path(value)
-    if path is not None:
-        return ":".join(path)
-    kind = class_of(value)
-    try:
-        shown = _ADDRESS.sub("", text(value))
-    except Exception:  # noqa: BLE001  a __repr__ of the user's own, and a checkpoint is worth more than its text
-        shown = "..."
-    plain = kind in {int, float, str, bool, type(None)}
-    return (shown if plain else f"{kind.__module__}:{kind.__qualname__} {shown}")[:_LENGTH]
-
-
-def _captured(function: types.FunctionType, inside: tuple[Any, ...]) -> Iterator[str]:
-    held = {**reach.captured(function), **_data(reach.read_by(function))}
-    for name, value in held.items():
-        yield f"{name}={_described(value, inside)}"
-
-
-def _data(read: dict[str, Any]) -> dict[str, Any]:
-    """What a function reads that is data: what a checkpoint would call another function for."""
-    return {
-        name: value for name, value in read.items() if not callable(value) and not isinstance(value, types.ModuleType)
-    }
+        """A description that is the same in the next process."""
+        return ["described", portable_text(value, exact=False)]
 
 
 class ReadingCodec(StaticCodec):

@@ -1,31 +1,22 @@
 """Whether all processes hold the same tree: as texts that are the same in each, compared."""
 
-import dataclasses
-import enum
-import functools
 import hashlib
 import json
-import re
-import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from treewright._jax import Path, field_key, path_text
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.paths import Path, entries_of, field_key, path_text
-from treewright._values import reach
-from treewright._values.classes import class_of, import_path
-from treewright._values.text import short_dtype
+from treewright._trees.paths import entries_of
+from treewright._values.reach import class_of
+from treewright._values.text import full_name, portable_text, shape_text
 from treewright.errors import ProcessMismatchError
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_PLAIN = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
 
 
 def described(tree: object) -> dict[str, str]:
@@ -33,158 +24,36 @@ def described(tree: object) -> dict[str, str]:
 
     Not the values of arrays, and no statics that are local to a process.
     """
-    found: dict[str, str] = {}
-    _describe(tree, (), found)
-    return found
+    return dict(_places(tree, ()))
 
 
-def _describe(part: Any, path: Path, found: dict[str, str]) -> None:
+def _places(part: Any, path: Path) -> Iterator[tuple[str, str]]:
     place = path_text(path) or "the tree itself"
     entries = entries_of(part)
     if entries is None:
-        found[place] = _leaf_text(part)
+        yield place, _leaf_text(part)
         return
-    found[place] = "None" if part is None else _name(class_of(part))
+    yield place, "None" if part is None else full_name(class_of(part))
     if hasattr(class_of(part), "__node_spec__"):
         values = finished_pair(part)[1].values
         for field, value in zip(spec_of(part).statics, values, strict=True):
             if not field.local:
-                found[f"{path_text((*path, field_key(field.name)))} (static)"] = description(value)
+                yield f"{path_text((*path, field_key(field.name)))} (static)", portable_text(value, exact=True)
     for key, child in entries:
-        _describe(child, (*path, key), found)
+        yield from _places(child, (*path, key))
 
 
 def _leaf_text(leaf: Any) -> str:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not isinstance(getattr(leaf, "shape", None), tuple):
-        return description(leaf)
-    shape: tuple[Any, ...] = leaf.shape
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    if dtype is None or not isinstance(shape, tuple):
+        return portable_text(leaf, exact=True)
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
     sharding = getattr(leaf, "sharding", None)
     split = ""
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         split = f" split by {sharding.spec} on {dict(sizes)}"
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{weak}{split}"
-
-
-def description(value: object) -> str:
-    """A text that is equal in all processes for values that do the same, and tells apart those that do not.
-
-    Objects of other libraries' classes count by their `repr` without addresses.
-    """
-    return _Description().of(value)
-
-
-def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-
-
-class _Description:
-    """One walk through a value. `inside` holds what is being described, so that a cycle ends."""
-
-    def __init__(self) -> None:
-        self.inside: list[int] = []
-
-    def of(self, value: Any) -> str:
-        if class_of(value) in _PLAIN:
-            return repr(value)
-        if id(value) in self.inside:
-            return f"<level {self.inside.index(id(value))}>"
-        self.inside.append(id(value))
-        try:
-            return next(method(self, value) for matches, method in _KINDS if matches(value))
-        finally:
-            self.inside.pop()
-
-    def items(self, values: Any) -> str:
-        return ", ".join(map(self.of, values))
-
-    def named(self, pairs: Any) -> str:
-        return ", ".join(f"{name}={self.of(value)}" for name, value in pairs)
-
-    def name(self, value: Any) -> str:
-        return _name(value)
-
-    def member(self, value: Any) -> str:
-        return f"{_name(class_of(value))}.{value.name or value.value}"
-
-    def array(self, value: Any) -> str:
-        shown = f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
-        if not getattr(value, "is_fully_addressable", True):
-            return shown
-        plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
-        return f"{shown}#{_digest(np.asarray(plain).tobytes())}"
-
-    def node(self, value: Any) -> str:
-        fields = (field for field in spec_of(value).fields if not field.local)
-        pair = finished_pair(value)
-        return f"{_name(class_of(value))}({self.named((field.name, field.value_in(pair)) for field in fields)})"
-
-    def dataclass(self, value: Any) -> str:
-        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return f"{_name(class_of(value))}({self.named(fields)})"
-
-    def partial(self, value: functools.partial[Any]) -> str:
-        return f"partial({self.items((value.func, *value.args))}, {self.named(value.keywords.items())})"
-
-    def method(self, value: Any) -> str:
-        return f"{self.of(value.__self__)}.{value.__func__.__name__}"
-
-    def function(self, value: types.FunctionType) -> str:
-        read = {name: item for name, item in reach.read_by(value).items() if not isinstance(item, types.ModuleType)}
-        held = self.named((reach.held_by(value) | read).items())
-        return f"{_name(value)}#{_digest(self.code(value.__code__).encode())}({held})"
-
-    def code(self, code: types.CodeType) -> str:
-        constants = (self.code(one) if isinstance(one, types.CodeType) else self.of(one) for one in code.co_consts)
-        return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {' '.join(constants)}"
-
-    def wrapper(self, value: Any) -> str:
-        return f"{_name(class_of(value))}({self.of(value.__wrapped__)})"
-
-    def mapping(self, value: Any) -> str:
-        items = ", ".join(f"{self.of(key)}: {self.of(item)}" for key, item in value.items())
-        return f"{_name(class_of(value))}({items})"
-
-    def members(self, value: Any) -> str:
-        return f"{_name(class_of(value))}({', '.join(sorted(map(self.of, value)))})"
-
-    def sequence(self, value: Any) -> str:
-        names = getattr(value, "_fields", None)
-        inner = self.items(value) if names is None else self.named(zip(names, value, strict=True))
-        return f"{_name(class_of(value))}({inner})"
-
-    def other(self, value: Any) -> str:
-        return f"{_name(class_of(value))}: {_ADDRESS.sub('', repr(value))}"
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
-
-
-def _is_kind(*kinds: type[Any]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-# The first that fits describes the value.
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Description, Any], str]], ...] = (
-    (_is_kind(type), _Description.name),
-    (_is_kind(enum.Enum), _Description.member),
-    (_is_kind(np.generic), _Description.other),
-    (_is_kind(np.ndarray, jax.Array), _Description.array),
-    (lambda value: hasattr(class_of(value), "__node_spec__"), _Description.node),
-    (lambda value: dataclasses.is_dataclass(class_of(value)), _Description.dataclass),
-    (_is_kind(functools.partial), _Description.partial),
-    (lambda value: hasattr(value, "__func__") and hasattr(value, "__self__"), _Description.method),
-    (lambda value: callable(value) and import_path(value) is not None, _Description.name),
-    (_is_kind(types.FunctionType), _Description.function),
-    (lambda value: callable(value) and hasattr(value, "__wrapped__"), _Description.wrapper),
-    (_is_kind(Mapping), _Description.mapping),
-    (_is_kind(set, frozenset), _Description.members),
-    (_is_kind(tuple, list), _Description.sequence),
-    (lambda _: True, _Description.other),
-)
+    return f"{shape_text(dtype, cast('tuple[Any, ...]', shape))}{weak}{split}"
 
 
 _jax: Any = jax  # whose annotations leave much open
