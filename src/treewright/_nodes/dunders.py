@@ -274,8 +274,8 @@ def _shortened(value: Any, inside: frozenset[int]) -> Any:
         return Verbatim("...")
     inside |= {id(value)}
     if kind is dict:
-        return {key: _shortened(item, inside) for key, item in value.items()}
-    return kind(_shortened(item, inside) for item in value)
+        return cast("Any", {key: _shortened(item, inside) for key, item in value.items()})
+    return cast("Any", kind)(_shortened(item, inside) for item in value)
 
 
 def node_wadler_lindig(self: Any, **options: Any) -> Any:

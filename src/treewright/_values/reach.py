@@ -32,20 +32,9 @@ LIBRARIES = frozenset(
 # Modules of the standard library that hold no settings. `os`, `random` and others do.
 STANDARD = frozenset(
     {
-        *(
-            "abc",
-            "bisect",
-            "builtins",
-            "cmath",
-            "collections",
-            "contextlib",
-            "copy",
-            "dataclasses",
-            "enum",
-            "fractions",
-        ),
-        *("functools", "heapq", "itertools", "math", "numbers", "operator", "re", "reprlib", "statistics"),
-        *("string", "types", "typing"),
+        *("abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+        *("fractions", "functools", "heapq", "itertools", "math", "numbers", "operator", "re", "reprlib"),
+        *("statistics", "string", "types", "typing"),
     }
 )
 _SINGLE_FILES = frozenset({"typing_extensions"})
@@ -63,7 +52,9 @@ _OF_THE_WORLD = frozenset(
     {"fromfile", "genfromtxt", "get_printoptions", "geterr", "load", "loadtxt", "memmap", "open_memmap"}
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_NAMES_SOMETHING = types.MappingProxyType({"STORE_GLOBAL": "write", "DELETE_GLOBAL": "write", "IMPORT_NAME": "import"})
+_NAMES_SOMETHING = types.MappingProxyType(
+    {"STORE_GLOBAL": "writes", "DELETE_GLOBAL": "writes", "IMPORT_NAME": "imports"}
+)
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CONSTANTS = (str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType)
 # What Python, dataclasses, enum, typing and abc put into a class.
@@ -71,15 +62,15 @@ _LEFT_OUT = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"),
         *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
+        *("__slotnames__", "__firstlineno__", "__static_attributes__", "__type_params__", "__orig_bases__"),
         *(
-            "__slotnames__",
-            "__firstlineno__",
-            "__static_attributes__",
-            "__type_params__",
-            "__orig_bases__",
             "__parameters__",
+            "__match_args__",
+            "__dataclass_fields__",
+            "__dataclass_params__",
+            "__abstractmethods__",
+            "_abc_impl",
         ),
-        *("__match_args__", "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "_abc_impl"),
         *("__node_spec__", "__node_registered__", "__before_node__", "__pending_node__"),
         *("_fields", "_field_defaults", "_make", "_generate_next_value_", "_new_member_", "_use_args_"),
         *("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_"),
@@ -193,8 +184,7 @@ def library_object(value: Any) -> bool:
 # What code reads
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CodeReads:
+class CodeReads(NamedTuple):
     """What a code object and all code nested in it read by name, as it stands in the text."""
 
     chains: tuple[tuple[str, ...], ...]
@@ -206,28 +196,25 @@ class CodeReads:
 @functools.lru_cache(maxsize=4096)
 def code_reads(code: types.CodeType) -> CodeReads:
     """The globals that code reads, each with the attributes that follow it: `("settings", "RATE")`."""
-    chains: dict[tuple[str, ...], None] = {}
-    found: dict[str, dict[str, None]] = {"import": {}, "write": {}, "escape": {}}
+    reads: dict[str, dict[Any, None]] = {kind: {} for kind in CodeReads._fields}
     chain: list[str] | None = None
     for instruction in dis.get_instructions(code):  # which leaves out what the interpreter keeps between them
         name, argument = instruction.opname, instruction.argval
         reads_attribute = name in _READS_ATTRIBUTE
-        kind = "escape" if reads_attribute and argument in _ESCAPES else _NAMES_SOMETHING.get(name)
+        kind = "escapes" if reads_attribute and argument in _ESCAPES else _NAMES_SOMETHING.get(name)
         if kind is not None:
-            found[kind][argument] = None
+            reads[kind][argument] = None
         if chain is not None and reads_attribute:
             chain.append(argument)
             continue
         if chain is not None:
-            chains[tuple(chain)] = None
+            reads["chains"][tuple(chain)] = None
         chain = [argument] if name in _READS_GLOBAL else None
-    inner = [code_reads(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)]
-    return CodeReads(
-        chains=tuple(dict.fromkeys(itertools.chain(chains, *(one.chains for one in inner)))),
-        imports=tuple(dict.fromkeys(itertools.chain(found["import"], *(one.imports for one in inner)))),
-        writes=tuple(dict.fromkeys(itertools.chain(found["write"], *(one.writes for one in inner)))),
-        escapes=tuple(dict.fromkeys(itertools.chain(found["escape"], *(one.escapes for one in inner)))),
-    )
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            for known, more in zip(reads.values(), code_reads(nested), strict=True):
+                known.update(dict.fromkeys(more))
+    return CodeReads(*map(tuple, reads.values()))
 
 
 class Read(NamedTuple):

@@ -19,6 +19,7 @@ from treewright._values.text import short_text
 _ATTRIBUTES = 20  # attributes of an object that are remembered
 _SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
 _AS_THEY_ARE = (*_SINGLE, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType)
+_ARRAYS: Any = (jax.Array, np.ndarray)
 _OBJECT: Any = object
 _TUPLE: Any = tuple
 
@@ -147,7 +148,7 @@ def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
             for name, part in reach.read_by(value).items()
         }
         return Remembered(value, code=reach.code_of(value), held=held, read=read) if held or read else value
-    is_array = isinstance(value, jax.Array | np.ndarray) and not isinstance(value, FrozenArray)
+    is_array = isinstance(value, _ARRAYS) and not isinstance(value, FrozenArray)
     if is_array or kind is types.MethodType or kind.__eq__ is _OBJECT.__eq__:
         return Remembered(value, wrapped=inner(reach.wrapped_by(value)))
     return value

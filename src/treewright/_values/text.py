@@ -33,7 +33,18 @@ _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i",
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 _PLAIN = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
+_MARKS: tuple[tuple[type[Any], str], ...] = (
+    (Tracer, "(traced)"),
+    (jax.Array, ""),
+    (np.ndarray, "(numpy)"),
+    (jax.ShapeDtypeStruct, "(abstract)"),
+)
+# Classes as `Any`: after `isinstance` with them the parts of a value are still `Any`, and not unknown.
 _OBJECT: Any = object
+_SETS: Any = (set, frozenset)
+_SEQUENCES: Any = (tuple, list)
+_DICT: Any = dict
+_MAPPING: Any = Mapping
 
 
 # Arrays, functions, meshes
@@ -53,21 +64,14 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
-    if isinstance(value, Tracer):
-        mark = "(traced)"
-    elif isinstance(value, jax.Array):
-        mark = ""
-    elif isinstance(value, np.ndarray):
-        label: Any = getattr(value, "_label", None)  # of a FrozenArray
-        mark = "(numpy)" if label is None else label()
-    elif isinstance(value, jax.ShapeDtypeStruct):
-        mark = "(abstract)"
-    else:
+    mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
+    if mark is None:
         return None
+    label = getattr(value, "_label", None)  # of a FrozenArray
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:  # a tracer of something that is not an array, such as a token
         return f"<{class_of(value).__name__}>"
-    return f"{shape_text(dtype, shape)}{mark}"
+    return f"{shape_text(dtype, shape)}{mark if label is None else label()}"
 
 
 def function_text(value: object, *, with_module: bool = False) -> str | None:
@@ -75,8 +79,9 @@ def function_text(value: object, *, with_module: bool = False) -> str | None:
     name = getattr(value, "__qualname__", None)
     if isinstance(value, types.MethodType) or not callable(value) or not isinstance(name, str):
         return None
-    if isinstance(value, types.FunctionType) and name.endswith("<lambda>"):
-        return f"<lambda at {reach.place_of(value)}>"
+    code = reach.code_of(value)
+    if code is not None and name.endswith("<lambda>"):
+        return f"<lambda at {reach.place_of(code)}>"
     module = getattr(value, "__module__", None)
     return f"{module}.{name}" if with_module and module not in {None, "builtins"} else name
 
@@ -160,19 +165,19 @@ class _Text:
             return f"({self.items(value)}{',' if len(value) == 1 else ''})"
         if kind is list:
             return f"[{self.items(value)}]"
-        if isinstance(value, set | frozenset):
+        if isinstance(value, _SETS):
             members = f"{{{self.joined(sorted(map(self.of, value)))}}}" if value else ""
             return members if members and kind is set else f"{self.class_name(kind)}({members})"
         if isinstance(value, functools.partial):
             keywords = self.arguments(value.keywords.items())
             texts = itertools.chain(map(self.of, (value.func, *value.args)), keywords)
             return f"{self.class_name(kind)}({self.joined(texts)})"
-        if issubclass(kind, dict):
+        if isinstance(value, _DICT):
             return self.entries(value) if kind is dict else f"{self.class_name(kind)}({self.entries(value)})"
         names = names_in(kind)
         if names:
             return self.call(kind, zip(names, value, strict=True))
-        if hasattr(kind, "__node_spec__") and kind.__repr__ is node_repr:
+        if hasattr(kind, "__node_spec__") and getattr(kind, "__repr__") is node_repr:  # noqa: B009  untyped
             return self.call(kind, shown_fields(value))
         return self.whole(value)
 
@@ -329,7 +334,7 @@ class _PortableText(_Text):
             return self.array(value)
         if isinstance(value, type) or (callable(value) and reach.import_path(value) is not None):
             return full_name(value)
-        return None
+        return value.__name__ if isinstance(value, types.ModuleType) else None
 
     def array(self, value: Any) -> str | None:
         if not self.exact:
@@ -351,17 +356,16 @@ class _PortableText(_Text):
             return f"{self.of(value.__self__)}.{value.__func__.__name__}"
         if isinstance(value, types.FunctionType):
             return self.function(value)
+        if isinstance(value, _MAPPING) and not isinstance(value, _DICT):
+            return f"{full_name(kind)}({self.entries(value)})"
+        if isinstance(value, _SEQUENCES) and kind not in _SEQUENCES and not names_in(kind):
+            return f"{full_name(kind)}({self.items(value)})"
         if callable(value) and reach.wrapped_by(value) is not None:
             return f"{full_name(kind)}({self.of(reach.wrapped_by(value))})"
-        if isinstance(value, Mapping) and not issubclass(kind, dict):
-            return f"{full_name(kind)}({self.entries(value)})"
-        if isinstance(value, tuple | list) and kind not in {tuple, list} and not names_in(kind):
-            return f"{full_name(kind)}({self.items(value)})"
         return super().opened(value)
 
     def function(self, value: types.FunctionType) -> str:
-        read = {name: item for name, item in reach.read_by(value).items() if not isinstance(item, types.ModuleType)}
-        held = self.joined(self.arguments((reach.held_by(value) | read).items()))
+        held = self.joined(self.arguments((reach.held_by(value) | reach.read_by(value)).items()))
         code = f"#{_digest(self.code(value).encode())}" if self.exact else ""
         return f"{full_name(value)}{code}({held})"
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,8 +44,9 @@ def _places(part: Any, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _leaf_text(leaf: Any) -> str:
-    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
-    if dtype is None or not isinstance(shape, tuple):
+    dtype = getattr(leaf, "dtype", None)
+    shape: Any = getattr(leaf, "shape", None)
+    if dtype is None or not isinstance(shape, _TUPLE):
         return portable_text(leaf, exact=True)
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
     sharding = getattr(leaf, "sharding", None)
@@ -53,9 +54,10 @@ def _leaf_text(leaf: Any) -> str:
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         split = f" split by {sharding.spec} on {dict(sizes)}"
-    return f"{shape_text(dtype, cast('tuple[Any, ...]', shape))}{weak}{split}"
+    return f"{shape_text(dtype, shape)}{weak}{split}"
 
 
+_TUPLE: Any = tuple
 _jax: Any = jax  # whose annotations leave much open
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
