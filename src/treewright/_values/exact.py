@@ -438,21 +438,20 @@ class ExactKeys:
             raise ItselfOnlyError(f"it holds {problem.found}") from problem
 
     def of_library(self, value: types.FunctionType) -> Hashable:
-        if not reach.cells(value) and import_path(value) is not None:
+        if not reach.free_names(value) and import_path(value) is not None:
             return by_identity(value)
         code = reach.code_of(value)  # this one, of which the key is kept: equal code may stand in another file
         return (types.FunctionType, id(code), code, self.names(value), *self.held(value))
 
     def of_user(self, value: types.FunctionType) -> Hashable:
         if not self.content:
-            if reach.cells(value):
+            if reach.free_names(value):
                 raise ItselfOnlyError(f"it captures {first_names(reach.free_names(value))}")
             if vars(value):
                 raise ItselfOnlyError(f"it has the attributes {first_names(vars(value))}")
         bindings = self.closed(value, allowed=frozenset(reach.free_names(value)))
         self.rests_on(reach.made_of, value)
-        for cell in reach.cells(value):
-            self.rests_on(reach.content_of, cell)
+        self.rests_on(reach.contents, value)
         if import_path(value) is not None:
             return (by_identity(value), bindings, *self.held(value))
         who = (*reach.source_of(value), self.names(value), self.annotations(value))
@@ -460,23 +459,26 @@ class ExactKeys:
 
     def closed(self, function: types.FunctionType, *, allowed: frozenset[str]) -> Hashable:
         """The keys of the libraries' functions and modules that a function reads, which must be all that it reads."""
-        others = set(reach.free_names(function)) - allowed
-        if others:
-            raise ItselfOnlyError(f"it captures {first_names(sorted(others))}")
+        free = reach.free_names(function)
+        if free and not allowed.issuperset(free):
+            raise ItselfOnlyError(f"it captures {first_names(sorted(set(free) - allowed))}")
         reads, what = reach.reads_and_problem(function)
         if what is not None:
             raise ItselfOnlyError(what)
+        found: list[Hashable] = []
         for read in reads:
+            found.append(_ThisObject(read.value))
             self.checks.extend(functools.partial(_is_bound, *binding) for binding in read.bindings)
-        return tuple(_ThisObject(read.value) for read in reads)
+        return tuple(found)
 
     def held(self, value: types.FunctionType, *, captured: bool = True) -> tuple[Hashable, ...]:
         """The keys of defaults, captures and attributes; most functions have none, and an empty loop is not free."""
-        defaults = reach.defaults(value)
-        cells, own = (reach.cells(value), vars(value)) if captured else ((), {})
+        given, named = reach.given_defaults(value)
+        contents, own = (reach.contents(value), value.__dict__) if captured else (None, None)
         return (
-            self.items(defaults) if defaults else (),
-            tuple(tuple(map(self.key, reach.content_of(cell))) for cell in cells) if cells else (),
+            tuple(map(self.key, given)) if given else (),
+            self.items(named) if named else (),
+            tuple(map(self.key, contents)) if contents else (),
             self.items(own) if own else (),
         )
 

@@ -89,6 +89,7 @@ _OF_JIT = frozenset(
 _MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
+UNBOUND: Any = object()
 
 
 # Classes, and the names of values
@@ -335,32 +336,38 @@ def free_names(function: types.FunctionType) -> tuple[str, ...]:
     return function.__code__.co_freevars
 
 
-def cells(function: types.FunctionType) -> tuple[types.CellType, ...]:
-    """The cells of the captured variables, in the order of `free_names`."""
-    return function.__closure__ or ()
-
-
-def content_of(cell: types.CellType) -> tuple[Any, ...]:
-    """What a cell holds; nothing if its variable is not bound yet."""
+def contents(function: types.FunctionType) -> tuple[Any, ...]:
+    """What the captured variables of a function hold, in the order of `free_names`; `UNBOUND` before they are bound."""
+    cells = function.__closure__ or ()
     try:
-        return (cell.cell_contents,)
+        return tuple([cell.cell_contents for cell in cells])
+    except ValueError:  # one is not bound yet
+        return tuple(map(_content_of, cells))
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
     except ValueError:
-        return ()
+        return UNBOUND
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    pairs = zip(free_names(function), cells(function), strict=True)
-    return {name: value for name, cell in pairs for value in content_of(cell)}
+    pairs = zip(free_names(function), contents(function), strict=True)
+    return {name: value for name, value in pairs if value is not UNBOUND}
+
+
+def given_defaults(function: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """The defaults of a function's positional parameters, and those of its keyword-only ones by name."""
+    return function.__defaults__, function.__kwdefaults__
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
     """The defaults of a function's parameters by name, those of keyword-only ones too."""
-    given, named = function.__defaults__, function.__kwdefaults__
-    if not given and not named:  # as most functions
-        return {}
-    code, given = function.__code__, given or ()
-    last = zip(reversed(code.co_varnames[: code.co_argcount]), reversed(given), strict=False)
+    given, named = given_defaults(function)
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = zip(reversed(positional), reversed(given or ()), strict=False)  # somebody may have assigned too many
     return dict(reversed(list(last))) | (named or {})
 
 
