@@ -2,7 +2,7 @@
 
 `==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It
 is also too fine: `nan != nan`, and an optimiser that is built again differs from the last one. An exact key is equal
-for two values only when no program can tell them apart. Where nobody could know that, as of a function that reads a
+for two values only when no program can tell them apart. Where that can't be known, as of a function that reads a
 global, the key stands for the very object.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import itertools
 import operator
 import sys
 import types
@@ -54,9 +53,10 @@ class _ThisObject:
             self.reference = lambda: kept
 
     def __eq__(self, other: object) -> bool:
-        found = self.reference()
-        same = isinstance(other, _ThisObject) and self.address == other.address
-        return found is not None and same and found is cast("_ThisObject", other).reference()
+        if not isinstance(other, _ThisObject) or self.address != other.address:
+            return False
+        value = self.reference()
+        return value is not None and value is other.reference()
 
     def __hash__(self) -> int:
         return self.address
@@ -88,7 +88,7 @@ def why_itself_only(value: object, *, content: bool = False) -> str | None:
 
 
 def method_key(function: Any, instance: object) -> Hashable:
-    """The key of a method that is no static: exact where it has such a key, else that of this function and instance.
+    """The key of a method that is not a static: exact where it has such a key, else that of this function and instance.
 
     Raises:
         NoExactKeyError: If the instance holds a tracer.
@@ -99,8 +99,7 @@ def method_key(function: Any, instance: object) -> Hashable:
 def tracer_in(tree: object) -> Any:
     """The first leaf that is traced; None if none is."""
     leaves: list[Any] = jax.tree.leaves(tree)
-    is_tracer = (isinstance(leaf, Tracer) for leaf in leaves)
-    return next(itertools.compress(leaves, is_tracer), None)
+    return next((leaf for leaf in leaves if isinstance(leaf, _TRACER)), None)
 
 
 def by_identity(value: object) -> Hashable:
@@ -344,7 +343,7 @@ class ExactKeys:
         return self.attempt(value, lambda: (class_of(value), *map(self.key, value.__reduce__())))
 
     def dataclass(self, value: Any) -> Hashable:
-        """By its fields where `==` is the generated one; with any attribute that is no field."""
+        """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
         library = reach.library_class(kind)
@@ -544,6 +543,7 @@ def _holds(read: Callable[[Any], tuple[Any, ...]], value: Any, parts: tuple[Any,
 
 
 _PARTIAL: Any = functools.partial
+_TRACER: Any = Tracer
 _SINGLE = frozenset({NotImplemented, dataclasses.MISSING, getattr(functools, "Placeholder", NotImplemented)})
 
 # The classes of single values, and how each is read. Only the class itself: a subclass may mean something else.

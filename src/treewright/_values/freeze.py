@@ -65,7 +65,7 @@ class FrozenArray(np.ndarray[Any, Any]):
 
     It computes like any numpy array, `==` is elementwise, and `hash` is that of its dtype, shape and bytes. As a static
     it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are. What is
-    computed from it is an array of its own, and no static until it is frozen again.
+    computed from it is an array of its own, and not a static until it is frozen again.
 
     Examples:
         >>> import numpy as np
@@ -140,7 +140,7 @@ def freeze(value: Any) -> Any:
 
 
 def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
-    # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
+    # The buffer is a bytes object, so that the array can't be made writeable; even an empty array has to have one.
     return np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-# Packages whose modules and functions nobody assigns to, and whose factories capture what nobody assigns again. Another
+# Packages to whose modules and functions nothing is assigned, and whose factories capture what does not change. Another
 # package joins by `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
     {
@@ -440,7 +440,7 @@ def written_in(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
 
 
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
-    """The functions of the user's behind a method, property or the like; None for what is none, or is not known."""
+    """The user's functions behind a method, property or the like; None for anything else, and what is not known."""
     parts: tuple[Any, ...]
     if isinstance(value, types.BuiltinFunctionType | _SLOTS) or _is_view(class_of(value)):
         return ()

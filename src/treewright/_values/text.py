@@ -13,7 +13,7 @@ import itertools
 import re
 import reprlib
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -269,15 +269,24 @@ def short_texts(left: Any, right: Any) -> tuple[str, str]:
     if texts[0] != texts[1]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
-        start = max(0, first_difference(left, right) - LENGTH // 4)
+        start = max(0, first_difference((left, right)) - LENGTH // 4)
         return _window(left, start), _window(right, start)
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def first_difference(left: str, right: str) -> int:
-    """The index of the first character that differs: the end of the shorter text where none does."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
+def first_difference(texts: Sequence[Sequence[Any]]) -> int:
+    """The first index at which texts are not all the same: the end of the shortest if they are until there."""
+    shortest = min(map(len, texts))
+    return next((index for index in range(shortest) if len({text[index] for text in texts}) > 1), shortest)
+
+
+def excerpts(texts: Sequence[str], width: int) -> list[str]:
+    """Texts of which some may be long, each from a little before the place where they begin to differ."""
+    if max(map(len, texts)) <= width:
+        return list(texts)
+    start = max(0, first_difference(texts) - width // 3)
+    end, lead = start + width, "..." if start else ""
+    return [f"{lead}{text[start:end]}{'...' if end < len(text) else ''}" for text in texts]
 
 
 def _window(value: str, start: int) -> str:

@@ -82,7 +82,7 @@ def check_statics(tree: Any) -> list[Hazard]:
     raises, values whose hash takes over a millisecond. A global that never changes is annotated `Final`. In
     classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
     hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
-    Leaves that can be no arrays are looked at like statics, since `equinox.filter_jit` compares them too.
+    Leaves that can't be arrays are looked at like statics, since `equinox.filter_jit` compares them too.
 
     Args:
         tree: Any tree.
@@ -100,7 +100,10 @@ def check_statics(tree: Any) -> list[Hazard]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Comparison:
-    """How the field that holds a value compares it: by `==` in foreign classes, else exactly; functions by content?"""
+    """How the field that holds a value compares it: by `==` in foreign classes, else exactly.
+
+    `content` says whether it compares functions by what they captured.
+    """
 
     foreign: bool
     content: bool = False

@@ -15,7 +15,7 @@ from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.paths import entries_of
 from treewright._values.reach import class_of
-from treewright._values.text import full_name, portable_text, shape_text
+from treewright._values.text import excerpts, first_difference, full_name, portable_text, shape_text
 from treewright.errors import ProcessMismatchError
 
 
@@ -135,7 +135,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
     everyones = _everyones(b"".join(digests))
     if everyones is None:
         return
-    first = _first_difference(everyones) // 8
+    first = first_difference(everyones) // 8
     line = lines[first].strip() if first < len(lines) else "the end of the program"
     values = [one.decode() for one in _gathered(line.encode())]
     raise ProcessMismatchError(
@@ -172,30 +172,15 @@ def _process_allgather(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(gathered)
 
 
-def _first_difference(texts: Sequence[Sequence[Any]]) -> int:
-    """The place where not all are the same, which is the end of the shortest if they are until there."""
-    shortest = min(map(len, texts))
-    return next((place for place in range(shortest) if len({one[place] for one in texts}) > 1), shortest)
-
-
 def _message(title: str, differing: Sequence[tuple[str, Sequence[str]]], cure: str) -> str:
     lines = [title]
     for place, values in differing[:_SHOWN]:
-        start = max(0, _first_difference(values) - _WIDTH // 3)
-        shown = {value: _excerpt(value, start) for value in values}
+        shown = dict(zip(values, excerpts(values, _WIDTH), strict=True))
         lines.append(f"  {place}")
         lines += [f"    {_names(_holders(values, value))}: {shown[value]}" for value in dict.fromkeys(values)]
     if len(differing) > _SHOWN:
         lines.append(f"  and {len(differing) - _SHOWN} places more")
     return "\n".join([*lines, cure])
-
-
-def _excerpt(value: str, start: int) -> str:
-    """A long text from a little before the place where it differs."""
-    if len(value) <= _WIDTH:
-        return value
-    end = start + _WIDTH
-    return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"
 
 
 def _holders(values: Sequence[str], value: str) -> list[int]:
