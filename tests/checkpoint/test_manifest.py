@@ -101,7 +101,7 @@ def test_a_static_has_a_readable_form_and_comes_back_exactly(name: str, tmp_path
 def test_a_function_without_an_import_path_is_described_with_what_it_captured(tmp_path: Path) -> None:
     (branch,) = manifest_of(Settings(scaled(0.5)), tmp_path).branches
 
-    assert branch.statics["value"] == ["described", "tests.checkpoint.models:scaled.<locals>.<lambda>(factor=0.5)"]
+    assert branch.statics["value"] == ["described", "tests.checkpoint.models.scaled.<locals>.<lambda>(factor=0.5)"]
 
 
 FACTOR = 0.5
@@ -136,10 +136,10 @@ def test_a_description_holds_no_address_and_ends(tmp_path: Path) -> None:
     kind, text = manifest_of(Settings(function), tmp_path).branches[0].statics["value"]
     assert kind == "described"
     assert "0x" not in text
-    assert "Odd ...," in text
-    assert "98, 99)" in text
+    assert "Odd: ...," in text
+    assert "98, 99, ...)" in text
     assert "recursive=" in text
-    assert "named=builtins:print" in text
+    assert "named=print" in text
     assert manifest_of(Settings(unbound), tmp_path).branches[0].statics["value"][1].endswith("unbound()")
     later = 1
 

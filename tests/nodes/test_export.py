@@ -346,7 +346,7 @@ def test_a_class_with_other_static_fields_is_refused_when_it_is_read() -> None:
 
 
 def test_a_kind_that_is_not_known_is_refused_when_it_is_read() -> None:
-    with pytest.raises(StaticSerializationError, match=r"'pickle' is no kind of static value that this version"):
+    with pytest.raises(StaticSerializationError, match=r"'pickle' is not a kind of static value that this version"):
         decode(["pickle", "gASV"])
 
 
@@ -376,7 +376,7 @@ FORGED = [
 
 @pytest.mark.parametrize("forged", FORGED, ids=str)
 def test_a_forged_program_calls_nothing(forged: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(StaticSerializationError, match=rf"{forged[1]}.* is no (named tuple|enum|node)"):
+    with pytest.raises(StaticSerializationError, match=rf"{forged[1]}.* is not an? (named tuple|enum|node)"):
         decode(forged)
 
     assert capsys.readouterr().out == ""

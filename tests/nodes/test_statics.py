@@ -362,9 +362,9 @@ class Picky:
     ("make", "text"),
     [
         (Touchy, r"Touchy\.__eq__ raises RuntimeError: Touchy was compared, so jit could not tell"),
-        (lambda: Odd("yes"), r"Odd\.__eq__ gives 'yes', no bool, so jit could not tell"),
-        (lambda: Odd(np.ones(2)), r"Odd\.__eq__ gives f64\[2\]\(numpy\), no bool, so jit could not tell"),
-        (lambda: (1, Odd(None)), r"Odd\.__eq__ gives None, no bool, so jit could not tell"),
+        (lambda: Odd("yes"), r"Odd\.__eq__ gives 'yes', not a bool, so jit could not tell"),
+        (lambda: Odd(np.ones(2)), r"Odd\.__eq__ gives f64\[2\]\(numpy\), not a bool, so jit could not tell"),
+        (lambda: (1, Odd(None)), r"Odd\.__eq__ gives None, not a bool, so jit could not tell"),
     ],
     ids=["raises", "str", "array", "inside a tuple"],
 )

@@ -8,6 +8,7 @@ import functools
 import os
 import subprocess
 import sys
+import tomllib
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +19,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treewright import FrozenMapping, Module, freeze, static
-from treewright.sharding.processes import described, description
+from treewright._values.text import portable_text
+from treewright.sharding.processes import described
 
 P: Any = PartitionSpec  # whose constructor has no annotations
+
+
+def description(value: Any) -> str:
+    return portable_text(value, exact=True)
 
 
 class Color(enum.Enum):
@@ -46,6 +52,9 @@ class Layer(Module):
     kernel: Any
     act: Any = static(default="relu")
     log: str = static(default="", local=True)
+
+
+class Items(list[Any]): ...
 
 
 class Plain:
@@ -104,7 +113,9 @@ MAKERS: dict[str, Any] = {
     "frozen array": lambda: freeze(np.arange(3)),
     "array": lambda: jnp.arange(3),
     "key": lambda: jax.random.key(3),
+    "module": lambda: lambda: (np, tomllib),
     "object": Plain,
+    "list of another class": lambda: Items([1, 2]),
     "optimiser": lambda: optax.chain(optax.clip(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))),
 }
 
@@ -162,7 +173,23 @@ def test_a_list_that_holds_itself_is_described() -> None:
     endless: list[Any] = [1]
     endless.append(endless)
 
-    assert description(endless) == "list(1, <level 0>)"
+    assert description(endless) == "[1, ...]"
+
+
+def test_a_text_that_is_kept_is_bounded_and_reads_no_array() -> None:
+    gone = jnp.ones(3)
+    gone.delete()
+    kept = portable_text([gone, *range(1000)], exact=False)
+
+    assert kept.startswith("[f32[3], 0, 1, ")
+    assert kept.endswith(", 97, 98, ...]")
+    assert len(portable_text("x" * 10_000, exact=False)) == 4000
+
+
+def test_a_function_that_is_kept_counts_by_its_name_and_what_it_holds() -> None:
+    name = f"{__name__}.closure.<locals>.scaled"
+
+    assert portable_text(closure(0.5), exact=False) == f"{name}(rate=0.5, by=2, more=3)"
 
 
 def test_a_tree_is_described_place_by_place() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from treewright import Module, at, static
+from treewright._jax import path_text
 from treewright._trees.level import level_of
-from treewright._trees.paths import parse, path_text
+from treewright._trees.paths import parse
 
 
 class Layer(Module):

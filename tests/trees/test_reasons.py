@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright._trees.snapshot import remembered
-from treewright._trees.why import cause_of, same_to_jit, why
+from treewright._values.snapshot import remembered
 from treewright._values.text import short_text, short_texts
+from treewright._values.why import cause_of, same_to_jit, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,8 +196,8 @@ def test_a_function_made_anew_is_explained_by_the_globals_that_it_reads(monkeypa
 def test_a_function_among_the_globals_is_remembered_without_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     old = remembered(reading_more())
 
-    assert list(old.read) == ["closure", "SLOPE"]
-    assert old.read["closure"].captured == {}
+    assert list(old.facts.read) == ["closure", "SLOPE"]
+    assert old.facts.read["closure"].facts.held == {}
     monkeypatch.setitem(globals(), "closure", classes)
     assert (
         "and reads the global closure: closure -> classes" in f"and {why(old, reading_more()).rpartition('which ')[2]}"

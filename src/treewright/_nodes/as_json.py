@@ -19,9 +19,8 @@ import numpy as np
 
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_of, found_at, import_path, is_cached_property
 from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
-from treewright._values.reach import state_of
+from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
 from treewright.errors import StaticSerializationError
 
 _PLAIN = (str, int, bool, type(None))
@@ -43,12 +42,12 @@ class StaticCodec:
             StaticSerializationError: If nothing has it.
         """
         module, _, qualname = name.partition(":")
-        found = found_at(module, qualname)
-        if found is None:
+        value = found_at(module, qualname)
+        if value is None:
             raise StaticSerializationError(
                 f"{name} was not found. The program needs it as a static value: import {module} before reading it."
             )
-        return found
+        return value
 
     def unnamed(self, value: Any) -> Any:
         """What is written for a value that has no other form.
@@ -57,8 +56,8 @@ class StaticCodec:
             StaticSerializationError: Always, in this class.
         """
         raise StaticSerializationError(
-            f"{value!r} can't be named in an exported program: it is no importable function, class, enum, simple "
-            f"dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
+            f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
+            f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
         )
 
     # Writing
@@ -152,7 +151,7 @@ class StaticCodec:
         decoder = _DECODERS.get(kind) if isinstance(kind, str) else None
         if decoder is None:
             raise StaticSerializationError(
-                f"{kind!r} is no kind of static value that this version of Treewright knows."
+                f"{kind!r} is not a kind of static value that this version of Treewright knows."
             )
         return decoder(self, *parts)
 
@@ -171,13 +170,13 @@ class StaticCodec:
         return table.intern(tuple(self.decode(encoded[name]) for name in table.names))
 
     def find_class(self, name: str, kind: str, base: type[Any], attribute: str = "__node_spec__") -> Any:
-        """The class of this name, if it is of this kind: a forged one must not call anything else."""
-        found = self.find(name)
-        if not (isinstance(found, type) and issubclass(found, base) and hasattr(found, attribute)):
+        """The class of this name, if it is `kind`, `a node` say: a forged program must not call anything else."""
+        cls = self.find(name)
+        if not (isinstance(cls, type) and issubclass(cls, base) and hasattr(cls, attribute)):
             raise StaticSerializationError(
-                f"{name} is no {kind}, as the program has it. It was changed, or {name} was."
+                f"{name} is not {kind}, as the program has it. It was changed, or {name} was."
             )
-        return found
+        return cls
 
     def read_float(self, text: str) -> Any:
         return float(text)
@@ -210,31 +209,31 @@ class StaticCodec:
         return self.find(name)
 
     def read_enum(self, name: str, member: str) -> Any:
-        return self.find_class(name, "enum", enum.Enum, "__members__").__members__[member]
+        return self.find_class(name, "an enum", enum.Enum, "__members__").__members__[member]
 
     def read_flag(self, name: str, value: int) -> Any:
-        return self.find_class(name, "flag", enum.Flag, "__members__")(int(value))
+        return self.find_class(name, "a flag", enum.Flag, "__members__")(int(value))
 
     def read_partial(self, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        found = self.decode(function)
-        if not callable(found):
-            raise StaticSerializationError(f"{function!r} is no function, as the program has it. It was changed.")
+        called = self.decode(function)
+        if not callable(called):
+            raise StaticSerializationError(f"{function!r} is not a function, as the program has it. It was changed.")
         named = {name: self.decode(item) for name, item in keywords.items()}
-        return functools.partial(found, *map(self.decode, arguments), **named)
+        return functools.partial(called, *map(self.decode, arguments), **named)
 
     def read_namedtuple(self, name: str, *items: Any) -> Any:
-        cls = self.find_class(name, "named tuple", tuple, "_fields")
+        cls = self.find_class(name, "a named tuple", tuple, "_fields")
         return cast("Any", tuple).__new__(cls, map(self.decode, items))
 
     def read_node(self, name: str, statics: dict[str, Any], *children: Any) -> Any:
-        cls = self.find_class(name, "node", object)
+        cls = self.find_class(name, "a node", object)
         return cls.tree_unflatten(self.decode_statics(cls, statics), self.read_items(*children))
 
     def read_dataclass(self, name: str, fields: dict[str, Any]) -> Any:
-        cls = self.find_class(name, "frozen dataclass", object, "__dataclass_params__")
+        cls = self.find_class(name, "a frozen dataclass", object, "__dataclass_params__")
         declared = {field.name for field in dataclasses.fields(cls)}
         if hasattr(cls, "__node_spec__") or not _is_frozen_dataclass(cls) or declared != set(fields):
-            raise StaticSerializationError(f"{name} is no frozen dataclass with the fields {', '.join(fields)}.")
+            raise StaticSerializationError(f"{name} is not a frozen dataclass with the fields {', '.join(fields)}.")
         made = object.__new__(cls)
         for field, value in fields.items():
             object.__setattr__(made, field, self.decode(value))
@@ -301,7 +300,7 @@ _FAMILIES: tuple[tuple[Callable[[type[Any]], bool], Callable[[StaticCodec, Any],
 
 def _dtype(text: str) -> Any:
     if not _DTYPE.fullmatch(text):  # numpy's own reader takes whole structures
-        raise StaticSerializationError(f"{text!r} is no dtype of an array that can be static.")
+        raise StaticSerializationError(f"{text!r} is not a dtype of an array that can be static.")
     return np.dtype(text)
 
 

@@ -16,7 +16,7 @@ from treewright._nodes.make_class import (
     undo,
 )
 from treewright._nodes.spec import Options, spec_of
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])

@@ -1,6 +1,6 @@
 """The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -21,16 +21,10 @@ from treewright._nodes.node import (
 )
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_of, kept_in_pickles
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
-from treewright._values.text import (
-    NoExactKeyError,
-    node_repr,
-    node_rich_repr,
-    node_treescope_repr,
-    node_wadler_lindig,
-    problem_of,
-)
+from treewright._values.plain import NoExactKeyError, problem_of
+from treewright._values.reach import class_of, kept_in_pickles
+from treewright._values.text import Verbatim, array_text, node_repr, shown_fields
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__
@@ -259,6 +253,74 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
             f"now has {', '.join(names) or 'none'}. It was written by another version of the class."
         )
     _store(self, PAIR, (tuple(children[name] for name in names), statics))
+
+
+# For printers of other libraries
+
+
+def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
+    """For `rich`: the fields, arrays as short text."""
+    for name, value in shown_fields(self):
+        yield name, _shortened(value, frozenset())
+
+
+def _shortened(value: Any, inside: frozenset[int]) -> Any:
+    """The value with short text in place of its arrays, in lists, tuples and dicts too."""
+    short = array_text(value)
+    if short is not None:
+        return Verbatim(short)
+    kind = class_of(value)
+    if kind not in {list, tuple, dict}:
+        return value
+    if id(value) in inside:
+        return Verbatim("...")
+    inside |= {id(value)}
+    if kind is dict:
+        return cast("Any", {key: _shortened(item, inside) for key, item in value.items()})
+    return cast("Any", kind)(_shortened(item, inside) for item in value)
+
+
+def node_wadler_lindig(self: Any, **options: Any) -> Any:
+    """For `wadler_lindig`, which lays out long representations over several lines."""
+    import wadler_lindig
+
+    return wadler_lindig.bracketed(
+        begin=wadler_lindig.TextDoc(f"{type(self).__qualname__}("),
+        docs=cast("Any", wadler_lindig).named_objs(shown_fields(self), **options),
+        sep=wadler_lindig.comma,
+        end=wadler_lindig.TextDoc(")"),
+        indent=options["indent"],
+    )
+
+
+_STATIC_STYLE = "color: #b45309; font-style: italic"
+
+
+def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> Any:
+    """For `treescope`: a foldable object with its fields; statics and buffers are told apart from plain children."""
+    from treescope import rendering_parts as parts
+
+    kinds = {field.name: field.kind for field in spec_of(self).fields}
+    shown = list(shown_fields(self))
+    lines: list[Any] = []
+    for index, (name, value) in enumerate(shown, 1):
+        label, kind = parts.text(name), kinds[name]
+        if kind == "static":
+            label = parts.custom_style(label, _STATIC_STYLE)
+        note = "" if kind == "child" else f"  # {kind}"
+        end = parts.fold_condition(
+            collapsed=parts.text("" if index == len(shown) else ", "),
+            expanded=parts.siblings(",", parts.comment_color(parts.text(note))),
+        )
+        child = subtree_renderer(value, path=None if path is None else f"{path}.{name}")
+        line = parts.siblings_with_annotations(label, "=", child)
+        lines.append(parts.build_full_line_with_annotations(line, end))
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(parts.maybe_qualified_type_name(class_of(self)), "("),
+        children=lines,
+        suffix=")",
+        path=path,
+    )
 
 
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._values.classes import class_of, declarer_of, resolved
+from treewright._nodes.annotations import declarer_of, resolved
+from treewright._values.reach import class_of
 from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from treewright._nodes.annotations import annotate_init
 from treewright._nodes.node import PAIR, assign_all, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec
-from treewright._values.classes import annotate_init
 from treewright.errors import NodeDefinitionError
 
 

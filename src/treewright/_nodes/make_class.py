@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from treewright._nodes import dunders
+from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.init import make_init
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec
-from treewright._values.classes import class_attribute, class_of, kept_in_pickles, own_annotations, signature_of
+from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 

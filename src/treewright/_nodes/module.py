@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Self, cast, dataclass_transform
 import jax
 
 from treewright._nodes import dunders
+from treewright._nodes.annotations import own_annotations
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.make_class import MODULE, make_node_class, refuse_keywords
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options
-from treewright._values.classes import kept_in_pickles, own_annotations
 from treewright._values.exact import ExactKeys, method_key, tracer_in
-from treewright._values.text import NoExactKeyError
+from treewright._values.plain import NoExactKeyError
+from treewright._values.reach import kept_in_pickles
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 

@@ -21,7 +21,7 @@ import numpy as np
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_attribute, class_of, is_cached_property
+from treewright._values.reach import class_attribute, class_of, is_cached_property
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"

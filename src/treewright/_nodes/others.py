@@ -16,7 +16,7 @@ from treewright._nodes.as_json import StaticCodec
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 
 Action = Callable[[Any], None]
 

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, names_problem, options_of
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import FieldSpec, NodeSpec
-from treewright._values.classes import class_of, own_annotations, resolved
 from treewright._values.freeze import FrozenArray
+from treewright._values.reach import class_of
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})

@@ -17,7 +17,7 @@ from treewright._nodes.fields import (
     options_of,
 )
 from treewright._nodes.statics import StaticTable
-from treewright._values.classes import kept_in_pickles
+from treewright._values.reach import kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 MISSING: Any = dataclasses.MISSING

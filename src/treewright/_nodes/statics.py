@@ -13,9 +13,11 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
-from treewright._values.classes import class_attribute, class_of, import_path, kept_in_pickles, own_annotations
+from treewright._nodes.annotations import own_annotations
 from treewright._values.exact import Check, ExactKeys, by_identity, compared_by_itself
-from treewright._values.text import NoExactKeyError, text, unanswered
+from treewright._values.plain import NoExactKeyError, unanswered
+from treewright._values.reach import class_attribute, class_of, import_path, kept_in_pickles
+from treewright._values.text import text
 from treewright.errors import StaticFieldError
 
 _WeakTable = dict[Hashable, "weakref.ref[Statics]"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
+from treewright._jax import path_text
 from treewright._trees.level import with_values
-from treewright._trees.paths import path_text
 from treewright._trees.where import Selection, select
 from treewright._values.text import text
 

@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
+from treewright._jax import Path, path_text
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
-from treewright._trees.paths import Path, path_text
-from treewright._trees.why import Same, changed_parts, same_exactly, same_to_jit, why
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright._values.text import mesh_text, short_text, short_texts
+from treewright._values.why import Same, changed_parts, same_exactly, same_to_jit, why
 
 Kind: TypeAlias = Literal[
     "class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "placement", "value"

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar, cast, overload
 
+from treewright._jax import Key
 from treewright._nodes.module import Module
 from treewright._nodes.node import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, with_close_matches
 from treewright._nodes.spec import NodeSpec, spec_of
 from treewright._trees.level import all_entries, is_node, level_of, with_changes
-from treewright._trees.paths import Key
-from treewright._values.classes import class_of, is_cached_property
+from treewright._values.reach import class_of, is_cached_property
 from treewright.errors import NodeInitError
 
 M = TypeVar("M", bound=Module)

@@ -3,20 +3,23 @@
 import copy
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import numpy as np
 
+from treewright._jax import Key, Path, field_key, path_text
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import finished_pair, replaced
 from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._nodes.statics import Statics
-from treewright._trees.paths import Key, Path, field_key, path_text
-from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
+from treewright._values.reach import class_of
+from treewright._values.snapshot import remembered
 from treewright._values.text import short_text
+from treewright._values.why import same_exactly, same_to_jit
 
 _jax_trees: Any = jax.tree_util  # whose annotations leave treedefs and keys open
 _GetAttrKey: Any = _jax_trees.GetAttrKey
@@ -412,3 +415,46 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
     return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
+
+
+_DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
+
+
+def remembered_tree(
+    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept, depth: int = 0
+) -> Level | LeafType:
+    """A tree of levels and leaf types in place of a live tree. What is as it was in `like` is shared with it.
+
+    Args:
+        tree: Any tree.
+        like: An earlier result, most of which may be the same.
+        leaf: Gives what to keep of a leaf, from the leaf and what is kept without it.
+        depth: How deep in the whole tree this one hangs.
+    """
+    level = opened(tree)
+    if isinstance(level, LeafType):
+        kept = leaf(tree, level if level.value is None else dataclasses.replace(level, value=remembered(level.value)))
+        return like if isinstance(like, LeafType) and _same_leaf(kept, like) else kept
+    if depth == _DEPTH:
+        return LeafType(None, class_of(tree), jax.tree.structure(tree))
+    old = like if isinstance(like, Level) and like.kind is level.kind else None
+    known = {} if old is None else dict(old.children)
+    children = tuple(
+        (key, remembered_tree(child, known.get(key), leaf=leaf, depth=depth + 1)) for key, child in level.children
+    )
+    # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
+    aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
+    unchanged = len(children) == len(known) and all(child is known.get(key) for key, child in children)
+    if old is not None and unchanged and same_to_jit(old.aux, aux):
+        return old
+    statics = tuple((key, remembered(value)) for key, value in level.statics)
+    return Level(level.kind, aux, statics, children, level.content)
+
+
+def _same_leaf(leaf: LeafType, other: LeafType) -> bool:
+    return (
+        (leaf.aval is other.aval or leaf.aval == other.aval)
+        and leaf.python is other.python
+        and leaf.placement == other.placement
+        and (leaf.value is other.value or same_exactly(leaf.value, other.value))
+    )

@@ -6,12 +6,12 @@ from typing import Any, TypeAlias, TypeVar, overload
 import jax
 import numpy as np
 
+from treewright._jax import Path, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import is_node
-from treewright._trees.paths import Path, path_text
 from treewright._trees.where import arguments_of, select
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright._values.text import text
 
 T = TypeVar("T")

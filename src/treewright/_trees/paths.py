@@ -7,14 +7,9 @@ statics alike, are `GetAttrKey`s.
 import dataclasses
 import re
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import jax
-
-Key: TypeAlias = Any  # GetAttrKey, SequenceKey, DictKey, FlattenedIndexKey, or what a foreign class registered
-Path: TypeAlias = tuple[Key, ...]
-
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
+from treewright._jax import Key, jax_trees
 
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
@@ -25,21 +20,11 @@ _STEP = re.compile(
 )
 
 
-def path_text(path: Path, root: str = "") -> str:
-    """A path as users would write it: `state.params.layers[2].kernel` for the root `state`."""
-    return root + "".join(map(str, path))
-
-
-def field_key(name: str) -> Key:
-    """The key of a field."""
-    return _jax_trees.GetAttrKey(name)
-
-
 def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
     """What a key names: a field by its name, or an item by its index, its dict key or a foreign key's own text."""
-    if isinstance(key, _jax_trees.GetAttrKey):
+    if isinstance(key, jax_trees.GetAttrKey):
         return "field", key.name
-    if isinstance(key, _jax_trees.SequenceKey):
+    if isinstance(key, jax_trees.SequenceKey):
         return "item", key.idx
     return "item", key.key if hasattr(key, "key") else str(key)
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax import Path, path_text
 from treewright._nodes.fields import Kind
 from treewright._trees.level import Place, is_node, walk
-from treewright._trees.paths import Path, path_text, place_of
-from treewright._values.classes import class_of
+from treewright._trees.paths import place_of
+from treewright._values.reach import class_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

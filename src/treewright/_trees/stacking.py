@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from treewright._jax import Path, path_text
 from treewright._trees.diff import differences
-from treewright._trees.paths import Path, path_text
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright._values.text import short_dtype, text
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
 
+from treewright._jax import Path, path_text
 from treewright._trees.level import child_of
-from treewright._trees.paths import Path, path_text
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright._values.text import array_text, short_dtype, text
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any, Never
 
 import jax
 
+from treewright._jax import Key, Path, field_key, path_text
 from treewright._trees.level import Place, all_entries, walk
-from treewright._trees.paths import Key, Path, Step, field_key, parse, path_text, place_of
-from treewright._values.classes import class_of
+from treewright._trees.paths import Step, parse, place_of
+from treewright._values.reach import class_of, required_arguments
 from treewright._values.text import text
 from treewright.errors import MissingPlaceError
 
@@ -55,7 +56,7 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
 def arguments_of(function: Callable[..., Any]) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
-        return function.__code__.co_argcount - len(function.__defaults__ or ())
+        return required_arguments(function)
     if not callable(function):
         raise TypeError(f"where= takes a function, the text of a path or a predicate, got {text(function)}.")
     try:

@@ -2,7 +2,7 @@
 
 `==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It
 is also too fine: `nan != nan`, and an optimiser that is built again differs from the last one. An exact key is equal
-for two values only when no program can tell them apart. Where nobody could know that, as of a function that reads a
+for two values only when no program can tell them apart. Where that can't be known, as of a function that reads a
 global, the key stands for the very object.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import itertools
 import operator
 import sys
 import types
@@ -23,21 +22,12 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._values import plain, reach
-from treewright._values.classes import class_attribute, class_of, import_path, is_cached_property
-from treewright._values.text import (
-    MUTABLE,
-    ItselfOnlyError,
-    NoExactKeyError,
-    listed,
-    problem_of,
-    refuse_equality,
-    shown,
-    text,
-)
+from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
+from treewright._values.reach import class_attribute, class_of, import_path, is_cached_property
+from treewright._values.text import first_names, text, text_with_class
 
 _LARGE = 4096  # elements of an array above which a library's function that captured it is itself only
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
-_MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 # What abc, flax and functools set on methods, and enum on its members.
 _OF_METHODS = frozenset({"__wrapped__", "__isabstractmethod__", "compact", "method_handler_wrapped", "nowrap"})
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
@@ -63,9 +53,10 @@ class _ThisObject:
             self.reference = lambda: kept
 
     def __eq__(self, other: object) -> bool:
-        found = self.reference()
-        same = isinstance(other, _ThisObject) and self.address == other.address
-        return found is not None and same and found is cast("_ThisObject", other).reference()
+        if not isinstance(other, _ThisObject) or self.address != other.address:
+            return False
+        value = self.reference()
+        return value is not None and value is other.reference()
 
     def __hash__(self) -> int:
         return self.address
@@ -97,7 +88,7 @@ def why_itself_only(value: object, *, content: bool = False) -> str | None:
 
 
 def method_key(function: Any, instance: object) -> Hashable:
-    """The key of a method that is no static: exact where it has such a key, else that of this function and instance.
+    """The key of a method that is not a static: exact where it has such a key, else that of this function and instance.
 
     Raises:
         NoExactKeyError: If the instance holds a tracer.
@@ -108,8 +99,7 @@ def method_key(function: Any, instance: object) -> Hashable:
 def tracer_in(tree: object) -> Any:
     """The first leaf that is traced; None if none is."""
     leaves: list[Any] = jax.tree.leaves(tree)
-    is_tracer = (isinstance(leaf, Tracer) for leaf in leaves)
-    return next(itertools.compress(leaves, is_tracer), None)
+    return next((leaf for leaf in leaves if isinstance(leaf, _TRACER)), None)
 
 
 def by_identity(value: object) -> Hashable:
@@ -250,7 +240,7 @@ class ExactKeys:
         held: list[Hashable] = []
         for function in functions:
             self.closed(function, allowed=frozenset({"__class__"}))
-            self.rests_on(_made_of, function)
+            self.rests_on(reach.made_of, function)
             held.append(self.held(function, captured=False))
             attributes = [name for name in vars(function) if name not in _OF_METHODS]
             if attributes:
@@ -292,7 +282,7 @@ class ExactKeys:
         refuse_equality(value)
         treedef = kind.__name__ == "PyTreeDef"  # whose nodes may hold anything
         if self.strict and (treedef or not reach.library_class(value if isinstance(value, type) else kind)):
-            raise ItselfOnlyError(f"it holds {shown(value)}, which compares by an == of its own")
+            raise ItselfOnlyError(f"it holds {text_with_class(value)}, which compares by an == of its own")
         return (kind, value)
 
     def opaque(self, value: Any) -> Hashable:
@@ -303,9 +293,9 @@ class ExactKeys:
             return by_identity(value)
         options = reach.jit_options(value)
         if options is not None and (self.strict or import_path(value) is None):
-            return self.attempt(value, lambda: (class_of(value), self.key(value.__wrapped__), options))
+            return self.attempt(value, lambda: (class_of(value), self.key(reach.wrapped_by(value)), options))
         if self.strict:
-            raise ItselfOnlyError(f"it holds {shown(value)}, which can change")
+            raise ItselfOnlyError(f"it holds {text_with_class(value)}, which can change")
         return by_identity(value)
 
     def container(self, value: Any) -> Hashable:
@@ -343,8 +333,7 @@ class ExactKeys:
         if vars(value):
             raise ItselfOnlyError(f"{text(value)} has attributes of its own")
         self.rests_on(_attributes_of, value)
-        keywords = tuple((name, self.key(item)) for name, item in value.keywords.items())
-        return (class_of(value), self.key(value.func), tuple(map(self.key, value.args)), keywords)
+        return (class_of(value), self.key(value.func), tuple(map(self.key, value.args)), self.items(value.keywords))
 
     def partial(self, value: functools.partial[Any]) -> Hashable:
         return self.attempt(value, lambda: self.read_partial(value))
@@ -354,7 +343,7 @@ class ExactKeys:
         return self.attempt(value, lambda: (class_of(value), *map(self.key, value.__reduce__())))
 
     def dataclass(self, value: Any) -> Hashable:
-        """By its fields where `==` is the generated one; with any attribute that is no field."""
+        """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
         library = reach.library_class(kind)
@@ -394,7 +383,7 @@ class ExactKeys:
         home: Any = value.__self__
         if self.strict and not reach.library_object(value):
             if class_of(home) not in plain.BY_VALUE:
-                raise ItselfOnlyError(f"it holds {text(value)}, a method of {shown(home)}")
+                raise ItselfOnlyError(f"it holds {text(value)}, a method of {text_with_class(home)}")
             return (class_of(value), value.__name__, self.key(home))
         return (class_of(value), value)
 
@@ -414,7 +403,7 @@ class ExactKeys:
                 if tracer is not None:
                     raise problem_of(tracer) from None
                 reason = f": {problem}" if isinstance(problem, ItselfOnlyError) else ""
-                raise ItselfOnlyError(f"it is a method of {shown(instance)}{reason}") from problem
+                raise ItselfOnlyError(f"it is a method of {text_with_class(instance)}{reason}") from problem
 
         this = (kind, "identity", _ThisObject(function), _ThisObject(instance))
         return self.attempt(instance, read, lambda _: this)
@@ -448,32 +437,30 @@ class ExactKeys:
             raise ItselfOnlyError(f"it holds {problem.found}") from problem
 
     def of_library(self, value: types.FunctionType) -> Hashable:
-        if value.__closure__ is None and import_path(value) is not None:
+        if not reach.free_names(value) and import_path(value) is not None:
             return by_identity(value)
-        code = value.__code__  # this one, of which the key is kept: equal code may stand in another file
+        code = reach.code_of(value)  # this one, of which the key is kept: equal code may stand in another file
         return (types.FunctionType, id(code), code, self.names(value), *self.held(value))
 
     def of_user(self, value: types.FunctionType) -> Hashable:
         if not self.content:
-            if value.__closure__:
-                raise ItselfOnlyError(f"it captures {listed(value.__code__.co_freevars)}")
+            if reach.free_names(value):
+                raise ItselfOnlyError(f"it captures {first_names(reach.free_names(value))}")
             if vars(value):
-                raise ItselfOnlyError(f"it has the attributes {listed(vars(value))}")
-        bindings = self.closed(value, allowed=frozenset(value.__code__.co_freevars))
-        self.rests_on(_made_of, value)
-        for cell in value.__closure__ or ():
-            self.rests_on(_parts, cell)
+                raise ItselfOnlyError(f"it has the attributes {first_names(vars(value))}")
+        bindings = self.closed(value, allowed=frozenset(reach.free_names(value)))
+        self.rests_on(reach.made_of, value)
+        self.rests_on(reach.contents, value)
         if import_path(value) is not None:
             return (by_identity(value), bindings, *self.held(value))
-        code = value.__code__
-        who = (code, code.co_filename, id(value.__globals__), self.names(value), self.annotations(value))
+        who = (*reach.source_of(value), self.names(value), self.annotations(value))
         return (types.FunctionType, who, bindings, *self.held(value))
 
     def closed(self, function: types.FunctionType, *, allowed: frozenset[str]) -> Hashable:
         """The keys of the libraries' functions and modules that a function reads, which must be all that it reads."""
-        free = function.__code__.co_freevars
+        free = reach.free_names(function)
         if free and not allowed.issuperset(free):
-            raise ItselfOnlyError(f"it captures {listed(sorted(set(free) - allowed))}")
+            raise ItselfOnlyError(f"it captures {first_names(sorted(set(free) - allowed))}")
         reads, what = reach.reads_and_problem(function)
         if what is not None:
             raise ItselfOnlyError(what)
@@ -485,20 +472,18 @@ class ExactKeys:
 
     def held(self, value: types.FunctionType, *, captured: bool = True) -> tuple[Hashable, ...]:
         """The keys of defaults, captures and attributes; most functions have none, and an empty loop is not free."""
-        defaults, named = value.__defaults__, value.__kwdefaults__
-        cells, own = (value.__closure__, value.__dict__) if captured else (None, None)
+        given, named = reach.given_defaults(value)
+        contents, own = (reach.contents(value), value.__dict__) if captured else (None, None)
         return (
-            tuple(map(self.key, defaults)) if defaults else (),
-            tuple((name, self.key(item)) for name, item in named.items()) if named else (),
-            tuple(map(self.cell, cells)) if cells else (),
-            tuple((name, self.key(item)) for name, item in own.items()) if own else (),
+            tuple(map(self.key, given)) if given else (),
+            self.items(named) if named else (),
+            tuple(map(self.key, contents)) if contents else (),
+            self.items(own) if own else (),
         )
 
-    def cell(self, cell: types.CellType) -> Hashable:
-        try:
-            return self.key(cell.cell_contents)
-        except ValueError:  # not bound yet
-            return ("unbound",)
+    def items(self, named: Mapping[str, Any]) -> Hashable:
+        """The keys of values that have names."""
+        return tuple((name, self.key(value)) for name, value in named.items())
 
     def names(self, value: types.FunctionType) -> Hashable:
         names: tuple[Any, ...] = _NAMES(value)
@@ -509,7 +494,7 @@ class ExactKeys:
             raise ItselfOnlyError("it has type parameters, which are made anew with it")
         if sys.version_info >= (3, 14) and value.__annotate__ is not None:  # not evaluated, see PEP 649
             annotate = value.__annotate__
-            return (annotate.__code__, *map(_ThisObject, reach.captured(annotate).values()))
+            return (reach.code_of(annotate), *map(_ThisObject, reach.captured(annotate).values()))
         given = value.__annotations__
         return tuple((name, _annotation(item)) for name, item in given.items()) if given else ()
 
@@ -522,12 +507,7 @@ def _annotation(value: Any) -> Hashable:
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    """What a list, dict, set or cell holds now."""
-    if isinstance(value, types.CellType):
-        try:
-            return (value.cell_contents,)
-        except ValueError:  # not bound yet
-            return ()
+    """What a list, dict or set holds now."""
     return (*value.keys(), *value.values()) if issubclass(class_of(value), dict) else tuple(value)
 
 
@@ -549,11 +529,6 @@ def _names_in(cls: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in vars(cls) if not name.startswith("__"))
 
 
-def _made_of(function: types.FunctionType) -> tuple[Any, ...]:
-    """All that can be assigned to a function, and what its defaults by keyword and its attributes are."""
-    return (*_MADE_OF(function), *(function.__kwdefaults__ or {}).values(), *vars(function).values())
-
-
 def _is_flax_module(cls: type[Any]) -> bool:
     return cls.__module__ == "flax.linen.module" and cls.__name__ == "Module"
 
@@ -568,6 +543,7 @@ def _holds(read: Callable[[Any], tuple[Any, ...]], value: Any, parts: tuple[Any,
 
 
 _PARTIAL: Any = functools.partial
+_TRACER: Any = Tracer
 _SINGLE = frozenset({NotImplemented, dataclasses.MISSING, getattr(functools, "Placeholder", NotImplemented)})
 
 # The classes of single values, and how each is read. Only the class itself: a subclass may mean something else.

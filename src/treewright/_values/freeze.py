@@ -6,10 +6,9 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
-from treewright._values.classes import class_of, kept_in_pickles
 from treewright._values.exact import ExactKeys
 from treewright._values.plain import is_frozen_mapping, mapping
-from treewright._values.reach import is_library
+from treewright._values.reach import class_of, is_library, kept_in_pickles
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)

@@ -1,6 +1,6 @@
-"""Exact keys of plain values: numbers, texts, dates, dtypes, types, and containers that can't change.
+"""Exact keys of plain values: numbers, texts, dates, dtypes, types, containers that can't change; and refusals.
 
-Each function takes a value and what gives the key of a part of it.
+Each reader takes a value and what gives the key of a part of it.
 """
 
 import datetime as dt
@@ -13,9 +13,12 @@ import types
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any
 
+import jax
 import numpy as np
+from jax.core import Tracer
 
-from treewright._values.classes import class_attribute, class_of
+from treewright._values.reach import class_attribute, class_of
+from treewright._values.text import text, text_with_class
 
 Key = Callable[[Any], Hashable]
 
@@ -178,3 +181,65 @@ def is_own_enum(kind: type[Any]) -> bool:
         and class_attribute(kind, name).__module__ != enum.__name__
         for name in ("__eq__", "__hash__")
     )
+
+
+# What has no exact key
+
+MUTABLE = (list, dict, set, bytearray)
+
+
+class NoExactKeyError(TypeError):
+    """A value that can't be compared exactly: what it is, and what would follow, in words for an error message."""
+
+    def __init__(self, found: str, consequence: str) -> None:
+        super().__init__(found)
+        self.found = found
+        self.consequence = consequence
+
+
+class ItselfOnlyError(Exception):
+    """A value inside a function, partial or method makes the whole equal to itself only; with the reason in words."""
+
+
+def problem_of(value: Any) -> NoExactKeyError:
+    """Why `value` can't be a static, in words."""
+    if isinstance(value, Tracer):
+        return NoExactKeyError(
+            f"a tracer, {text(value)}",
+            "A tracer stands for a value of one trace only, and a static outlives the trace.",
+        )
+    if isinstance(value, np.ndarray | jax.Array):
+        return NoExactKeyError(
+            f"an array, {text(value)}",
+            "jit compares statics with ==, which gives an array and no answer, and changes of its values "
+            "would give stale results.",
+        )
+    if isinstance(value, MUTABLE):
+        consequence = "jit compares statics and never copies them, so a change in place would give stale results."
+    else:
+        consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
+    return NoExactKeyError(text_with_class(value), consequence)
+
+
+def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
+    """Why a value can't be a static whose `==` raised this error, or gave this answer."""
+    raised = f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {text(why)}, not a bool"
+    return NoExactKeyError(
+        text_with_class(value),
+        f"{class_of(value).__qualname__}.__eq__ {raised}, so jit could not tell whether it is the value that it "
+        f"compiled for.",
+    )
+
+
+def refuse_equality(value: Any) -> None:
+    """Ask a user's `==` once, where the class and the field can still be named.
+
+    Raises:
+        NoExactKeyError: If it raises, or does not answer with a bool.
+    """
+    try:
+        answer = value == value  # noqa: PLR0124
+    except Exception as error:
+        raise unanswered(value, error) from error
+    if not isinstance(answer, bool | np.bool_):
+        raise unanswered(value, answer)

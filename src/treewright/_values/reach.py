@@ -11,17 +11,16 @@ import dis
 import enum
 import functools
 import itertools
+import operator
 import os
 import sys
 import types
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from treewright._values.classes import class_of, import_path
-
-# Packages whose modules and functions nobody assigns to, and whose factories capture what nobody assigns again. Another
+# Packages to whose modules and functions nothing is assigned, and whose factories capture what does not change. Another
 # package joins by `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
     {
@@ -33,20 +32,9 @@ LIBRARIES = frozenset(
 # Modules of the standard library that hold no settings. `os`, `random` and others do.
 STANDARD = frozenset(
     {
-        *(
-            "abc",
-            "bisect",
-            "builtins",
-            "cmath",
-            "collections",
-            "contextlib",
-            "copy",
-            "dataclasses",
-            "enum",
-            "fractions",
-        ),
-        *("functools", "heapq", "itertools", "math", "numbers", "operator", "re", "reprlib", "statistics"),
-        *("string", "types", "typing"),
+        *("abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+        *("fractions", "functools", "heapq", "itertools", "math", "numbers", "operator", "re", "reprlib"),
+        *("statistics", "string", "types", "typing"),
     }
 )
 _SINGLE_FILES = frozenset({"typing_extensions"})
@@ -64,7 +52,9 @@ _OF_THE_WORLD = frozenset(
     {"fromfile", "genfromtxt", "get_printoptions", "geterr", "load", "loadtxt", "memmap", "open_memmap"}
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_NAMES_SOMETHING = types.MappingProxyType({"STORE_GLOBAL": "write", "DELETE_GLOBAL": "write", "IMPORT_NAME": "import"})
+_NAMES_SOMETHING = types.MappingProxyType(
+    {"STORE_GLOBAL": "writes", "DELETE_GLOBAL": "writes", "IMPORT_NAME": "imports"}
+)
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CONSTANTS = (str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType)
 # What Python, dataclasses, enum, typing and abc put into a class.
@@ -72,15 +62,15 @@ _LEFT_OUT = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"),
         *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
+        *("__slotnames__", "__firstlineno__", "__static_attributes__", "__type_params__", "__orig_bases__"),
         *(
-            "__slotnames__",
-            "__firstlineno__",
-            "__static_attributes__",
-            "__type_params__",
-            "__orig_bases__",
             "__parameters__",
+            "__match_args__",
+            "__dataclass_fields__",
+            "__dataclass_params__",
+            "__abstractmethods__",
+            "_abc_impl",
         ),
-        *("__match_args__", "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "_abc_impl"),
         *("__node_spec__", "__node_registered__", "__before_node__", "__pending_node__"),
         *("_fields", "_field_defaults", "_make", "_generate_next_value_", "_new_member_", "_use_args_"),
         *("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_"),
@@ -96,11 +86,62 @@ _OF_JIT = frozenset(
     {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
     | {"__type_params__", "__annotate__"}
 )
+_MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
+F = TypeVar("F", bound=Callable[..., Any])
+UNBOUND: Any = object()
+
+
+# Classes, and the names of values
+
+
+def class_of(value: object) -> type[Any]:
+    """`type(value)`, of which any attribute may be read: to pyright, `type` of an `Any` is `type[Unknown]`."""
+    return type(value)
+
+
+def class_attribute(cls: type[Any], name: str) -> Any:
+    """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether an instance may keep the value of a `cached_property` under this name."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+def found_at(module: str, name: str) -> Any:
+    """What an imported module holds under a dotted name, without importing it; None if nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def kept_in_pickles(function: F) -> F:
+    """Let pickles name a function by `treewright._pickled`, which lists it and never moves."""
+    function.__module__ = "treewright._pickled"
+    return function
+
+
+def import_path(value: Any) -> tuple[str, str] | None:
+    """The module and the name under which this very object is found; None for what has no such name."""
+    try:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # noqa: BLE001  a property of a user's class
+        return None
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # a lambda, or a local of a function
+        return None
+    return (module, name) if found_at(module, name) is value else None
 
 
 # Whose code
+
+
+def home_of(function: types.FunctionType) -> types.ModuleType | None:
+    """The module whose globals a function reads; None if it is not imported."""
+    return sys.modules.get(function.__globals__.get("__name__", ""))
 
 
 def is_library(module: object) -> bool:
@@ -151,8 +192,7 @@ def library_object(value: Any) -> bool:
 # What code reads
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CodeReads:
+class CodeReads(NamedTuple):
     """What a code object and all code nested in it read by name, as it stands in the text."""
 
     chains: tuple[tuple[str, ...], ...]
@@ -164,28 +204,25 @@ class CodeReads:
 @functools.lru_cache(maxsize=4096)
 def code_reads(code: types.CodeType) -> CodeReads:
     """The globals that code reads, each with the attributes that follow it: `("settings", "RATE")`."""
-    chains: dict[tuple[str, ...], None] = {}
-    found: dict[str, dict[str, None]] = {"import": {}, "write": {}, "escape": {}}
+    reads: dict[str, dict[Any, None]] = {kind: {} for kind in CodeReads._fields}
     chain: list[str] | None = None
     for instruction in dis.get_instructions(code):  # which leaves out what the interpreter keeps between them
         name, argument = instruction.opname, instruction.argval
         reads_attribute = name in _READS_ATTRIBUTE
-        kind = "escape" if reads_attribute and argument in _ESCAPES else _NAMES_SOMETHING.get(name)
+        kind = "escapes" if reads_attribute and argument in _ESCAPES else _NAMES_SOMETHING.get(name)
         if kind is not None:
-            found[kind][argument] = None
+            reads[kind][argument] = None
         if chain is not None and reads_attribute:
             chain.append(argument)
             continue
         if chain is not None:
-            chains[tuple(chain)] = None
+            reads["chains"][tuple(chain)] = None
         chain = [argument] if name in _READS_GLOBAL else None
-    inner = [code_reads(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)]
-    return CodeReads(
-        chains=tuple(dict.fromkeys(itertools.chain(chains, *(one.chains for one in inner)))),
-        imports=tuple(dict.fromkeys(itertools.chain(found["import"], *(one.imports for one in inner)))),
-        writes=tuple(dict.fromkeys(itertools.chain(found["write"], *(one.writes for one in inner)))),
-        escapes=tuple(dict.fromkeys(itertools.chain(found["escape"], *(one.escapes for one in inner)))),
-    )
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            for known, more in zip(reads.values(), code_reads(nested), strict=True):
+                known.update(dict.fromkeys(more))
+    return CodeReads(*map(tuple, reads.values()))
 
 
 class Read(NamedTuple):
@@ -256,24 +293,89 @@ def reads_and_problem(function: types.FunctionType) -> tuple[tuple[Read, ...], s
     return followed, None
 
 
-# What a function holds
+# What a function is made of
+
+
+def code_of(value: Any) -> types.CodeType | None:
+    """The code of a Python function; None for anything else."""
+    return value.__code__ if isinstance(value, types.FunctionType) else None
+
+
+def file_of(code: types.CodeType) -> str:
+    """The file that code stands in."""
+    return code.co_filename
+
+
+def name_of(code: types.CodeType) -> str:
+    """The qualified name of the function whose code this is."""
+    return code.co_qualname
+
+
+def place_of(function: types.FunctionType | types.CodeType) -> str:
+    """`train.py:12`, where a function is defined."""
+    code = function if isinstance(function, types.CodeType) else function.__code__
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+
+
+def source_of(function: types.FunctionType) -> tuple[types.CodeType, str, int]:
+    """The code of a function, its file, since code of the same text and line is equal in all files, and its globals."""
+    return function.__code__, function.__code__.co_filename, id(function.__globals__)
+
+
+def program_of(function: types.FunctionType | types.CodeType) -> tuple[str, tuple[Any, ...]]:
+    """What code does, as text that is the same in each process, and its constants, among which is nested code."""
+    code = function if isinstance(function, types.CodeType) else function.__code__
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames}", code.co_consts
+
+
+def made_of(function: types.FunctionType) -> tuple[Any, ...]:
+    """All that can be assigned to a function, and what its defaults by keyword and its attributes are."""
+    return (*_MADE_OF(function), *(function.__kwdefaults__ or {}).values(), *vars(function).values())
+
+
+def required_arguments(function: types.FunctionType) -> int:
+    """How many positional arguments a function has to be given."""
+    return function.__code__.co_argcount - len(function.__defaults__ or ())
+
+
+def free_names(function: types.FunctionType) -> tuple[str, ...]:
+    """The names of the variables that a function captures."""
+    return function.__code__.co_freevars
+
+
+def contents(function: types.FunctionType) -> tuple[Any, ...]:
+    """What the captured variables of a function hold, in the order of `free_names`; `UNBOUND` before they are bound."""
+    cells = function.__closure__ or ()
+    try:
+        return tuple([cell.cell_contents for cell in cells])
+    except ValueError:  # one is not bound yet
+        return tuple(map(_content_of, cells))
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return UNBOUND
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            found[name] = cell.cell_contents
-    return found
+    pairs = zip(free_names(function), contents(function), strict=True)
+    return {name: value for name, value in pairs if value is not UNBOUND}
+
+
+def given_defaults(function: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    """The defaults of a function's positional parameters, and those of its keyword-only ones by name."""
+    return function.__defaults__, function.__kwdefaults__
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
     """The defaults of a function's parameters by name, those of keyword-only ones too."""
-    code, given = function.__code__, function.__defaults__ or ()
-    positional = code.co_varnames[: code.co_argcount]
-    named_defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
-    return named_defaults | (function.__kwdefaults__ or {})
+    given, named = given_defaults(function)
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = zip(reversed(positional), reversed(given or ()), strict=False)  # somebody may have assigned too many
+    return dict(reversed(list(last))) | (named or {})
 
 
 def held_by(function: types.FunctionType) -> dict[str, Any]:
@@ -310,6 +412,11 @@ def innermost(function: Any) -> Any:
             return function
 
 
+def innermost_code(function: Any) -> types.CodeType | None:
+    """The code of the function that a partial, a method or a wrapper calls in the end; None if that has none."""
+    return getattr(innermost(function), "__code__", None)
+
+
 def jit_options(value: Any) -> Hashable | None:
     """The options that `jit` was given; None for what it has not made, or where this JAX does not tell them."""
     kind = class_of(value)
@@ -340,7 +447,7 @@ def written_in(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
 
 
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
-    """The functions of the user's behind a method, property or the like; None for what is none, or is not known."""
+    """The user's functions behind a method, property or the like; None for anything else, and what is not known."""
     parts: tuple[Any, ...]
     if isinstance(value, types.BuiltinFunctionType | _SLOTS) or _is_view(class_of(value)):
         return ()

@@ -1,28 +1,53 @@
-"""A value as one line: `f32[784,128]` for arrays, names for functions, fields for nodes; and why one has no exact key.
+"""A value as text, the one place for it: in full, bounded, or as another process would write it.
 
-Never reads the data of an array, never fails on what a transformation puts into a node (tracers, `object()`, `None`,
-specs), and stops at cycles. A node class is known by its `__node_spec__`, of which only `fields` is read here.
+Nothing here reads the data of an array (but `portable_text`, where it is asked to), fails on what a transformation puts
+into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of
+which only `fields` is read.
 """
 
+import dataclasses
+import enum
 import functools
+import hashlib
 import itertools
 import re
 import reprlib
 import types
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._values.classes import class_of
+from treewright._values import reach
+from treewright._values.reach import class_of
 
+LENGTH = 80  # characters of a bounded text
+_FEW = 6  # items of a container, and levels of containers, in a bounded text
+_MANY = 100  # items of a container in a portable text that is kept
+_KEPT = 4000  # characters of a portable text that is kept
+_DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
+_NAMED = 3  # names that a message lists
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
+_PLAIN = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
+_MARKS: tuple[tuple[type[Any], str], ...] = (
+    (Tracer, "(traced)"),
+    (jax.Array, ""),
+    (np.ndarray, "(numpy)"),
+    (jax.ShapeDtypeStruct, "(abstract)"),
+)
+# Classes as `Any`: after `isinstance` with them the parts of a value are still `Any`, and not unknown.
+_OBJECT: Any = object
+_SETS: Any = (set, frozenset)
+_SEQUENCES: Any = (tuple, list)
+_DICT: Any = dict
+_MAPPING: Any = Mapping
 
 
-_DEPTH = 60  # levels of containers that are printed; Python's own stack ends at a few hundred
+# Arrays, functions, meshes
 
 
 def short_dtype(dtype: object) -> str:
@@ -32,27 +57,21 @@ def short_dtype(dtype: object) -> str:
     return f"{_DTYPE_KINDS[match[1]]}{match[2]}" if match else name
 
 
+def shape_text(dtype: object, shape: Iterable[object]) -> str:
+    """`f32[784,128]`."""
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+
+
 def array_text(value: Any) -> str | None:
-    """`f32[784,128]` for an array, with what it is when it is no plain `jax.Array`; None for anything else."""
-    if isinstance(value, Tracer):
-        kind = "(traced)"
-    elif isinstance(value, jax.Array):
-        kind = ""
-    elif isinstance(value, np.ndarray):
-        label: Any = _attribute(value, "_label")  # of a FrozenArray
-        kind = "(numpy)" if label is None else label()
-    elif isinstance(value, jax.ShapeDtypeStruct):
-        kind = "(abstract)"
-    else:
+    """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
+    mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
+    if mark is None:
         return None
-    shape, dtype = _attribute(value, "shape"), _attribute(value, "dtype")
-    if shape is None or dtype is None:  # a tracer of something that is no array, such as a token
-        return f"<{_attribute(value, '__class__').__name__}>"
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{kind}"
-
-
-def _attribute(value: Any, name: str) -> Any:
-    return getattr(value, name, None)
+    label = getattr(value, "_label", None)  # of a FrozenArray
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:  # a tracer of something that is not an array, such as a token
+        return f"<{class_of(value).__name__}>"
+    return f"{shape_text(dtype, shape)}{mark if label is None else label()}"
 
 
 def function_text(value: object, *, with_module: bool = False) -> str | None:
@@ -60,211 +79,11 @@ def function_text(value: object, *, with_module: bool = False) -> str | None:
     name = getattr(value, "__qualname__", None)
     if isinstance(value, types.MethodType) or not callable(value) or not isinstance(name, str):
         return None
-    code = getattr(value, "__code__", None)
-    if name.endswith("<lambda>") and isinstance(code, types.CodeType):
-        return f"<lambda at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}>"
+    code = reach.code_of(value)
+    if code is not None and name.endswith("<lambda>"):
+        return f"<lambda at {reach.place_of(code)}>"
     module = getattr(value, "__module__", None)
     return f"{module}.{name}" if with_module and module not in {None, "builtins"} else name
-
-
-def text(value: Any, *, with_module: bool = False, inside: frozenset[int] = frozenset()) -> str:
-    """One line for any value.
-
-    Args:
-        value: Anything.
-        with_module: Print functions and classes as `module.name`, for messages that must tell two of them apart.
-        inside: The ids of the containers that are being printed; one that is met again prints as `...`.
-    """
-    found = array_text(value) or function_text(value, with_module=with_module)
-    if found is not None:
-        return found
-    if id(value) in inside or len(inside) > _DEPTH:
-        return "..."
-    inside |= {id(value)}
-
-    def inner(item: Any) -> str:
-        return text(item, with_module=with_module, inside=inside)
-
-    kind = class_of(value)
-    if kind is tuple:
-        return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
-    if kind is list:
-        return f"[{', '.join(map(inner, value))}]"
-    if isinstance(value, functools.partial):
-        keywords = (f"{key}={inner(item)}" for key, item in value.keywords.items())
-        return f"{kind.__name__}({', '.join([inner(value.func), *map(inner, value.args), *keywords])})"
-    if issubclass(kind, dict):
-        items = f"{{{', '.join(f'{key!r}: {inner(item)}' for key, item in value.items())}}}"
-        return items if kind is dict else f"{kind.__name__}({items})"
-    names = _attribute(kind, "_fields")
-    if names and issubclass(kind, tuple):
-        return _call_text(str(kind.__name__), zip(names, map(inner, value), strict=True))
-    if hasattr(kind, "__node_spec__") and _attribute(kind, "__repr__") is node_repr:
-        return _call_text(_attribute(kind, "__qualname__"), ((name, inner(item)) for name, item in shown_fields(value)))
-    return repr(value)
-
-
-def _call_text(name: str, arguments: Iterable[tuple[str, str]]) -> str:
-    return f"{name}({', '.join(f'{key}={item}' for key, item in arguments)})"
-
-
-class Verbatim:
-    """Text that prints without quotes."""
-
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
-
-    def __repr__(self) -> str:
-        return self.shown
-
-
-def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
-    """The names and values that `repr` shows, also of a node that is half built."""
-    fields: Any = class_of(node).__node_spec__.fields
-    for field in fields:
-        if field.repr:
-            yield field.name, getattr(node, field.name, Verbatim("<no value>"))
-
-
-# What a node class takes over
-
-
-@reprlib.recursive_repr()
-def node_repr(self: Any) -> str:
-    """One line: arrays as `f32[784,128]`, statics in full."""
-    return text(self)
-
-
-def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
-    """For `rich`: the fields, arrays as short text."""
-    for name, value in shown_fields(self):
-        yield name, _shortened(value, frozenset())
-
-
-def _shortened(value: Any, inside: frozenset[int]) -> Any:
-    """The value with short text in place of its arrays, in lists, tuples and dicts too."""
-    short = array_text(value)
-    if short is not None:
-        return Verbatim(short)
-    kind = class_of(value)
-    if kind not in {list, tuple, dict}:
-        return value
-    if id(value) in inside:
-        return Verbatim("...")
-    inside |= {id(value)}
-    if kind is dict:
-        return cast("Any", {key: _shortened(item, inside) for key, item in value.items()})
-    return cast("Any", kind)(_shortened(item, inside) for item in value)
-
-
-def node_wadler_lindig(self: Any, **options: Any) -> Any:
-    """For `wadler_lindig`, which lays out long representations over several lines."""
-    import wadler_lindig
-
-    return wadler_lindig.bracketed(
-        begin=wadler_lindig.TextDoc(f"{type(self).__qualname__}("),
-        docs=cast("Any", wadler_lindig).named_objs(shown_fields(self), **options),
-        sep=wadler_lindig.comma,
-        end=wadler_lindig.TextDoc(")"),
-        indent=options["indent"],
-    )
-
-
-_STATIC_STYLE = "color: #b45309; font-style: italic"
-
-
-def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> Any:
-    """For `treescope`: a foldable object with its fields; statics and buffers are told apart from plain children."""
-    from treescope import rendering_parts as parts
-
-    kinds = {field.name: field.kind for field in class_of(self).__node_spec__.fields}
-    shown = list(shown_fields(self))
-    lines: list[Any] = []
-    for index, (name, value) in enumerate(shown, 1):
-        label, kind = parts.text(name), kinds[name]
-        if kind == "static":
-            label = parts.custom_style(label, _STATIC_STYLE)
-        note = "" if kind == "child" else f"  # {kind}"
-        end = parts.fold_condition(
-            collapsed=parts.text("" if index == len(shown) else ", "),
-            expanded=parts.siblings(",", parts.comment_color(parts.text(note))),
-        )
-        child = subtree_renderer(value, path=None if path is None else f"{path}.{name}")
-        line = parts.siblings_with_annotations(label, "=", child)
-        lines.append(parts.build_full_line_with_annotations(line, end))
-    return parts.build_foldable_tree_node_from_children(
-        prefix=parts.siblings(parts.maybe_qualified_type_name(class_of(self)), "("),
-        children=lines,
-        suffix=")",
-        path=path,
-    )
-
-
-LENGTH = 80  # characters of a value that are shown
-
-_OBJECT: Any = object
-
-
-class _ShortText(reprlib.Repr):
-    """`repr` that never writes more than a few parts of a value, however large it is."""
-
-    def __init__(self, *, with_module: bool) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = LENGTH
-        self.with_module = with_module
-
-    def repr1(self, x: Any, level: int) -> str:
-        """One value, in one line."""
-        found = array_text(x) or function_text(x, with_module=self.with_module)
-        if found is not None:
-            return found
-        kind = class_of(x)
-        if isinstance(x, functools.partial):
-            keywords = (f"{name}={self.repr1(item, level - 1)}" for name, item in x.keywords.items())
-            arguments = [x.func, *x.args]
-            return f"{kind.__name__}({', '.join([*(self.repr1(item, level - 1) for item in arguments), *keywords])})"
-        if kind is types.MethodType:
-            return f"{x.__func__.__qualname__} of {self.repr1(x.__self__, level - 1)}"
-        if kind.__repr__ is _OBJECT.__repr__:  # its address would say nothing
-            return f"<{kind.__qualname__} object>"
-        names = names_in(kind)
-        if names and level > 0:
-            fields = (f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
-            return f"{kind.__name__}({', '.join(fields)})"
-        return " ".join(super().repr1(x, level).split())
-
-
-def short_text(value: Any, *, with_module: bool = False) -> str:
-    """One line of at most 80 characters for any value; functions and classes with their module if asked."""
-    shown = _ShortText(with_module=with_module).repr(value)
-    return shown if len(shown) <= LENGTH else f"{shown[: LENGTH - 3]}..."
-
-
-def short_texts(left: Any, right: Any) -> tuple[str, str]:
-    """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
-    texts = short_text(left), short_text(right)
-    if texts[0] != texts[1]:
-        return texts
-    if isinstance(left, str) and isinstance(right, str):
-        start = max(0, _first_difference(left, right) - LENGTH // 4)
-        return _window(left, start), _window(right, start)
-    return short_text(left, with_module=True), short_text(right, with_module=True)
-
-
-def _first_difference(left: str, right: str) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _window(value: str, start: int) -> str:
-    shown = repr(value[start : start + LENGTH // 2])
-    return f"{'...' if start else ''}{shown}{'...' if start + LENGTH // 2 < len(value) else ''} at character {start}"
-
-
-def names_in(kind: type[Any]) -> tuple[str, ...]:
-    """The names of a named tuple; none for other classes."""
-    names: tuple[str, ...] = getattr(kind, "_fields", ())
-    return names if tuple in kind.__mro__ else ()
 
 
 def mesh_text(mesh: Any) -> str:
@@ -276,75 +95,304 @@ def mesh_text(mesh: Any) -> str:
     return f"a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())} ({', '.join(kinds)})"
 
 
-MUTABLE = (list, dict, set, bytearray)
-_NAMED = 3  # names that a reason lists
-_ANSWERS = (bool, np.bool_)
+# What a value consists of
 
 
-class NoExactKeyError(TypeError):
-    """A value that can't be compared exactly, with the words for an error message."""
-
-    def __init__(self, found: str, consequence: str) -> None:
-        super().__init__(found)
-        self.found = found
-        self.consequence = consequence
+def names_in(kind: type[Any]) -> tuple[str, ...]:
+    """The names of a named tuple; none for other classes."""
+    names: tuple[str, ...] = getattr(kind, "_fields", ())
+    return names if tuple in kind.__mro__ else ()
 
 
-class ItselfOnlyError(Exception):
-    """A value inside a function, partial or method makes the whole equal to itself only; with the reason in words."""
+class Verbatim:
+    """Text that prints without quotes."""
+
+    def __init__(self, content: str) -> None:
+        self.content = content
+
+    def __repr__(self) -> str:
+        return self.content
 
 
-def problem_of(value: Any) -> NoExactKeyError:
-    """Why `value` can't be a static, in words."""
-    if isinstance(value, Tracer):
-        return NoExactKeyError(
-            f"a tracer, {text(value)}",
-            "A tracer stands for a value of one trace only, and a static outlives the trace.",
-        )
-    if isinstance(value, np.ndarray | jax.Array):
-        return NoExactKeyError(
-            f"an array, {text(value)}",
-            "jit compares statics with ==, which gives an array and no answer, and changes of its values "
-            "would give stale results.",
-        )
-    if isinstance(value, MUTABLE):
-        return NoExactKeyError(
-            shown(value), "jit compares statics and never copies them, so a change in place would give stale results."
-        )
-    return NoExactKeyError(
-        shown(value), "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    )
+def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values that `repr` shows, also of a node that is half built."""
+    fields: Any = class_of(node).__node_spec__.fields
+    for field in fields:
+        if field.repr:
+            yield field.name, getattr(node, field.name, Verbatim("<no value>"))
 
 
-def shown(value: Any) -> str:
+# The walk
+
+
+class _Text:
+    """One walk through a value, in full.
+
+    Attributes:
+        most: How many items of a container are written; None for all.
+        depth: How many levels of containers are written.
+        inside: The ids of the containers that are being written; one that is met again is written as `...`.
+    """
+
+    most: int | None = None
+    depth: int = _DEPTH
+
+    def __init__(self, *, with_module: bool = False) -> None:
+        self.with_module = with_module
+        self.inside: list[int] = []
+
+    def of(self, value: Any) -> str:
+        """The text of a value, or of one inside it."""
+        name = self.name(value)
+        if name is not None:
+            return name
+        if id(value) in self.inside or len(self.inside) > self.depth:
+            return "..."
+        self.inside.append(id(value))
+        try:
+            return self.opened(value)
+        finally:
+            self.inside.pop()
+
+    def name(self, value: Any) -> str | None:
+        """The text of what is not opened: an array, a function or a class; None for anything else."""
+        return array_text(value) or function_text(value, with_module=self.with_module)
+
+    def opened(self, value: Any) -> str:
+        """The text of a container by its parts, of anything else as a whole."""
+        kind = class_of(value)
+        if kind is tuple:
+            return f"({self.items(value)}{',' if len(value) == 1 else ''})"
+        if kind is list:
+            return f"[{self.items(value)}]"
+        if isinstance(value, _SETS):
+            members = f"{{{self.joined(sorted(map(self.of, value)))}}}" if value else ""
+            return members if members and kind is set else f"{self.class_name(kind)}({members})"
+        if isinstance(value, functools.partial):
+            keywords = self.arguments(value.keywords.items())
+            texts = itertools.chain(map(self.of, (value.func, *value.args)), keywords)
+            return f"{self.class_name(kind)}({self.joined(texts)})"
+        if isinstance(value, _DICT):
+            return self.entries(value) if kind is dict else f"{self.class_name(kind)}({self.entries(value)})"
+        names = names_in(kind)
+        if names:
+            return self.call(kind, zip(names, value, strict=True))
+        if hasattr(kind, "__node_spec__") and getattr(kind, "__repr__") is node_repr:  # noqa: B009  untyped
+            return self.call(kind, shown_fields(value))
+        return self.whole(value)
+
+    def class_name(self, kind: type[Any]) -> str:
+        """What the text of a container begins with."""
+        return str(kind.__qualname__ if hasattr(kind, "__node_spec__") else kind.__name__)
+
+    def whole(self, value: Any) -> str:
+        """The text of what is not opened, and has no name."""
+        return repr(value)
+
+    def joined(self, texts: Iterable[str]) -> str:
+        """The first of these texts, and dots for the others, which are not written."""
+        texts = iter(texts)
+        first = list(itertools.islice(texts, self.most))
+        return ", ".join([*first, *("..." for _ in itertools.islice(texts, 1))])
+
+    def items(self, values: Iterable[Any]) -> str:
+        return self.joined(map(self.of, values))
+
+    def arguments(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
+        return (f"{name}={self.of(value)}" for name, value in pairs)
+
+    def call(self, kind: type[Any], pairs: Iterable[tuple[str, Any]]) -> str:
+        return f"{self.class_name(kind)}({self.joined(self.arguments(pairs))})"
+
+    def entries(self, mapping: Mapping[Any, Any]) -> str:
+        return f"{{{self.joined(f'{self.of(key)}: {self.of(value)}' for key, value in mapping.items())}}}"
+
+
+def text(value: Any, *, with_module: bool = False) -> str:
+    """One line for any value, in full: arrays by shape and dtype, functions by name, nodes by their fields.
+
+    Args:
+        value: Anything.
+        with_module: Whether functions and classes are written as `module.name`, to tell two of one name apart.
+    """
+    return _Text(with_module=with_module).of(value)
+
+
+@reprlib.recursive_repr()
+def node_repr(self: Any) -> str:
+    """The `__repr__` of a node, in one line: arrays as `f32[784,128]`, statics in full."""
+    return text(self)
+
+
+# Bounded
+
+
+class _BoundedText(_Text):
+    """One walk that writes a few parts of a value, however large it is."""
+
+    most = _FEW
+    depth = _FEW
+
+    def __init__(self, *, with_module: bool) -> None:
+        super().__init__(with_module=with_module)
+        self.cut = reprlib.Repr()
+        self.cut.maxstring = self.cut.maxother = LENGTH
+
+    def whole(self, value: Any) -> str:
+        kind = class_of(value)
+        if kind is types.MethodType:
+            return f"{value.__func__.__qualname__} of {self.of(value.__self__)}"
+        if kind.__repr__ is _OBJECT.__repr__:  # its address would say nothing
+            return f"<{kind.__qualname__} object>"
+        return " ".join(self.cut.repr(value).split())
+
+
+def short_text(value: Any, *, with_module: bool = False) -> str:
+    """One line of at most 80 characters for any value; functions and classes with their module if asked."""
+    return cut_text(_BoundedText(with_module=with_module).of(value))
+
+
+def cut_text(whole: str) -> str:
+    """At most 80 characters of a text."""
+    return whole if len(whole) <= LENGTH else f"{whole[: LENGTH - 3]}..."
+
+
+def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
-    kind = class_of(value)
-    article = "an" if kind.__name__[0].lower() in "aeiou" else "a"
-    shown = text(value)
-    return f"{article} {kind.__name__}, {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    name = class_of(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}, {cut_text(text(value))}"
 
 
-def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
-    """Why a value can't be a static whose `==` raised this error, or gave this answer."""
-    name = class_of(value).__qualname__
-    raised = f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {text(why)}, no bool"
-    return NoExactKeyError(
-        shown(value),
-        f"{name}.__eq__ {raised}, so jit could not tell whether it is the value that it compiled for.",
-    )
+def short_texts(left: Any, right: Any) -> tuple[str, str]:
+    """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
+    texts = short_text(left), short_text(right)
+    if texts[0] != texts[1]:
+        return texts
+    if isinstance(left, str) and isinstance(right, str):
+        start = max(0, first_difference((left, right)) - LENGTH // 4)
+        return _window(left, start), _window(right, start)
+    return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def refuse_equality(value: Any) -> None:
-    """Ask a user's `==` once, where the class and the field can still be named."""
-    try:
-        answer = value == value  # noqa: PLR0124
-    except Exception as error:
-        raise unanswered(value, error) from error
-    if not isinstance(answer, _ANSWERS):
-        raise unanswered(value, answer)
+def first_difference(texts: Sequence[Sequence[Any]]) -> int:
+    """The first index at which texts are not all the same: the end of the shortest if they are until there."""
+    shortest = min(map(len, texts))
+    return next((index for index in range(shortest) if len({text[index] for text in texts}) > 1), shortest)
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first of these names, and dots for the others."""
-    first = list(itertools.islice(names, _NAMED + 1))
-    return ", ".join([*first[:_NAMED], *(["..."] if len(first) > _NAMED else [])])
+def excerpts(texts: Sequence[str], width: int) -> list[str]:
+    """Texts of which some may be long, each from a little before the place where they begin to differ."""
+    if max(map(len, texts)) <= width:
+        return list(texts)
+    start = max(0, first_difference(texts) - width // 3)
+    end, lead = start + width, "..." if start else ""
+    return [f"{lead}{text[start:end]}{'...' if end < len(text) else ''}" for text in texts]
+
+
+def _window(value: str, start: int) -> str:
+    shown = repr(value[start : start + LENGTH // 2])
+    return f"{'...' if start else ''}{shown}{'...' if start + LENGTH // 2 < len(value) else ''} at character {start}"
+
+
+def first_names(names: Iterable[str]) -> str:
+    """The first three of these names, and dots for the others."""
+    names = iter(names)
+    first = list(itertools.islice(names, _NAMED))
+    return ", ".join([*first, *("..." for _ in itertools.islice(names, 1))])
+
+
+# The same in another process
+
+
+def portable_text(value: object, *, exact: bool) -> str:
+    """A text without addresses, which is equal in another process for values that do the same.
+
+    Functions that can be imported count by their name, others by their name and what they hold and read; objects of
+    classes that are not known here count by their `repr`. Fields that are local to a process are left out.
+
+    Args:
+        value: Anything.
+        exact: Whether the text also tells apart values that do not do the same, for processes that run the same Python
+            and the same versions of libraries: by the code of functions, the data of arrays, and all items of
+            containers. Otherwise it is bounded, and fit to be kept.
+    """
+    written = _PortableText(exact=exact).of(value)
+    return written if exact else written[:_KEPT]
+
+
+def full_name(value: Any) -> str:
+    """`module.name` of a class or function; classes of Python itself without a module."""
+    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
+
+
+class _PortableText(_Text):
+    """One walk for `portable_text`."""
+
+    def __init__(self, *, exact: bool) -> None:
+        super().__init__(with_module=True)
+        self.exact = exact
+        self.most = None if exact else _MANY
+
+    def name(self, value: Any) -> str | None:
+        kind = class_of(value)
+        if kind in _PLAIN:
+            return repr(value)
+        if isinstance(value, enum.Enum):
+            return f"{full_name(kind)}.{value.name or value.value}"
+        if isinstance(value, np.ndarray | jax.Array):
+            return self.array(value)
+        if isinstance(value, type) or (callable(value) and reach.import_path(value) is not None):
+            return full_name(value)
+        return value.__name__ if isinstance(value, types.ModuleType) else None
+
+    def array(self, value: Any) -> str | None:
+        if not self.exact:
+            return array_text(value)
+        shown = shape_text(value.dtype, value.shape)
+        if not getattr(value, "is_fully_addressable", True):
+            return shown
+        data = jax.random.key_data(value) if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        return f"{shown}#{_digest(np.asarray(data).tobytes())}"
+
+    def opened(self, value: Any) -> str:
+        kind = class_of(value)
+        if hasattr(kind, "__node_spec__"):
+            names = [field.name for field in kind.__node_spec__.fields if not field.local]
+            return self.call(kind, ((name, getattr(value, name)) for name in names))
+        if dataclasses.is_dataclass(kind):
+            return self.call(kind, ((field.name, getattr(value, field.name)) for field in dataclasses.fields(kind)))
+        if hasattr(value, "__func__") and hasattr(value, "__self__"):
+            return f"{self.of(value.__self__)}.{value.__func__.__name__}"
+        if isinstance(value, types.FunctionType):
+            return self.function(value)
+        if isinstance(value, _MAPPING) and not isinstance(value, _DICT):
+            return f"{full_name(kind)}({self.entries(value)})"
+        if isinstance(value, _SEQUENCES) and kind not in _SEQUENCES and not names_in(kind):
+            return f"{full_name(kind)}({self.items(value)})"
+        if callable(value) and reach.wrapped_by(value) is not None:
+            return f"{full_name(kind)}({self.of(reach.wrapped_by(value))})"
+        return super().opened(value)
+
+    def function(self, value: types.FunctionType) -> str:
+        held = self.joined(self.arguments((reach.held_by(value) | reach.read_by(value)).items()))
+        code = f"#{_digest(self.code(value).encode())}" if self.exact else ""
+        return f"{full_name(value)}{code}({held})"
+
+    def code(self, function: types.FunctionType | types.CodeType) -> str:
+        parts, constants = reach.program_of(function)
+        texts = (self.code(one) if isinstance(one, types.CodeType) else self.of(one) for one in constants)
+        return " ".join([parts, *texts])
+
+    def class_name(self, kind: type[Any]) -> str:
+        return full_name(kind)
+
+    def whole(self, value: Any) -> str:
+        try:
+            shown = _ADDRESS.sub("", repr(value))
+        except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
+            shown = "..."
+        return f"{full_name(class_of(value))}: {shown}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
+from treewright._values.reach import class_of
 from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
 from treewright.checkpoint.manifest import Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name

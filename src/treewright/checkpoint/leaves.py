@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.dtypes import prng_key
 
-from treewright._values.classes import class_of
 from treewright._values.freeze import ComputedArray, FrozenArray
+from treewright._values.reach import class_of
 from treewright._values.text import text
 from treewright.errors import CheckpointError
 

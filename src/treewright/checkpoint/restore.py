@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 
-from treewright._values.classes import class_of
+from treewright._values.reach import class_of
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,

@@ -1,11 +1,10 @@
 """A tree taken apart for a checkpoint: its leaves, its statics, and the names of classes and functions in both ways."""
 
 import importlib
-import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,9 +14,8 @@ from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import level_of
 from treewright._trees.paths import place_of
-from treewright._values import reach
-from treewright._values.classes import class_of, import_path
-from treewright._values.text import text
+from treewright._values.reach import class_of, import_path
+from treewright._values.text import portable_text
 from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest
 from treewright.errors import CheckpointError
@@ -25,8 +23,6 @@ from treewright.errors import CheckpointError
 DECLARED = "__checkpoint_name__"
 
 _ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]+")
-_LENGTH, _DEPTH, _ITEMS = 4000, 16, 100  # of a description: characters, functions inside functions, items
 
 
 def class_name(cls: type[Any]) -> str:
@@ -75,43 +71,8 @@ class WritingCodec(StaticCodec):
         return None if path is None else _name(*path)
 
     def unnamed(self, value: Any) -> Any:
-        """A description without addresses, so that it is the same in the next process."""
-        return ["described", _described(value, ())]
-
-
-def _described(value: Any, inside: tuple[Any, ...]) -> str:
-    """A function by its name and what it captured, anything else by its class and short text.
-
-    `inside` holds the functions that are being described, since a closure may capture itself.
-    """
-    function = getattr(value, "__func__", value)
-    if isinstance(function, types.FunctionType):
-        name = _name(function.__module__, function.__qualname__)
-        if function in inside or len(inside) == _DEPTH:
-            return name
-        captured = ", ".join(_captured(function, (*inside, function)))
-        return f"{name}({captured})"[:_LENGTH]
-    if isinstance(value, tuple | list):
-        items: Any = cast("Any", value)[:_ITEMS]
-        return f"({', '.join(_described(item, inside) for item in items)})"[:_LENGTH]
-    path = import_path(value)
-    if path is not None:
-        return _name(*path)
-    kind = class_of(value)
-    try:
-        shown = _ADDRESS.sub("", text(value))
-    except Exception:  # noqa: BLE001  a __repr__ of the user's own, and a checkpoint is worth more than its text
-        shown = "..."
-    plain = kind in {int, float, str, bool, type(None)}
-    return (shown if plain else f"{_name(kind.__module__, kind.__qualname__)} {shown}")[:_LENGTH]
-
-
-def _captured(function: types.FunctionType, inside: tuple[Any, ...]) -> Iterator[str]:
-    """What a function captured, and what it reads that is data."""
-    read = reach.read_by(function).items()
-    data = {name: value for name, value in read if not callable(value) and not isinstance(value, types.ModuleType)}
-    for name, value in {**reach.captured(function), **data}.items():
-        yield f"{name}={_described(value, inside)}"
+        """A description that is the same in the next process."""
+        return ["described", portable_text(value, exact=False)]
 
 
 class ReadingCodec(StaticCodec):

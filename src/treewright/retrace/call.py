@@ -13,11 +13,9 @@ from jax.core import Tracer
 
 from treewright._jax import FRAMES, TRACING
 from treewright._trees.diff import Difference, differences
-from treewright._trees.level import LeafType, Level
-from treewright._trees.snapshot import remembered, remembered_tree
-from treewright._trees.why import Remembered
-from treewright._values.classes import class_of
-from treewright._values.reach import innermost
+from treewright._trees.level import LeafType, Level, remembered_tree
+from treewright._values.reach import class_of, innermost
+from treewright._values.snapshot import Remembered, remembered
 from treewright._values.text import mesh_text, short_text
 
 Label = Literal["argument", "static", "passing", "setting", "option", "function"]

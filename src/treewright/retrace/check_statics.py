@@ -13,13 +13,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from treewright._jax import Path, field_key, jax_trees, path_text
 from treewright._trees.level import Level, Place, leaf_type_of, walk
-from treewright._trees.paths import Path, path_text
-from treewright._trees.why import captured_by, parts_of, place_of_code, same_to_jit
 from treewright._values import reach
-from treewright._values.classes import class_of, import_path
 from treewright._values.exact import exact_key, why_itself_only
-from treewright._values.text import MUTABLE, NoExactKeyError, listed, short_text
+from treewright._values.plain import MUTABLE, NoExactKeyError
+from treewright._values.reach import class_of, import_path
+from treewright._values.text import first_names, short_text
+from treewright._values.why import parts_of, same_to_jit
 
 HazardKind = Literal[
     "array",
@@ -43,7 +44,6 @@ _FINE = (*_SINGLE, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType)
 _PLAIN = (*_SINGLE, bool, int, float, complex, str, bytes)
 _FOLLOWED = 20  # functions that are looked into for what they read
 _CONTAINERS = (tuple, frozenset, list, dict, set)
-_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def check_statics(tree: Any) -> list[Hazard]:
     raises, values whose hash takes over a millisecond. A global that never changes is annotated `Final`. In
     classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
     hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
-    Leaves that can be no arrays are looked at like statics, since `equinox.filter_jit` compares them too.
+    Leaves that can't be arrays are looked at like statics, since `equinox.filter_jit` compares them too.
 
     Args:
         tree: Any tree.
@@ -102,7 +102,10 @@ def check_statics(tree: Any) -> list[Hazard]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Comparison:
-    """How the field that holds a value compares it: by `==` in foreign classes, else exactly; functions by content?"""
+    """How the field that holds a value compares it: by `==` in foreign classes, else exactly.
+
+    `content` says whether it compares functions by what they captured.
+    """
 
     foreign: bool
     content: bool = False
@@ -161,7 +164,7 @@ def _exactly(left: Any, right: Any) -> bool:
 def _slow(path: Path, value: Any, *, foreign: bool) -> Iterator[Hazard]:
     try:
         seconds = min(_seconds_of_hash(value) for _ in range(3))
-    except Exception:  # noqa: BLE001  a __hash__ of anybody's; that it raises is another hazard
+    except Exception:  # noqa: BLE001  a user's `__hash__`; that it raises is another hazard
         return
     if seconds > _SLOW:
         why = "and jit compares it in each call" if foreign else "each time a node is made with it"
@@ -185,7 +188,7 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
         yield from _of_function(path, value, compared)
     elif isinstance(value, _FINE) or import_path(value) is not None:
         return
-    elif isinstance(value, types.MethodType) or hasattr(value, "__wrapped__"):
+    elif isinstance(value, types.MethodType) or reach.wrapped_by(value) is not None:
         yield from _of_wrapper(path, value, compared)
     elif not isinstance(value, _CONTAINERS):
         yield from _of_object(path, value, compared)
@@ -203,8 +206,8 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
 def _inside(value: Any) -> dict[Any, Any]:
     if not isinstance(value, functools.partial):
         return parts_of(value)
-    arguments = {_keys.SequenceKey(index): part for index, part in enumerate(value.args)}
-    return {_keys.GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
+    arguments = {jax_trees.SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {field_key("func"): value.func, **arguments, **parts_of(value.keywords)}
 
 
 def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:
@@ -222,13 +225,13 @@ def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:
 def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
-    except Exception:  # noqa: BLE001  a __hash__ of anybody's
+    except Exception:  # noqa: BLE001  a user's `__hash__`
         return class_of(value) in {tuple, frozenset}  # whose parts tell
     return True
 
 
 def _of_function(path: Path, function: types.FunctionType, compared: _Comparison) -> Iterator[Hazard]:
-    captured = captured_by(function)
+    captured = reach.held_by(function)
     array = next((name for name, part in captured.items() if _holds_array(part)), None)
     if array is not None:
         text = (
@@ -240,10 +243,10 @@ def _of_function(path: Path, function: types.FunctionType, compared: _Comparison
     reason = None if compared.foreign else compared.why_itself_only(function)
     if _is_of_module(function) or not (compared.foreign or reason):
         return
-    what = reason or (f"it captures {listed(captured)}" if captured else "it is made in place")
+    what = reason or (f"it captures {first_names(captured)}" if captured else "it is made in place")
     helps = not compared.foreign and compared.why_itself_only(function, content=True) is None
     remedy = ', or declare the field static(compare="content")' if helps else ""
-    where = place_of_code(function.__code__)
+    where = reach.place_of(function)
     yield Hazard(path, function, "function", f"{what} ({where}), so one made anew traces again; define it once{remedy}")
 
 
@@ -251,7 +254,7 @@ def _of_function(path: Path, function: types.FunctionType, compared: _Comparison
 
 
 def _of_reads(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
-    where = place_of_code(function.__code__)
+    where = reach.place_of(function)
     for reader, name in _globals_read(function, [function]):
         who = "it" if reader is function else f"it calls {reader.__name__}, which"
         text = (
@@ -298,7 +301,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _is_final(function: types.FunctionType, name: str) -> bool:
-    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    module = reach.home_of(function)
     for part in name.split(".")[:-1]:
         module = getattr(module, part, None)
     annotation = None
@@ -360,7 +363,7 @@ def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard
 def _can_be_compared(value: Any) -> bool:
     try:
         bool(value == _OBJECT())
-    except Exception:  # noqa: BLE001  an __eq__ of anybody's
+    except Exception:  # noqa: BLE001  a user's `__eq__`
         return False
     return True
 
@@ -381,5 +384,5 @@ def _holds_array(value: Any, depth: int = 4) -> bool:
         return True
     if not depth:
         return False
-    inside = captured_by(value) if isinstance(value, types.FunctionType) else _inside(value)
+    inside = reach.held_by(value) if isinstance(value, types.FunctionType) else _inside(value)
     return any(_holds_array(part, depth - 1) for part in inside.values())

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from treewright._trees.diff import Difference
 from treewright._trees.level import Level
-from treewright._trees.snapshot import remembered
-from treewright._trees.why import Remembered, captured_by, why
-from treewright._values.classes import class_of
-from treewright._values.reach import innermost
+from treewright._values import reach
+from treewright._values.reach import class_of, innermost
+from treewright._values.snapshot import Remembered, remembered
+from treewright._values.why import Cause, why
 from treewright.retrace.call import Named, call_differences, is_placement
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class History:
         last, this = self.definition.last, described(self._function())
         if last is None:
             return Finding()
-        reason = "the same function, decorated and jitted anew" if last == this else why(last, this)
+        anew = Cause("function made anew", "the same function, decorated and jitted anew")
+        reason = anew if last == this else why(last, this)
         return Finding((Difference((THE_FUNCTION,), last, this, "static", reason),))
 
     def begin(self) -> tuple[int, int]:
@@ -160,9 +161,8 @@ def definition_of(function: Any) -> tuple[Any, str]:
 
     The file, because code of the same text and line is equal in all files.
     """
-    inner = innermost(function)
-    code = getattr(inner, "__code__", None)
-    return (class_of(inner), "") if code is None else (code, code.co_filename)
+    code = reach.innermost_code(function)
+    return (class_of(innermost(function)), "") if code is None else (code, reach.file_of(code))
 
 
 def name_of(function: Any) -> str:
@@ -174,9 +174,9 @@ def name_of(function: Any) -> str:
 def described(function: Any) -> Remembered:
     """What to keep of a function that is traced, to say later how another one of its definition differs."""
     inner = innermost(function)
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
+    if getattr(function, "__self__", None) is not None:
         return Remembered(function)
     if isinstance(inner, types.FunctionType):
-        return Remembered(inner, captured={name: remembered(value) for name, value in captured_by(inner).items()})
+        held = {name: remembered(value) for name, value in reach.held_by(inner).items()}
+        return Remembered(inner, code=reach.code_of(inner), held=held)
     return Remembered(inner)

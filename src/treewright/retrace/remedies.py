@@ -5,7 +5,9 @@ from typing import Any
 
 from treewright._trees.diff import Difference
 from treewright._trees.level import LeafType
-from treewright._trees.why import Cause, CauseName, cause_of
+from treewright._values import reach
+from treewright._values.snapshot import facts_of
+from treewright._values.why import Cause, CauseName
 from treewright.retrace.call import label_of
 
 _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
@@ -38,8 +40,8 @@ def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
     match label_of(difference):
         case "function":
-            cause = cause_of(difference.left, difference.right)
-            return _OF_FUNCTIONS.get(cause.name, _OF_FUNCTIONS["function made anew"]) if cause else ""
+            cause = _cause_of(difference)
+            return _OF_FUNCTIONS.get(cause, _OF_FUNCTIONS["function made anew"]) if cause else ""
         case "passing":
             return "pass it the same way each time: jit tells by position from by keyword"
         case "setting":
@@ -48,6 +50,10 @@ def remedy_of(difference: Difference) -> str:
             return "jit the function once, with one set of options"
         case _:
             return _of_argument(difference)
+
+
+def _cause_of(difference: Difference) -> CauseName | None:
+    return difference.reason.name if isinstance(difference.reason, Cause) else None
 
 
 def _of_argument(difference: Difference) -> str:
@@ -59,7 +65,7 @@ def _of_argument(difference: Difference) -> str:
         case "dtype" | "weak_type":
             return _of_dtype(difference)
         case "class":
-            return _of_class(difference.left, difference.right)
+            return _of_class(difference)
         case "added" | "removed" if len(difference.path) == 1 and str(difference.path[0]).isidentifier():
             return "a default that is passed is an argument more: pass it each time or never"
         case "added" | "removed":
@@ -75,12 +81,11 @@ def _of_argument(difference: Difference) -> str:
 
 
 def _of_static(difference: Difference) -> str:
-    cause: Cause | None = cause_of(difference.left, difference.right)
+    cause = _cause_of(difference)
+    if cause == "function made anew" and _is_of_optimizer(difference.left):
+        return "build the optimiser once and reuse it, or keep it in a TrainState"
     if cause is not None:
-        optimizer = cause.name == "function made anew" and _is_of_optimizer(difference.left)
-        return (
-            "build the optimiser once and reuse it, or keep it in a TrainState" if optimizer else _OF_CAUSES[cause.name]
-        )
+        return _OF_CAUSES[cause]
     numbers = (int, float, complex)
     if type(difference.left) in numbers and type(difference.right) in numbers:
         return "if it changes often, pass it as an array that is traced, not as a static"
@@ -88,8 +93,8 @@ def _of_static(difference: Difference) -> str:
 
 
 def _is_of_optimizer(function: Any) -> bool:
-    code = getattr(function, "code", None)
-    return code is not None and "optax" in code.co_filename.replace("\\", "/").split("/")
+    code = facts_of(function).code
+    return code is not None and "optax" in reach.file_of(code).replace("\\", "/").split("/")
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:
@@ -112,12 +117,11 @@ def _of_dtype(difference: Difference) -> str:
     return "convert it where it is made"
 
 
-def _of_class(old: Any, new: Any) -> str:
-    kinds = [getattr(tree, "kind", None) for tree in (old, new)]
+def _of_class(difference: Difference) -> str:
+    kinds = [getattr(tree, "kind", None) for tree in (difference.left, difference.right)]
     if type(None) in kinds:
         return "pass the same in each call: an array of zeros in place of None, say"
     if set(kinds) == {list, tuple}:
         return "use one of the two"
-    if None not in kinds and (cause := cause_of(*kinds)) is not None:
-        return _OF_CAUSES[cause.name]
-    return ""
+    cause = _cause_of(difference)
+    return _OF_CAUSES[cause] if cause else ""

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
-from treewright._values.classes import class_of
 from treewright._values.exact import tracer_in
+from treewright._values.reach import class_of
 from treewright.errors import TooManyTracesError
 from treewright.retrace.call import Call, called_by_a_library, caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of

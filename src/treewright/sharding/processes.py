@@ -1,32 +1,20 @@
 """Whether all processes hold the same tree: as texts that are the same in each, compared."""
 
-import dataclasses
-import enum
-import functools
 import hashlib
 import json
-import re
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from treewright._jax import of_all_processes, process_allgather, process_count
-from treewright._nodes.node import finished_pair
+from treewright._jax import of_all_processes, path_text, process_allgather, process_count
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import Place, is_node, walk
-from treewright._trees.paths import path_text
-from treewright._values import reach
-from treewright._values.classes import class_of, import_path
-from treewright._values.text import short_dtype
+from treewright._values.reach import class_of
+from treewright._values.text import excerpts, first_difference, full_name, portable_text, shape_text
 from treewright.errors import ProcessMismatchError
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_PLAIN = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
 
 
 def described(tree: object) -> dict[str, str]:
@@ -40,147 +28,29 @@ def described(tree: object) -> dict[str, str]:
         if place.level is None:
             texts[path or "the tree itself"] = _leaf_text(value)
             continue
-        texts[path or "the tree itself"] = "None" if value is None else _name(class_of(value))
+        texts[path or "the tree itself"] = "None" if value is None else full_name(class_of(value))
         if is_node(value):
             for field, (key, static) in zip(spec_of(value).statics, place.level.statics, strict=True):
                 if not field.local:
-                    texts[f"{path}{key} (static)"] = description(static)
+                    texts[f"{path}{key} (static)"] = portable_text(static, exact=True)
     return texts
 
 
 def _leaf_text(leaf: Any) -> str:
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not isinstance(getattr(leaf, "shape", None), tuple):
-        return description(leaf)
-    shape: tuple[Any, ...] = leaf.shape
+    shape: Any = getattr(leaf, "shape", None)
+    if dtype is None or not isinstance(shape, _TUPLE):
+        return portable_text(leaf, exact=True)
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
     sharding = getattr(leaf, "sharding", None)
     split = ""
     if isinstance(sharding, NamedSharding):
         sizes: Mapping[str, int] = sharding.mesh.shape
         split = f" split by {sharding.spec} on {dict(sizes)}"
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]{weak}{split}"
+    return f"{shape_text(dtype, shape)}{weak}{split}"
 
 
-def description(value: object) -> str:
-    """A text that is equal in all processes for values that do the same, and tells apart those that do not.
-
-    Objects of other libraries' classes count by their `repr` without addresses.
-    """
-    return _Description().of(value)
-
-
-def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-
-
-class _Description:
-    """One walk through a value. `inside` holds what is being described, so that a cycle ends."""
-
-    def __init__(self) -> None:
-        self.inside: list[int] = []
-
-    def of(self, value: Any) -> str:
-        if class_of(value) in _PLAIN:
-            return repr(value)
-        if id(value) in self.inside:
-            return f"<level {self.inside.index(id(value))}>"
-        self.inside.append(id(value))
-        try:
-            return next(method(self, value) for matches, method in _KINDS if matches(value))
-        finally:
-            self.inside.pop()
-
-    def items(self, values: Any) -> str:
-        return ", ".join(map(self.of, values))
-
-    def named(self, pairs: Any) -> str:
-        return ", ".join(f"{name}={self.of(value)}" for name, value in pairs)
-
-    def name(self, value: Any) -> str:
-        return _name(value)
-
-    def member(self, value: Any) -> str:
-        return f"{_name(class_of(value))}.{value.name or value.value}"
-
-    def array(self, value: Any) -> str:
-        shown = f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
-        if not getattr(value, "is_fully_addressable", True):
-            return shown
-        plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
-        return f"{shown}#{_digest(np.asarray(plain).tobytes())}"
-
-    def node(self, value: Any) -> str:
-        fields = (field for field in spec_of(value).fields if not field.local)
-        pair = finished_pair(value)
-        return f"{_name(class_of(value))}({self.named((field.name, field.value_in(pair)) for field in fields)})"
-
-    def dataclass(self, value: Any) -> str:
-        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return f"{_name(class_of(value))}({self.named(fields)})"
-
-    def partial(self, value: functools.partial[Any]) -> str:
-        return f"partial({self.items((value.func, *value.args))}, {self.named(value.keywords.items())})"
-
-    def method(self, value: Any) -> str:
-        return f"{self.of(value.__self__)}.{value.__func__.__name__}"
-
-    def function(self, value: types.FunctionType) -> str:
-        read = {name: item for name, item in reach.read_by(value).items() if not isinstance(item, types.ModuleType)}
-        held = self.named((reach.held_by(value) | read).items())
-        return f"{_name(value)}#{_digest(self.code(value.__code__).encode())}({held})"
-
-    def code(self, code: types.CodeType) -> str:
-        constants = (self.code(one) if isinstance(one, types.CodeType) else self.of(one) for one in code.co_consts)
-        return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {' '.join(constants)}"
-
-    def wrapper(self, value: Any) -> str:
-        return f"{_name(class_of(value))}({self.of(value.__wrapped__)})"
-
-    def mapping(self, value: Any) -> str:
-        items = ", ".join(f"{self.of(key)}: {self.of(item)}" for key, item in value.items())
-        return f"{_name(class_of(value))}({items})"
-
-    def members(self, value: Any) -> str:
-        return f"{_name(class_of(value))}({', '.join(sorted(map(self.of, value)))})"
-
-    def sequence(self, value: Any) -> str:
-        names = getattr(value, "_fields", None)
-        inner = self.items(value) if names is None else self.named(zip(names, value, strict=True))
-        return f"{_name(class_of(value))}({inner})"
-
-    def other(self, value: Any) -> str:
-        return f"{_name(class_of(value))}: {_ADDRESS.sub('', repr(value))}"
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
-
-
-def _is_kind(*kinds: type[Any]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-# The first that fits describes the value.
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Description, Any], str]], ...] = (
-    (_is_kind(type), _Description.name),
-    (_is_kind(enum.Enum), _Description.member),
-    (_is_kind(np.generic), _Description.other),
-    (_is_kind(np.ndarray, jax.Array), _Description.array),
-    (lambda value: hasattr(class_of(value), "__node_spec__"), _Description.node),
-    (lambda value: dataclasses.is_dataclass(class_of(value)), _Description.dataclass),
-    (_is_kind(functools.partial), _Description.partial),
-    (lambda value: hasattr(value, "__func__") and hasattr(value, "__self__"), _Description.method),
-    (lambda value: callable(value) and import_path(value) is not None, _Description.name),
-    (_is_kind(types.FunctionType), _Description.function),
-    (lambda value: callable(value) and hasattr(value, "__wrapped__"), _Description.wrapper),
-    (_is_kind(Mapping), _Description.mapping),
-    (_is_kind(set, frozenset), _Description.members),
-    (_is_kind(tuple, list), _Description.sequence),
-    (lambda _: True, _Description.other),
-)
-
-
+_TUPLE: Any = tuple
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _ABSENT = "nothing"
@@ -257,7 +127,7 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
     everyones = _everyones(b"".join(digests))
     if everyones is None:
         return
-    first = _first_difference(everyones) // 8
+    first = first_difference(everyones) // 8
     line = lines[first].strip() if first < len(lines) else "the end of the program"
     values = [one.decode() for one in of_all_processes(line.encode())]
     raise ProcessMismatchError(
@@ -277,30 +147,15 @@ def _everyones(mine: bytes) -> list[bytes] | None:
     return None if (digests == digests[0]).all() else of_all_processes(mine)
 
 
-def _first_difference(texts: Sequence[Sequence[Any]]) -> int:
-    """The place where not all are the same, which is the end of the shortest if they are until there."""
-    shortest = min(map(len, texts))
-    return next((place for place in range(shortest) if len({one[place] for one in texts}) > 1), shortest)
-
-
 def _message(title: str, differing: Sequence[tuple[str, Sequence[str]]], cure: str) -> str:
     lines = [title]
     for place, values in differing[:_SHOWN]:
-        start = max(0, _first_difference(values) - _WIDTH // 3)
-        shown = {value: _excerpt(value, start) for value in values}
+        shown = dict(zip(values, excerpts(values, _WIDTH), strict=True))
         lines.append(f"  {place}")
         lines += [f"    {_names(_holders(values, value))}: {shown[value]}" for value in dict.fromkeys(values)]
     if len(differing) > _SHOWN:
         lines.append(f"  and {len(differing) - _SHOWN} places more")
     return "\n".join([*lines, cure])
-
-
-def _excerpt(value: str, start: int) -> str:
-    """A long text from a little before the place where it differs."""
-    if len(value) <= _WIDTH:
-        return value
-    end = start + _WIDTH
-    return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"
 
 
 def _holders(values: Sequence[str], value: str) -> list[int]:

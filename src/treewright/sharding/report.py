@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from treewright._trees.paths import path_text
+from treewright._jax import path_text
 from treewright._values.text import text
 from treewright.sharding.rules import Resolver, Rules
 from treewright.sharding.specs import AnyMesh, OnMisfit, fitted, shape_of, sizes_of

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from treewright._jax import Path, path_text
 from treewright._nodes.fields import AxisNames, names_problem
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._trees.level import is_node
-from treewright._trees.paths import Path, path_text
 from treewright._values.text import text
 from treewright.errors import ShardingError
 from treewright.sharding.rules import Fit, Resolver, Rules

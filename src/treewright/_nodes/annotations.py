@@ -1,33 +1,19 @@
-"""Small readers of classes, typed so that `Any` stays `Any` for both type checkers."""
+"""The annotations of a class, as each version of Python has them."""
 
 import dis
-import functools
 import inspect
 import itertools
 import sys
 import traceback
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+from treewright._values.reach import code_of
 from treewright.errors import NodeDefinitionError
 
 if sys.version_info >= (3, 14):
     import annotationlib
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def class_of(value: object) -> type[Any]:
-    """`type(value)`, of which any attribute may be read."""
-    return type(value)
-
-
-def kept_in_pickles(function: F) -> F:
-    """Let pickles name a function by `treewright._pickled`, which lists it and never moves."""
-    function.__module__ = "treewright._pickled"
-    return function
 
 
 def own_annotations(cls: type[Any]) -> dict[str, Any]:
@@ -63,37 +49,6 @@ def resolved(annotation: Any, cls: type[Any]) -> Any:
         return eval(text, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
     except Exception:  # noqa: BLE001  a forward reference, or a name that only checkers import
         return text
-
-
-def class_attribute(cls: type[Any], name: str) -> Any:
-    """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
-def is_cached_property(cls: type[Any], name: str) -> bool:
-    """Whether an instance may keep the value of a `cached_property` under this name."""
-    return isinstance(getattr(cls, name, None), functools.cached_property)
-
-
-def found_at(module: str, name: str) -> Any:
-    """What an imported module holds under a dotted name, without importing it; None if nothing."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def import_path(value: Any) -> tuple[str, str] | None:
-    """The module and the name under which this very object is found; None for what has no such name."""
-    try:
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    except Exception:  # noqa: BLE001  a property of a user's class
-        return None
-    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # a lambda, or a local of a function
-        return None
-    if found_at(module, name) is not value:
-        return None
-    return module, name
 
 
 def signature_of(cls: type[Any]) -> inspect.Signature:
@@ -145,7 +100,7 @@ if sys.version_info >= (3, 14):
         return __annotate__
 
     def _unreadable(cls: type[Any], error: Exception) -> str:
-        code = getattr(cls.__annotate__, "__code__", None)
+        code = code_of(cls.__annotate__)
         frames = traceback.walk_tb(error.__traceback__)
         names = [_annotated_after(frame.f_code, frame.f_lasti) for frame, _ in frames if frame.f_code is code]
         place = ".".join([cls.__qualname__, *filter(None, names[-1:])])

@@ -1,0 +1,176 @@
+"""What to keep of a value for later: it does not change, and keeps no array and no object alive."""
+
+import enum
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Never
+
+import jax
+import numpy as np
+
+from treewright._values import reach
+from treewright._values.freeze import FrozenArray
+from treewright._values.reach import class_of
+from treewright._values.text import short_text
+
+_ATTRIBUTES = 20  # attributes of an object that are remembered
+_SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
+_AS_THEY_ARE = (*_SINGLE, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType)
+_ARRAYS: Any = (jax.Array, np.ndarray)
+_OBJECT: Any = object
+_TUPLE: Any = tuple
+
+
+class Facts(NamedTuple):
+    """What tells why two values differ: of a live value as it is now, of a remembered one as it was then.
+
+    Attributes:
+        kind: The class.
+        code: Of a Python function its code.
+        held: Of a Python function the captured variables and the defaults, by name.
+        read: Of a Python function the globals that it reads and that can change, by name.
+        method_of: Of a method its function.
+        wrapped: What `jit` or another wrapper made this callable of.
+        attributes: What stands in the `__dict__`; texts where the value is remembered.
+    """
+
+    kind: type[Any]
+    code: types.CodeType | None
+    held: Mapping[str, Any]
+    read: Mapping[str, Any]
+    method_of: Any
+    wrapped: Any
+    attributes: Mapping[str, Any]
+
+
+def facts_of(value: Any) -> Facts:
+    """The facts of a value, live or remembered."""
+    if isinstance(value, Remembered):
+        return value.facts
+    is_function = isinstance(value, types.FunctionType)
+    return Facts(
+        kind=class_of(value),
+        code=reach.code_of(value),
+        held=reach.held_by(value) if is_function else {},
+        read=reach.read_by(value) if is_function else {},
+        method_of=getattr(value, "__func__", None),
+        wrapped=reach.wrapped_by(value),
+        attributes=dict(getattr(value, "__dict__", {})),
+    )
+
+
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Remembered:
+    """What is kept of a value that compares by identity: enough to say what it was, and not the value itself.
+
+    Two are equal when they are of one object that is still alive.
+
+    Args:
+        value: The value.
+        code: Of a function, its code where that may be compared.
+        held: Of a function, what is kept of what it holds.
+        read: Of a function, what is kept of what it reads.
+        wrapped: What is kept of the function inside a wrapper.
+    """
+
+    __slots__ = ("address", "facts", "reference", "text")
+
+    def __init__(
+        self,
+        value: Any,
+        *,
+        code: types.CodeType | None = None,
+        held: Mapping[str, Any] = _NOTHING,
+        read: Mapping[str, Any] = _NOTHING,
+        wrapped: Any = None,
+    ) -> None:
+        owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
+        first = itertools.islice(getattr(value, "__dict__", _NOTHING).items(), _ATTRIBUTES)
+        attributes = {name: short_text(item) for name, item in first}
+        self.text: str = short_text(value)
+        self.facts = Facts(class_of(value), code, held, read, getattr(value, "__func__", None), wrapped, attributes)
+        self.address: int = id(owner)
+        try:
+            self.reference: Callable[[], Any] = weakref.ref(owner)
+        except TypeError:
+            self.reference = lambda: owner
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Remembered) or self.facts.method_of is not other.facts.method_of:
+            return False
+        owner = self.reference()
+        return owner is not None and owner is other.reference()
+
+    def __hash__(self) -> int:
+        return self.address
+
+    def __call__(self) -> Never:
+        """Only there because `functools.partial` takes nothing but callables."""
+        raise TypeError(f"{self.text} is only remembered, and can't be called")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
+    """What to keep of a static value.
+
+    Plain values are kept as they are, containers are copied, and what compares by identity is replaced by a
+    `Remembered`.
+
+    Args:
+        value: Anything.
+        inside: The ids of the values that this one is a part of.
+    """
+    kind = class_of(value)
+    if issubclass(kind, _AS_THEY_ARE):
+        return value
+    if id(value) in inside:  # a recursive function captures itself
+        return Remembered(value)
+
+    def inner(part: Any) -> Any:
+        return remembered(part, inside | {id(value)})
+
+    if kind in _COPIES:
+        return _COPIES[kind](value, inner)
+    if _TUPLE in kind.__mro__ and hasattr(kind, "_fields"):
+        return _TUPLE.__new__(kind, map(inner, value))  # past a __new__ of the user's
+    if kind is types.FunctionType:
+        held = {name: inner(part) for name, part in reach.held_by(value).items()}
+        # Functions among the globals by identity: what they read in turn may be half a program.
+        read = {
+            name: Remembered(part, code=reach.code_of(part)) if isinstance(part, types.FunctionType) else inner(part)
+            for name, part in reach.read_by(value).items()
+        }
+        return Remembered(value, code=reach.code_of(value), held=held, read=read) if held or read else value
+    is_array = isinstance(value, _ARRAYS) and not isinstance(value, FrozenArray)
+    if is_array or kind is types.MethodType or kind.__eq__ is _OBJECT.__eq__:
+        return Remembered(value, wrapped=inner(reach.wrapped_by(value)))
+    return value
+
+
+_Inner = Callable[[Any], Any]
+
+
+def _copied(make: Callable[[Any], Any]) -> Callable[[Any, _Inner], Any]:
+    return lambda value, inner: make(map(inner, value))
+
+
+_COPIES: types.MappingProxyType[type[Any], Callable[[Any, _Inner], Any]] = types.MappingProxyType(
+    {
+        list: _copied(list),
+        tuple: _copied(tuple),
+        set: _copied(set),
+        frozenset: _copied(frozenset),
+        dict: lambda value, inner: {key: inner(part) for key, part in value.items()},
+        bytearray: lambda value, _: bytearray(value),
+        functools.partial: lambda value, inner: functools.partial(
+            inner(value.func), *map(inner, value.args), **{name: inner(part) for name, part in value.keywords.items()}
+        ),
+    }
+)
