@@ -103,3 +103,10 @@ class CheckpointWarning(UserWarning):
 
     A static that differs, or could be compared only by its description; damaged steps that were skipped.
     """
+
+
+class RetraceWarning(UserWarning):
+    """Not all retraces can be seen in this version of JAX.
+
+    Treewright reads them from parts of JAX that are not public. The message says what is missing, and from what.
+    """

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from treewright._jax import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, jax_trees, node_data, typeof
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import finished_pair, replaced
 from treewright._nodes.spec import spec_of
@@ -19,7 +20,6 @@ from treewright._values.freeze import FrozenMapping
 from treewright._values.text import short_text, text
 from treewright.errors import MissingPlaceError
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave treedefs and keys open
 _NUMBERS = (bool, int, float, complex)
 _FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function
 
@@ -105,7 +105,7 @@ def opened(tree: Any) -> Level | Leaf:
         children, statics = finished_pair(tree)
         return node_level(kind, children, statics)
     if kind is list or kind is tuple:
-        return Level(kind, None, (), tuple((_jax_trees.SequenceKey(i), item) for i, item in enumerate(tree)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(tree)))
     if kind is Structure:
         return _structure_level(tree.treedef)
     if isinstance(tree, (jax.Array, np.ndarray, np.generic, *_NUMBERS)):
@@ -128,7 +128,7 @@ def node_level(kind: type[Any], children: Any, statics: Statics) -> Level:
 def leaf_of(value: Any) -> Leaf:
     """What `jit` sees of a leaf: also of a tracer, of a deleted array, of a `jax.ShapeDtypeStruct`."""
     try:
-        aval: Any = jax.typeof(value)
+        aval: Any = typeof(value)
     except Exception:  # noqa: BLE001  what JAX refuses, in whatever way, is no array to it
         return Leaf(None, class_of(value), value)
     return Leaf(aval, class_of(value) if class_of(value) in _NUMBERS else None)
@@ -138,8 +138,8 @@ def _foreign_level(tree: Any) -> Level | Leaf:
     def is_below(part: object) -> bool:
         return part is not tree
 
-    entries, treedef = _jax_trees.tree_flatten_with_path(tree, is_leaf=is_below)
-    data = treedef.node_data()
+    entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=is_below)
+    data = node_data(treedef)
     if data is None:
         return leaf_of(tree)
     kind, aux = data
@@ -148,7 +148,7 @@ def _foreign_level(tree: Any) -> Level | Leaf:
 
 
 def _structure_level(treedef: Any) -> Level | Leaf:
-    data = treedef.node_data()
+    data = node_data(treedef)
     if data is None:
         return Leaf(None, anything=True)
     kind, aux = data
@@ -165,16 +165,16 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     if fields is not None and len(fields) == count:
         return [field_key(name) for name in fields]
     if kind in {list, tuple}:
-        return [_jax_trees.SequenceKey(index) for index in range(count)]
+        return [SequenceKey(index) for index in range(count)]
     held = _elements(aux)
     for entries in (held, *map(_elements, held)):
         if len(entries) == count and hasattr(kind, "keys"):
-            return [_jax_trees.DictKey(entry) for entry in entries]
+            return [DictKey(entry) for entry in entries]
     names = [field.name for field in _dataclass_fields(kind) if (options_of(field) or FieldOptions()).kind != "static"]
     if len(names) == count:
         return [field_key(name) for name in names]
     function = _function_field(kind, aux)
-    return [field_key("__self__") if function == "__func__" else _jax_trees.FlattenedIndexKey(i) for i in range(count)]
+    return [field_key("__self__") if function == "__func__" else FlattenedIndexKey(i) for i in range(count)]
 
 
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
@@ -224,10 +224,6 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
     return class_of(aux) in {list, tuple} and len(names) == len(keys) and all(same)
 
 
-_GetAttrKey: Any = _jax_trees.GetAttrKey
-_SequenceKey: Any = _jax_trees.SequenceKey
-_DictKey: Any = _jax_trees.DictKey
-
 NOTHING: Any = object()  # what `child_of` finds where there is nothing
 
 
@@ -242,7 +238,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
         pair = finished_pair(value)
         return tuple((field_key(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
-        return tuple((_DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
+        return tuple((DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
     entries = entries_of(value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return entries
@@ -255,9 +251,9 @@ def child_of(value: Any, key: Key) -> Any:
     """What is below a value under a key, or `NOTHING`."""
     kind = class_of(value)
     if hasattr(kind, "__node_spec__"):
-        is_field = isinstance(key, _GetAttrKey) and key.name in spec_of(kind).by_name
+        is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if (kind is list or kind is tuple) and isinstance(key, _SequenceKey):
+    if (kind is list or kind is tuple) and isinstance(key, SequenceKey):
         return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
     return next((child for found, child in all_entries(value) or () if found == key), NOTHING)
 
@@ -265,12 +261,12 @@ def child_of(value: Any, key: Key) -> Any:
 def item_key(value: Any, item: Any) -> Key:
     """The key of `value[item]`; an index may be negative."""
     if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
-        return _DictKey(item)
+        return DictKey(item)
     index: int = item.__index__()
     if -len(value) <= index < 0:
         index += len(value)
     names: Any = getattr(value, "_fields", None)
-    return field_key(names[index]) if names and 0 <= index < len(names) else _SequenceKey(index)
+    return field_key(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
 
 
 def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
@@ -303,7 +299,7 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return part is not value
 
     entries: list[tuple[Path, Any]]
-    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
+    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
@@ -315,12 +311,12 @@ def missing_place(name: str, value: Any, key: Key) -> MissingPlaceError:
     entries = all_entries(value)
     if entries is None:
         hint = ""
-        if hasattr(value, "at") and not isinstance(key, _GetAttrKey):
+        if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
         return MissingPlaceError(f"{name} is {text(value)}, a leaf, and has no {key}.{hint}")
     found = class_of(value).__qualname__ if value is not None else "None"
     names = [str(entry) for entry, _ in entries]
-    if names and all(isinstance(entry, _SequenceKey) for entry, _ in entries):
+    if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
         return MissingPlaceError(f"{name} ({found}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_place = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     close = difflib.get_close_matches(str(place_of(key)[1]), by_place, 1)

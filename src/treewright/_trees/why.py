@@ -6,7 +6,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Never, TypeAlias, cast
+from typing import Any, Literal, Never, Self, TypeAlias, cast
 
 import jax
 
@@ -226,17 +226,26 @@ CauseName: TypeAlias = Literal[
 ]
 
 
-class Cause(NamedTuple):
-    """Why two values differ that may look alike: a name, for who has a remedy, and a sentence."""
+class Cause(str):
+    """Why two values differ that may look alike, in a sentence. Its `name` is for who has a remedy."""
+
+    __slots__ = ("name",)
 
     name: CauseName
-    text: str
+
+    def __new__(cls, name: CauseName, text: str) -> Self:
+        """A sentence with a name."""
+        cause = super().__new__(cls, text)
+        cause.name = name
+        return cause
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.name, str(self)
 
 
 def why(left: Any, right: Any) -> str:
-    """The sentence of `cause_of`; empty where the texts of the values say it all."""
-    cause = cause_of(left, right)
-    return "" if cause is None else cause.text
+    """`cause_of`; empty where the texts of the values say it all."""
+    return cause_of(left, right) or ""
 
 
 def cause_of(left: Any, right: Any) -> Cause | None:

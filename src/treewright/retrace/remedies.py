@@ -3,10 +3,9 @@
 import types
 from typing import Any
 
-from treewright._trees.diff import Difference
+from treewright._trees.diff import Difference, Kind
 from treewright._trees.level import Leaf
-from treewright._trees.why import Cause, CauseName, cause_of
-from treewright.retrace.call import label_of
+from treewright._trees.why import Cause, CauseName
 
 _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
     {
@@ -23,64 +22,46 @@ _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
         "same text": "make it once and reuse it",
     }
 )
-_OF_FUNCTIONS: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
+_OF_KINDS: types.MappingProxyType[Kind, str] = types.MappingProxyType(
     {
-        "function made anew": "jit keeps programs for each function object: make and jit it once, outside of the loop",
-        "other method": "jit a function that takes the object as an argument, and jit it once",
+        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "setting": "set it once, before the first call",
+        "option": "jit the function once, with one set of options",
+        "sharding": "give it one sharding before the loop: jax.device_put",
+        "placement": "put it there once, before the loop: jax.device_put",
     }
 )
-
-
 _FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 
 def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
-    match label_of(difference):
-        case "function":
-            cause = cause_of(difference.left, difference.right)
-            return _OF_FUNCTIONS.get(cause.name, _OF_FUNCTIONS["function made anew"]) if cause else ""
-        case "passing":
-            return "pass it the same way each time: jit tells by position from by keyword"
-        case "setting":
-            return "set it once, before the first call"
-        case "option":
-            return "jit the function once, with one set of options"
-        case _:
-            return _of_argument(difference)
-
-
-def _of_argument(difference: Difference) -> str:
     match difference.kind:
         case "static":
             return _of_static(difference)
+        case "function":
+            return _of_function(difference)
         case "shape":
             return _of_shape(difference.left, difference.right)
         case "dtype" | "weak_type":
             return _of_dtype(difference)
         case "class":
-            return _of_class(difference.left, difference.right)
-        case "added" | "removed" if len(difference.path) == 1 and str(difference.path[0]).isidentifier():
-            return "a default that is passed is an argument more: pass it each time or never"
+            return _of_class(difference)
         case "added" | "removed":
-            return "keep the structure the same from call to call"
+            is_argument = len(difference.path) == 1 and str(difference.path[0]).isidentifier()
+            default = "a default that is passed is an argument more: pass it each time or never"
+            return default if is_argument else "keep the structure the same from call to call"
         case "sharding" if str(difference.left) == str(difference.right):
             return "make it under the mesh that it is used with"
-        case "sharding":
-            return "give it one sharding before the loop: jax.device_put"
-        case "placement":
-            return "put it there once, before the loop: jax.device_put"
-        case _:
-            return ""
+        case kind:
+            return _OF_KINDS.get(kind, "")
 
 
 def _of_static(difference: Difference) -> str:
-    cause: Cause | None = cause_of(difference.left, difference.right)
-    if cause is not None:
-        optimizer = cause.name == "function made anew" and _is_of_optimizer(difference.left)
-        return (
-            "build the optimiser once and reuse it, or keep it in a TrainState" if optimizer else _OF_CAUSES[cause.name]
-        )
+    if isinstance(difference.reason, Cause):
+        if difference.reason.name == "function made anew" and _is_of_optimizer(difference.left):
+            return "build the optimiser once and reuse it, or keep it in a TrainState"
+        return _OF_CAUSES[difference.reason.name]
     numbers = (int, float, complex)
     if type(difference.left) in numbers and type(difference.right) in numbers:
         return "if it changes often, pass it as an array that is traced, not as a static"
@@ -90,6 +71,14 @@ def _of_static(difference: Difference) -> str:
 def _is_of_optimizer(function: Any) -> bool:
     code = getattr(function, "code", None)
     return code is not None and "optax" in code.co_filename.replace("\\", "/").split("/")
+
+
+def _of_function(difference: Difference) -> str:
+    if not isinstance(difference.reason, Cause):
+        return ""
+    if difference.reason.name == "other method":
+        return "jit a function that takes the object as an argument, and jit it once"
+    return "jit keeps programs for each function object: make and jit it once, outside of the loop"
 
 
 def _of_shape(old: Leaf, new: Leaf) -> str:
@@ -112,12 +101,10 @@ def _of_dtype(difference: Difference) -> str:
     return "convert it where it is made"
 
 
-def _of_class(old: Any, new: Any) -> str:
-    kinds = [getattr(tree, "kind", None) for tree in (old, new)]
+def _of_class(difference: Difference) -> str:
+    kinds = {getattr(tree, "kind", None) for tree in (difference.left, difference.right)}
     if type(None) in kinds:
         return "pass the same in each call: an array of zeros in place of None, say"
-    if set(kinds) == {list, tuple}:
+    if kinds == {list, tuple}:
         return "use one of the two"
-    if None not in kinds and (cause := cause_of(*kinds)) is not None:
-        return _OF_CAUSES[cause.name]
-    return ""
+    return _OF_CAUSES[difference.reason.name] if isinstance(difference.reason, Cause) else ""
