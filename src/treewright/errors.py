@@ -3,6 +3,11 @@
 import typing
 
 
+def missing_extra(what: str, package: str, extra: str) -> ImportError:
+    """The error for something that needs a package which is not installed, with the line that installs it."""
+    return ImportError(f"{what} needs {package}. Install it with: pip install 'treewright[{extra}]'")
+
+
 class NodeDefinitionError(TypeError):
     """A class can't be made a node as it is written. Nothing has been registered.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
+from treewright._jax import jax_trees
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
@@ -22,8 +23,6 @@ _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "d
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
 Kind: TypeAlias = _OfTrees | _OfCalls
 _Found: TypeAlias = "tuple[Kind, str] | None"
-
-_jax_trees: Any = jax.tree_util  # whose annotations leave the type of treedefs open
 
 
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
@@ -97,7 +96,7 @@ class Difference:
 
 def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
-    level = opened(Structure(tree) if isinstance(tree, _jax_trees.PyTreeDef) else tree)
+    level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, Leaf) and (level.python or level.aval is None) and not level.anything
     return short_text(tree if as_it_is else level)
 
@@ -125,13 +124,13 @@ def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
         >>> difference.path, difference.left, difference.right, difference.kind
         ((DictKey(key='y'),), 2, 3, 'value')
     """
-    if isinstance(left, _jax_trees.PyTreeDef) or isinstance(right, _jax_trees.PyTreeDef):
+    if isinstance(left, jax_trees.PyTreeDef) or isinstance(right, jax_trees.PyTreeDef):
         left, right = _as_structure(left), _as_structure(right)
     return list(differences(left, right, values=values))
 
 
 def _as_structure(tree: Any) -> Structure:
-    return Structure(tree if isinstance(tree, _jax_trees.PyTreeDef) else jax.tree.structure(tree))
+    return Structure(tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree))
 
 
 def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iterator[Difference]:

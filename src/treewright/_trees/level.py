@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from treewright._nodes.statics import Statics
 from treewright._trees.paths import Key, Path, entries_of, field_key, place_of
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
-from treewright._values.text import short_text, text
+from treewright._values.text import did_you_mean, short_text, text
 from treewright.errors import MissingPlaceError
 
 _NUMBERS = (bool, int, float, complex)
@@ -319,8 +318,7 @@ def missing_place(name: str, value: Any, key: Key) -> MissingPlaceError:
     if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
         return MissingPlaceError(f"{name} ({found}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_place = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
-    close = difflib.get_close_matches(str(place_of(key)[1]), by_place, 1)
-    meant = f" (did you mean {by_place[close[0]]}?)" if close else ""
+    meant = did_you_mean(str(place_of(key)[1]), by_place)
     return MissingPlaceError(f"{name} ({found}) has no {key}{meant}. It has {listed(names)}.")
 
 

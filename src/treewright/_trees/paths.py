@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
-import jax
-
+from treewright._jax import GetAttrKey, SequenceKey, jax_trees
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 
 Key: TypeAlias = Any  # GetAttrKey, SequenceKey, DictKey, FlattenedIndexKey, or what a foreign class registered
 Path: TypeAlias = tuple[Key, ...]
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
 
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
@@ -36,14 +34,14 @@ def path_text(path: Path, root: str = "") -> str:
 
 def field_key(name: str) -> Key:
     """The key of a field."""
-    return _jax_trees.GetAttrKey(name)
+    return GetAttrKey(name)
 
 
 def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
     """What a key names: a field by its name, or an item by its index, its dict key or a foreign key's own text."""
-    if isinstance(key, _jax_trees.GetAttrKey):
+    if isinstance(key, GetAttrKey):
         return "field", key.name
-    if isinstance(key, _jax_trees.SequenceKey):
+    if isinstance(key, SequenceKey):
         return "item", key.idx
     return "item", key.key if hasattr(key, "key") else str(key)
 
@@ -61,7 +59,7 @@ def entries_of(tree: object) -> tuple[tuple[Key, Any], ...] | None:
         return part is not tree
 
     entries: list[tuple[Path, Any]]
-    entries, _ = _jax_trees.tree_flatten_with_path(tree, is_leaf=is_below)
+    entries, _ = jax_trees.tree_flatten_with_path(tree, is_leaf=is_below)
     if len(entries) == 1 and not entries[0][0]:
         return None
     return tuple((path[0], child) for path, child in entries)

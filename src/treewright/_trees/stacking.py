@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from treewright._jax import jax_trees
 from treewright._trees.diff import differences
 from treewright._trees.paths import Path, path_text
 from treewright._values.classes import class_of
@@ -14,7 +15,6 @@ from treewright._values.text import short_dtype, text
 
 T = TypeVar("T")
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
 
 _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
@@ -36,7 +36,7 @@ def stack(trees: Sequence[T]) -> T:
     trees = list(trees)
     if not trees:
         raise ValueError("stack() takes at least one tree: the result has to have a structure.")
-    first, treedef = _jax_trees.tree_flatten_with_path(trees[0])
+    first, treedef = jax_trees.tree_flatten_with_path(trees[0])
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for index, tree in enumerate(trees[1:], 1):
         if jax.tree.structure(tree) != treedef:
@@ -133,7 +133,7 @@ def _type_of(path: Path, leaf: Any) -> str:
 
 def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
-    leaves, _ = _jax_trees.tree_flatten_with_path(tree)
+    leaves, _ = jax_trees.tree_flatten_with_path(tree)
     if not leaves:
         raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so nobody can tell how many trees it holds.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]

@@ -8,6 +8,7 @@ from typing import Any, Never
 
 import jax
 
+from treewright._jax import SequenceKey
 from treewright._trees.level import NOTHING, all_entries, child_of, item_key, listed, missing_place, with_changes
 from treewright._trees.paths import Key, Path, Pattern, Step, field_key, parse, path_text
 from treewright._values.classes import class_of
@@ -148,9 +149,6 @@ class Recorder:
 place_of_recorder: Any = operator.attrgetter("_treewright_place")
 
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
-
-
 class Selection:
     """Places in a tree.
 
@@ -267,7 +265,7 @@ def _key(place: Place, step: Step) -> Key:
 
 
 def _names_in(place: Place) -> str:
-    names = sorted({str(key) for key in _keys_in(place) if not isinstance(key, _jax_trees.SequenceKey)})
+    names = sorted({str(key) for key in _keys_in(place) if not isinstance(key, SequenceKey)})
     return f"The names in it: {listed(names)}."
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal, Never, Self, TypeAlias, cast
 
-import jax
-
+from treewright._jax import DictKey, SequenceKey
 from treewright._trees.paths import Key, Path, field_key, path_text
 from treewright._values import reach
 from treewright._values.classes import class_of
@@ -21,7 +20,6 @@ _SHOWN = 3  # captured variables that are named
 _ATTRIBUTES = 20  # attributes of an object that are remembered
 _SEPARATE = 4  # places in one container that are told apart; where more have changed, it has changed as a whole
 
-_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 _missing = object()
 
 
@@ -164,9 +162,9 @@ def parts_of(value: Any) -> dict[Key, Any]:
     else:
         names = names_in(kind)
     if not names and isinstance(value, list | tuple):
-        return {_keys.SequenceKey(index): item for index, item in enumerate(cast("Any", value))}
+        return {SequenceKey(index): item for index, item in enumerate(cast("Any", value))}
     if isinstance(value, Mapping):
-        return {_keys.DictKey(name): item for name, item in cast("Any", value).items()}
+        return {DictKey(name): item for name, item in cast("Any", value).items()}
     found = ((name, getattr(value, name, _missing)) for name in names)
     return {field_key(name): item for name, item in found if item is not _missing}
 

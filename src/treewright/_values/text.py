@@ -4,12 +4,13 @@ Never reads the data of an array, never fails on what a transformation puts into
 specs), and stops at cycles. A node class is known by its `__node_spec__`, of which only `fields` is read here.
 """
 
+import difflib
 import functools
 import itertools
 import re
 import reprlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -246,19 +247,64 @@ def short_texts(left: Any, right: Any) -> tuple[str, str]:
     if texts[0] != texts[1]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
-        start = max(0, _first_difference(left, right) - LENGTH // 4)
-        return _window(left, start), _window(right, start)
+        start = _excerpt_start((left, right), LENGTH // 2)
+        old, new = excerpts((left, right), LENGTH // 2, show=repr)
+        return f"{old} at character {start}", f"{new} at character {start}"
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def _first_difference(left: str, right: str) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
+def did_you_mean(wrong: str, names: Iterable[str] | Mapping[str, str]) -> str:
+    """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close.
+
+    Args:
+        wrong: The wrong name.
+        names: The right ones; a mapping holds how each is shown.
+    """
+    shown = names if isinstance(names, Mapping) else {name: name for name in names}
+    close = difflib.get_close_matches(wrong, shown, 1)
+    return f" (did you mean {shown[close[0]]}?)" if close else ""
 
 
-def _window(value: str, start: int) -> str:
-    shown = repr(value[start : start + LENGTH // 2])
-    return f"{'...' if start else ''}{shown}{'...' if start + LENGTH // 2 < len(value) else ''} at character {start}"
+def first_difference(texts: Sequence[Sequence[object]]) -> int:
+    """The place where not all are the same; the end of the shortest where they are until there."""
+    same = itertools.takewhile(lambda parts: all(part == parts[0] for part in parts), zip(*texts, strict=False))
+    return sum(1 for _ in same)
+
+
+def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
+    """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
+    start = _excerpt_start(texts, width)
+    end = start + width
+    return [
+        text
+        if len(text) <= width
+        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
+        for text in texts
+    ]
+
+
+def _excerpt_start(texts: Sequence[str], width: int) -> int:
+    return max(0, first_difference(texts) - width // 3)
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool = False) -> list[str]:
+    """The lines of a table in plain text.
+
+    Args:
+        rows: Its cells; the first row is the head.
+        right: The names of the columns that are aligned on the right.
+        rule: Whether a line of dashes follows the head.
+    """
+    head, *others = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rules = [["-" * width for width in widths]] if rule else []
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ).rstrip()
+        for row in (head, *rules, *others)
+    ]
 
 
 def names_in(kind: type[Any]) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
 """What a checkpoint and a tree disagree about, and what to do about it."""
 
 import dataclasses
-import difflib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -11,6 +9,7 @@ import numpy as np
 
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenMapping
+from treewright._values.text import did_you_mean, excerpts
 from treewright.checkpoint.leaves import ARRAYS, Form, Placing, leaves_of, stored
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, Steps, name_of
 from treewright.checkpoint.tree import Place, ReadingCodec, Survey, same_name, survey
@@ -62,18 +61,8 @@ class Difference:
             return f"{self.path}: not saved, the tree has {self.wanted}"
         if self.kind == "unexpected":
             return f"{self.path}: saved as {self.saved}, not in the tree"
-        saved, wanted = _excerpts(self.saved, self.wanted)
+        saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
         return f"{self.path}: {self.kind} {saved} saved, {wanted} in the tree"
-
-
-def _excerpts(*texts: str) -> list[str]:
-    """Texts that may be long, from shortly before the place where they begin to differ."""
-    if max(map(len, texts)) <= _LENGTH:
-        return [*texts]
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    start = max(0, sum(1 for _ in same) - _LENGTH // 4)
-    lead = "..." if start else ""
-    return [f"{lead}{text[start : start + _LENGTH]}{'...' * (len(text) > start + _LENGTH)}" for text in texts]
 
 
 def mismatch(differences: Iterable[Difference]) -> CheckpointMismatchError:
@@ -264,9 +253,8 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
     if unused:
         every = [entry.steps for entry in manifest.branches] + [entry.steps for entry in manifest.leaves]
         steps = {step for place in every for step in place}
-        close = difflib.get_close_matches(unused[0], steps, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{hint}.")
+        meant = did_you_mean(unused[0], steps)
+        raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{meant}.")
     _refuse_one_name_twice(leaves)
     return Manifest(branches, leaves)
 

@@ -16,9 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright.errors import CheckpointDamagedError
-
-_jax: Any = jax  # whose annotations leave some types open
+from treewright._jax import untyped_jax
+from treewright.errors import CheckpointDamagedError, missing_extra
 
 WHOLE = "all"
 LARGE = 1 << 20  # bytes from which on an array is worth a thread
@@ -33,9 +32,7 @@ def new_digest() -> Any:
     try:
         import xxhash
     except ImportError as error:
-        raise ImportError(
-            "Checkpoints need xxhash for their digests. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("The digest of a checkpoint", "xxhash", "checkpoint") from error
     return xxhash.xxh3_128()
 
 
@@ -162,13 +159,13 @@ def _all_of(array: Any) -> Any:
 
 def process_count() -> int:
     """How many processes the job has."""
-    count: int = _jax.process_count()
+    count: int = untyped_jax.process_count()
     return count
 
 
 def is_first_process() -> bool:
     """Whether this process does what one of them has to."""
-    index: int = _jax.process_index()
+    index: int = untyped_jax.process_index()
     return index == 0
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
+from treewright._jax import untyped_jax
 from treewright.checkpoint.atomic import publish, staging
 from treewright.checkpoint.digests import WHOLE, bytes_of, contiguous, digest_of, in_threads, new_digest
 from treewright.checkpoint.leaves import DTYPES, NAMES, Form, empty, stored
 from treewright.checkpoint.manifest import LONGEST, Leaf, Manifest, from_text
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import Place, Survey, survey
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -49,7 +50,7 @@ def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Calla
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise ImportError("A progress bar needs tqdm. Install it with: pip install 'treewright[checkpoint]'") from error
+        raise missing_extra("A progress bar", "tqdm", "checkpoint") from error
     bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
     with bar:
         yield bar.update
@@ -95,7 +96,6 @@ def watched(folder: Path, total: int, done: Callable[[int], object]) -> Generato
 
 
 _KEY = "treewright"
-_jax: Any = jax  # whose annotations leave some types open
 
 _RESERVED = "__metadata__"
 _RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
@@ -128,9 +128,7 @@ def engine() -> Any:
     try:
         import safetensors
     except ImportError as error:
-        raise ImportError(
-            "Saving to and loading from a file needs safetensors. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("Saving to and loading from a file", "safetensors", "checkpoint") from error
     return safetensors
 
 
@@ -148,7 +146,7 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
     found.refuse(_problems(found))
     values = [stored(place.value) for place in found.leaves]
     if jax.default_backend() != "cpu":
-        _jax.copy_to_host_async(values)
+        untyped_jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
     prepared = in_threads(functools.partial(_prepared, safetensors), arrays)
     leaves = tuple(

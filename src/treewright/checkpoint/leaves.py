@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.dtypes import prng_key
 
+from treewright._jax import is_key_dtype, untyped_jax
 from treewright._values.classes import class_of
 from treewright._values.freeze import FrozenArray
 from treewright._values.text import text
@@ -19,7 +19,6 @@ from treewright.errors import CheckpointError
 
 Kind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
-_jax: Any = jax  # whose annotations leave some types open
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 ON_DEVICE = frozenset({"array", "key"})
@@ -108,7 +107,7 @@ def _jax_form(leaf: Any) -> Form:
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CanNotBeSavedError("was donated or deleted, and has no values any more")
     dtype = leaf.dtype
-    if dtype not in NAMES and jnp.issubdtype(dtype, prng_key):
+    if dtype not in NAMES and is_key_dtype(dtype):
         return _key_form(leaf)
     return Form("array", leaf.shape, _dtype_name(dtype), weak=bool(leaf.weak_type))
 
@@ -120,7 +119,7 @@ def _key_form(leaf: Any) -> Form:
         implementations.append(str(jax.random.key_impl(key)))
         return jax.random.key_data(key)
 
-    data: Any = _jax.eval_shape(data_of, leaf)
+    data: Any = untyped_jax.eval_shape(data_of, leaf)
     return Form("key", data.shape, data.dtype.name, key=implementations[0])
 
 
@@ -134,7 +133,7 @@ def _stored_scalar(value: Any) -> Any:
 def stored(leaf: Any) -> Any:
     """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself."""
     if isinstance(leaf, jax.Array):
-        plain = leaf.dtype in NAMES or not jnp.issubdtype(leaf.dtype, prng_key)
+        plain = leaf.dtype in NAMES or not is_key_dtype(leaf.dtype)
         return leaf if plain else jax.random.key_data(leaf)
     return _stored_scalar(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
@@ -155,7 +154,7 @@ def data_sharding_of(leaf: Any, form: Form) -> Any:
     whole = (None,) * (len(form.shape) - len(leaf.shape))
     rank = len(leaf.shape)
     parts = (*sharding.spec, *(None,) * (rank - len(sharding.spec)), *whole)
-    return jax.sharding.NamedSharding(sharding.mesh, _jax.sharding.PartitionSpec(*parts))
+    return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.sharding.PartitionSpec(*parts))
 
 
 def host_leaf_of(value: Any, form: Form) -> Any:
@@ -200,7 +199,7 @@ def leaves_of(values: Sequence[Any], placings: Sequence[Placing]) -> list[Any]:
             to_place.append((index, cast, sharding))
     # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
     shardings = [sharding for *_, sharding in to_place]
-    placed = _jax.device_put([value for _, value, _ in to_place], shardings if any(shardings) else None)
+    placed = untyped_jax.device_put([value for _, value, _ in to_place], shardings if any(shardings) else None)
     for (index, *_), value in zip(to_place, placed, strict=True):
         results[index] = _finished(value, placings[index])
     return results
@@ -213,7 +212,7 @@ def _finished(leaf: Any, placing: Placing) -> Any:
             f"{placing.path} is a {form.dtype}, and JAX would make it a {leaf.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return leaf if form.key is None else _jax.random.wrap_key_data(leaf, impl=form.key)
+    return leaf if form.key is None else untyped_jax.random.wrap_key_data(leaf, impl=form.key)
 
 
 def empty(form: Form) -> Any:

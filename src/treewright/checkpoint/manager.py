@@ -18,7 +18,7 @@ from treewright.checkpoint.leaves import DTYPES, ON_DEVICE, data_sharding_of, st
 from treewright.checkpoint.manifest import Leaf, Manifest, Steps, from_json
 from treewright.checkpoint.restore import Migrate, OnStatic, Options, Reader, restored
 from treewright.checkpoint.tree import Place, Survey, survey
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, missing_extra
 
 STATE, MANIFEST = "state", "manifest"
 
@@ -32,9 +32,7 @@ def engine() -> Any:
     try:
         import orbax.checkpoint
     except ImportError as error:
-        raise ImportError(
-            "CheckpointManager needs orbax-checkpoint. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("CheckpointManager", "orbax-checkpoint", "checkpoint") from error
     return orbax.checkpoint
 
 

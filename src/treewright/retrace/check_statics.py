@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from treewright._jax import GetAttrKey, SequenceKey
 from treewright._trees.level import Leaf, Level, opened
 from treewright._trees.paths import Path, path_text
 from treewright._trees.why import captured_by, parts_of, place_of_code, same_to_jit
@@ -43,7 +44,6 @@ _FINE = (*_SINGLE, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType)
 _PLAIN = (*_SINGLE, bool, int, float, complex, str, bytes)
 _FOLLOWED = 20  # functions that are looked into for what they read
 _CONTAINERS = (tuple, frozenset, list, dict, set)
-_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
 def _inside(value: Any) -> dict[Any, Any]:
     if not isinstance(value, functools.partial):
         return parts_of(value)
-    arguments = {_keys.SequenceKey(index): part for index, part in enumerate(value.args)}
-    return {_keys.GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
+    arguments = {SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
 
 
 def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from treewright._jax import is_key_dtype, untyped_jax
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.paths import Path, entries_of, field_key, path_text
 from treewright._values import reach
 from treewright._values.classes import class_of, import_path
-from treewright._values.text import short_dtype
+from treewright._values.text import excerpts, first_difference, short_dtype
 from treewright.errors import ProcessMismatchError
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -113,7 +113,7 @@ class _Description:
         shown = f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
         if not getattr(value, "is_fully_addressable", True):
             return shown
-        plain = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        plain = jax.random.key_data(value) if is_key_dtype(value.dtype) else value
         return f"{shown}#{_digest(np.asarray(plain).tobytes())}"
 
     def node(self, value: Any) -> str:
@@ -187,7 +187,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Description, Any], str]], 
 )
 
 
-_jax: Any = jax  # whose annotations leave much open
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _ABSENT = "nothing"
@@ -217,7 +216,7 @@ def assert_same_on_all_processes(tree: object) -> None:
         ...     log_name: str = static(default="", local=True)
         >>> assert_same_on_all_processes(Layer(jnp.ones(2), log_name=f"process {jax.process_index()}"))
     """
-    if _jax.process_count() == 1:
+    if untyped_jax.process_count() == 1:
         return
     mine = described(tree)
     everyones = _everyones(json.dumps(mine).encode())
@@ -257,14 +256,14 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         >>> step(jnp.ones(2)).tolist()
         [2.0, 2.0]
     """
-    if _jax.process_count() == 1:
+    if untyped_jax.process_count() == 1:
         return
     lines = lowered.as_text().splitlines()
     digests = [hashlib.sha256(line.encode()).digest()[:8] for line in lines]
     everyones = _everyones(b"".join(digests))
     if everyones is None:
         return
-    first = _first_difference(everyones) // 8
+    first = first_difference(everyones) // 8
     line = lines[first].strip() if first < len(lines) else "the end of the program"
     values = [one.decode() for one in _gathered(line.encode())]
     raise ProcessMismatchError(
@@ -301,30 +300,15 @@ def _process_allgather(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(gathered)
 
 
-def _first_difference(texts: Sequence[Sequence[Any]]) -> int:
-    """The place where not all are the same, which is the end of the shortest if they are until there."""
-    shortest = min(map(len, texts))
-    return next((place for place in range(shortest) if len({one[place] for one in texts}) > 1), shortest)
-
-
 def _message(title: str, differing: Sequence[tuple[str, Sequence[str]]], cure: str) -> str:
     lines = [title]
     for place, values in differing[:_SHOWN]:
-        start = max(0, _first_difference(values) - _WIDTH // 3)
-        shown = {value: _excerpt(value, start) for value in values}
+        shown = dict(zip(values, excerpts(values, _WIDTH), strict=True))
         lines.append(f"  {place}")
         lines += [f"    {_names(_holders(values, value))}: {shown[value]}" for value in dict.fromkeys(values)]
     if len(differing) > _SHOWN:
         lines.append(f"  and {len(differing) - _SHOWN} places more")
     return "\n".join([*lines, cure])
-
-
-def _excerpt(value: str, start: int) -> str:
-    """A long text from a little before the place where it differs."""
-    if len(value) <= _WIDTH:
-        return value
-    end = start + _WIDTH
-    return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"
 
 
 def _holders(values: Sequence[str], value: str) -> list[int]:
