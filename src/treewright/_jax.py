@@ -50,6 +50,14 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     return data
 
 
+# What stands in the `__dict__` of a jitted function besides what the wrapped one has there. With an attribute more, it
+# equals only itself in a static field.
+JIT_ATTRIBUTES = frozenset(
+    {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
+    | {"__type_params__", "__annotate__"}
+)
+
+
 def is_jitted(function: Any) -> bool:
     """Whether `jax.jit` itself has made a function, and not a wrapper that took over its attributes."""
     return type(function).__name__ == "PjitFunction" and _package(type(function).__module__) in {"jax", "jaxlib"}
@@ -61,7 +69,7 @@ def options_of(function: Any) -> Mapping[str, Any] | None:
     Without it, `explain` says that it does not know which arguments are static, and a jitted function in a static
     field equals only itself.
     """
-    return _as_options(vars(function).get("_jit_info")) if is_jitted(function) else None
+    return _as_options(getattr(function, "_jit_info", None)) if is_jitted(function) else None
 
 
 def _as_options(info: Any) -> Mapping[str, Any] | None:
@@ -315,7 +323,8 @@ def look() -> Sight:
 
     def probe(x: Any) -> Any:
         if called_by_a_library():
-            tracers.append(type(x))
+            kind: type[Any] = type(x)
+            tracers.append(kind)
         return x
 
     def trace() -> None:

@@ -237,8 +237,8 @@ class Cause(str):
         cause.name = name
         return cause
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.name, str(self)
+    def __reduce__(self) -> tuple[type["Cause"], tuple[str, str]]:
+        return Cause, (self.name, str(self))
 
 
 def why(left: Any, right: Any) -> str:

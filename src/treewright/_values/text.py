@@ -253,14 +253,14 @@ def short_texts(left: Any, right: Any) -> tuple[str, str]:
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def did_you_mean(wrong: str, names: Iterable[str] | Mapping[str, str]) -> str:
+def did_you_mean(wrong: str, names: Iterable[str] | dict[str, str]) -> str:
     """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close.
 
     Args:
         wrong: The wrong name.
-        names: The right ones; a mapping holds how each is shown.
+        names: The right ones; a dict holds how each is shown.
     """
-    shown = names if isinstance(names, Mapping) else {name: name for name in names}
+    shown: Mapping[str, str] = names if isinstance(names, dict) else {name: name for name in names}
     close = difflib.get_close_matches(wrong, shown, 1)
     return f" (did you mean {shown[close[0]]}?)" if close else ""
 

@@ -109,7 +109,7 @@ def arguments_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def signature_of(call: Call, like: Signature | None = None) -> Signature:
     """The signature of a call. What is as it was in `like`, an earlier one, is shared with it."""
-    known = {} if like is None else like.traced
+    known: Mapping[str, Level | Leaf] = {} if like is None else like.traced
     traced: dict[str, Level | Leaf] = {}
     compared: dict[str, Any] = {}
     passed: dict[str, str] = {}
