@@ -86,10 +86,14 @@ def test_looking_needs_no_device() -> None:
 def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> None:
     sights: list[_jax.Sight] = []
 
+    def look(x: Any) -> Any:
+        sights.append(_jax.look())
+        return x
+
     with jax.disable_jit():
         sights.append(_jax.look())
-    jax.jit(lambda x: sights.append(_jax.look()) or x)(1.0)
-    jax.vmap(lambda x: sights.append(_jax.look()) or x)(jnp.ones(2))
+    jax.eval_shape(look, 1.0)
+    jax.vmap(look)(jnp.ones(2))
 
     assert sights == [_jax.look()] * 3
 
@@ -247,7 +251,7 @@ def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_th
 ) -> None:
     nnx = pytest.importorskip("flax.nnx")
 
-    def apply(model: Any, x: jax.Array) -> jax.Array:
+    def apply(model: Any, x: jax.Array) -> Any:
         return model(x)
 
     def lines() -> list[str]:
@@ -267,8 +271,13 @@ def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_th
 # Tracers
 
 
-def test_where_a_function_cannot_tell_that_it_is_traced_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "untyped_jax", SimpleNamespace())
+@pytest.mark.parametrize(
+    ("name", "value"), [("untyped_jax", SimpleNamespace()), ("called_by_a_library", lambda: False)]
+)
+def test_where_a_function_cannot_tell_that_it_is_traced_that_is_said_once(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_jax, name, value)
     jitted: Any = jax.jit(treewright.traced(fresh(double)))
 
     with pytest.warns(RetraceWarning, match=r"so traced\(\) and max_traces\(\) below jit see no traces"):

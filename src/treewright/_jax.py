@@ -319,24 +319,14 @@ def look() -> Sight:
     """Trace a function, and see what shows."""
     tracers: list[type[Any]] = []
     calls: list[Call | None] = []
-    threads: list[int] = []
 
     def probe(x: Any) -> Any:
         if called_by_a_library():
-            kind: type[Any] = type(x)
-            tracers.append(kind)
+            tracers.append(x.__class__)
         return x
 
-    def trace() -> None:
-        threads.append(threading.get_ident())
-        untyped_jax.jit(probe).trace(0.0)
-
-    def hear(*_: Any) -> None:
-        if threading.get_ident() in threads:
-            calls.append(call_on_stack())
-
-    listener = EventListener(on_trace=hear)
-    _run_alone(trace)
+    listener = EventListener(on_trace=lambda _seconds, _name: calls.append(call_on_stack()))
+    _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     seen = any(call is not None and call.function is probe for call in calls)
     return Sight(next(iter(tracers), None), bool(calls), seen)

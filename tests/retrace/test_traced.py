@@ -309,3 +309,14 @@ def test_the_decorated_function_keeps_its_name_and_signature() -> None:
         return x * times
 
     assert (double.__name__, double.__doc__, double(2.0)) == ("double", "Twice.", 4.0)
+
+
+def test_an_argument_that_was_static_and_is_traced_is_reported() -> None:
+    reports: list[RetraceReport] = []
+    function = treewright.traced(lambda x: x * 2, on_report=reports.append)
+
+    static: Any = jax.jit(function, static_argnums=0)
+    static(2)
+    jax.jit(function)(2)
+
+    assert details(reports[0])[0] == "x: 2 -> int32[] (weakly typed)"

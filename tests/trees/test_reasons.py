@@ -260,8 +260,8 @@ def test_texts_are_short_and_differ_where_values_do() -> None:
         "...'xxxxxxxxxxxxxbxxxxxxxxxxxxxxxxxxxxxxxxxx'... at character 287",
     )
     assert short_texts("\n" * 90, "\n" * 91) == (
-        f"...{chr(10) * 20!r} at character 70",
-        f"...{chr(10) * 21!r} at character 70",
+        f"...{chr(10) * 13!r} at character 77",
+        f"...{chr(10) * 14!r} at character 77",
     )
     assert short_texts(classes, closure) == ("classes", "closure")
 

@@ -318,7 +318,7 @@ def missing_place(name: str, value: Any, key: Key) -> MissingPlaceError:
     if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
         return MissingPlaceError(f"{name} ({found}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_place = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
-    meant = did_you_mean(str(place_of(key)[1]), by_place)
+    meant = did_you_mean(str(place_of(key)[1]), by_place, show=by_place.__getitem__)
     return MissingPlaceError(f"{name} ({found}) has no {key}{meant}. It has {listed(names)}.")
 
 

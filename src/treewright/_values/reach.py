@@ -313,8 +313,7 @@ def jit_options(value: Any) -> Hashable | None:
     if options is None:
         return None
     wrapped: Any = getattr(value, "__wrapped__", None)
-    attributes: dict[str, Any] = vars(value)
-    if wrapped is None or not attributes.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
+    if wrapped is None or not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
         return None
     return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
 

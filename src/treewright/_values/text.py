@@ -10,7 +10,7 @@ import itertools
 import re
 import reprlib
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -253,16 +253,10 @@ def short_texts(left: Any, right: Any) -> tuple[str, str]:
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def did_you_mean(wrong: str, names: Iterable[str] | dict[str, str]) -> str:
-    """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close.
-
-    Args:
-        wrong: The wrong name.
-        names: The right ones; a dict holds how each is shown.
-    """
-    shown: Mapping[str, str] = names if isinstance(names, dict) else {name: name for name in names}
-    close = difflib.get_close_matches(wrong, shown, 1)
-    return f" (did you mean {shown[close[0]]}?)" if close else ""
+def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str] = str) -> str:
+    """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close."""
+    close = difflib.get_close_matches(wrong, list(names), 1)
+    return f" (did you mean {show(close[0])}?)" if close else ""
 
 
 def first_difference(texts: Sequence[Sequence[object]]) -> int:

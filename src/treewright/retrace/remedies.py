@@ -74,11 +74,10 @@ def _is_of_optimizer(function: Any) -> bool:
 
 
 def _of_function(difference: Difference) -> str:
-    if not isinstance(difference.reason, Cause):
-        return ""
-    if difference.reason.name == "other method":
+    if isinstance(difference.reason, Cause) and difference.reason.name == "other method":
         return "jit a function that takes the object as an argument, and jit it once"
-    return "jit keeps programs for each function object: make and jit it once, outside of the loop"
+    anew = "jit keeps programs for each function object: make and jit it once, outside of the loop"
+    return anew if difference.reason else ""
 
 
 def _of_shape(old: Leaf, new: Leaf) -> str:
