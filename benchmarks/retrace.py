@@ -91,7 +91,7 @@ class _Watched:
         self._timer = timer
 
     def timeit(self, number: int) -> float:
-        with treewright.explain_retraces(report=str):
+        with treewright.explain_retraces(on_report=str):
             return self._timer.timeit(number)
 
 
@@ -106,7 +106,7 @@ def look() -> Callable[[Model, jax.Array], jax.Array]:
 
 def jitted(function: Callable[..., Any], way: str) -> Any:
     """The jitted function, decorated or not; reports are made into text, as they are by default."""
-    return jax.jit(treewright.traced(function, report=str) if way == "traced" else function)
+    return jax.jit(treewright.traced(function, on_report=str) if way == "traced" else function)
 
 
 def hits() -> list[Case]:
@@ -140,7 +140,7 @@ class _Misses:
         self._watch: Any = contextlib.nullcontext()
         function = make()
         if way == "explain_retraces":
-            self._watch = treewright.explain_retraces(report=str)
+            self._watch = treewright.explain_retraces(on_report=str)
             self._watch._watch._hear = self._timed(self._watch._watch._hear)
         self._call = jitted(self._subtracted(function) if way == "traced" else function, way)
         self._is_traced = way == "traced"

@@ -39,7 +39,6 @@ HARMLESS_CALLS = {
     *(
         "GetAttrKey",
         "MappingProxyType",
-        "Named",
         "NewType",
         "ParamSpec",
         "Placement",

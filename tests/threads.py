@@ -96,8 +96,8 @@ def check_retraces(number: int, turn: int) -> None:
     reports: list[Any] = []
 
     double, more = own(lambda x: x * 2, f"double_{number}_{turn}"), own(lambda x: x + 1, f"more_{number}_{turn}")
-    watched, told = jax.jit(double), jax.jit(traced(report=reports.append)(more))
-    with explain_retraces(report=reports.append):
+    watched, told = jax.jit(double), jax.jit(traced(on_report=reports.append)(more))
+    with explain_retraces(on_report=reports.append):
         for size in (2, 3):
             watched(jnp.ones(size))
             told(jnp.ones(size))

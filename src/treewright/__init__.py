@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from treewright._trees.summary import summary
     from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
     from treewright.retrace.check_statics import Hazard, check_statics
-    from treewright.retrace.explain import explain_retraces, max_traces
-    from treewright.retrace.report import RetraceReport, explain
+    from treewright.retrace.explain import explain, explain_retraces, max_traces
+    from treewright.retrace.report import RetraceReport
     from treewright.retrace.traced import traced
     from treewright.train import TrainState
 else:
@@ -89,8 +89,8 @@ else:
             "_trees.summary": ("summary",),
             "_values.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
             "retrace.check_statics": ("Hazard", "check_statics"),
-            "retrace.explain": ("explain_retraces", "max_traces"),
-            "retrace.report": ("RetraceReport", "explain"),
+            "retrace.explain": ("explain", "explain_retraces", "max_traces"),
+            "retrace.report": ("RetraceReport",),
             "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }

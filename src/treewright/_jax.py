@@ -1,15 +1,34 @@
-"""What differs between the releases of JAX that this package runs on, from 0.9.0 to the newest."""
+"""Everything of JAX that is private, untyped or young, each with what is lost in a version of JAX without it.
 
+Supported is every JAX from 0.9.0 to the newest. What would be lost in silence is tried once in each process, by
+`look`, and what can't be seen is said at the first use. `tests/test_jax_private.py` takes each away.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import threading
+import types
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.monitoring
 import numpy as np
 
-Key: TypeAlias = Any  # GetAttrKey, SequenceKey, DictKey, FlattenedIndexKey, or what a foreign class registered
-Path: TypeAlias = tuple[Key, ...]
+# Untyped. All public: JAX's annotations leave types open here that a strict checker asks for.
 
-jax_trees: Any = jax.tree_util  # whose annotations leave keys and treedefs open
+untyped_jax: Any = jax
+jax_trees: Any = jax.tree_util
+GetAttrKey: Any = jax.tree_util.GetAttrKey
+SequenceKey: Any = jax.tree_util.SequenceKey
+DictKey: Any = jax.tree_util.DictKey
+FlattenedIndexKey: Any = jax.tree_util.FlattenedIndexKey
+Key: TypeAlias = Any  # one of these, or what a foreign class registered
+Path: TypeAlias = tuple[Key, ...]
 
 
 def path_text(path: Path, root: str = "") -> str:
@@ -19,16 +38,32 @@ def path_text(path: Path, root: str = "") -> str:
 
 def field_key(name: str) -> Key:
     """The key of a field."""
-    return jax_trees.GetAttrKey(name)
+    return GetAttrKey(name)
 
 
-# The frames of JAX in which a call of a jitted function can be read while it is traced, and while it is compiled. In
-# 0.9.0 only `_trace_for_jit` shows a trace; since then it stands below `_infer_params`, with the same call.
-TRACING = frozenset({"_infer_params", "_trace_for_jit"})
-FRAMES = TRACING | {"_run_python_pjit"}
+def process_count() -> int:
+    """How many processes the job has."""
+    count: int = untyped_jax.process_count()
+    return count
 
 
-# Processes. `multihost_utils` is experimental. Without it the trees and programs of several processes could not be
+def is_first_process() -> bool:
+    """Whether this process does what one of them has to."""
+    return bool(untyped_jax.process_index() == 0)
+
+
+# Young. `import treewright` fails in a JAX without these.
+
+typeof: Any = jax.typeof
+_prng_key: Any = jax.dtypes.prng_key
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype is that of typed random keys, such as `key<fry>`."""
+    return bool(jax.numpy.issubdtype(dtype, _prng_key))
+
+
+# Young. Without `multihost_utils`, which is experimental, the trees and programs of several processes could not be
 # compared, and checkpoints of arrays that are spread over them could not have digests.
 
 
@@ -53,15 +88,316 @@ def of_all_processes(data: bytes) -> list[bytes]:
     return [zlib.decompress(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-_typed: Any = jax  # whose annotations leave some types open
+# Private.
 
 
-def process_count() -> int:
-    """How many processes the job has."""
-    count: int = _typed.process_count()
-    return count
+def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
+    """The class and the `aux_data` at the top of a treedef; None for that of a leaf.
+
+    Without it, what opens a dict or a node of a foreign class (`diff`, `at`, `explain` and others) raises
+    AttributeError, and retraces with such arguments are counted and not explained.
+    """
+    data: tuple[type[Any], Any] | None = treedef.node_data()
+    return data
 
 
-def is_first_process() -> bool:
-    """Whether this process does what one of them has to."""
-    return bool(_typed.process_index() == 0)
+# What stands in the `__dict__` of a jitted function besides what the wrapped one has there. With an attribute more, it
+# equals only itself in a static field.
+JIT_ATTRIBUTES = frozenset(
+    {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
+    | {"__type_params__", "__annotate__"}
+)
+
+
+def is_jitted(function: Any) -> bool:
+    """Whether `jax.jit` itself has made a function, and not a wrapper that took over its attributes."""
+    return type(function).__name__ == "PjitFunction" and _package(type(function).__module__) in {"jax", "jaxlib"}
+
+
+def options_of(function: Any) -> Mapping[str, Any] | None:
+    """What `jax.jit` was told about a function, by the names of its parameters; None where that can't be read.
+
+    Without it, `explain` says that it does not know which arguments are static, and a jitted function in a static
+    field equals only itself.
+    """
+    return _as_options(getattr(function, "_jit_info", None)) if is_jitted(function) else None
+
+
+def _as_options(info: Any) -> Mapping[str, Any] | None:
+    """JAX's record of the options of a jitted function as a mapping."""
+    as_dict: Any = getattr(info, "_asdict", dict[str, Any])
+    options: dict[str, Any] = as_dict()
+    return options if {"static_argnums", "static_argnames"} <= options.keys() else None
+
+
+# Events of tracing and compiling
+
+TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def _nothing(*_: Any) -> None:
+    """What is done about an event that nobody asked for."""
+
+
+class EventListener:
+    """Hears of every trace and compilation in the process, until it is stopped.
+
+    JAX tells of an outermost trace when it has ended and before anything is compiled, in the thread and on the stack
+    of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
+    Without `COMPILED_EVENT` they warn, when their block ends, that they saw neither recompiles nor traces under `grad`
+    or `vmap` alone. Without the function that stops a listener, a stopped one stays registered and does nothing.
+
+    Args:
+        on_trace: Called with the seconds of a trace and the name of the function.
+        on_compilation: Called with the seconds of a compilation and the name of the program, such as `jit(step)`.
+    """
+
+    def __init__(
+        self,
+        on_trace: Callable[[float, str], object] = _nothing,
+        on_compilation: Callable[[float, str], object] = _nothing,
+    ) -> None:
+        self._on_trace = on_trace
+        self._on_compilation = on_compilation
+        self._stopped = False
+        self.has_heard: bool = False
+        self.has_heard_of_a_compilation: bool = False
+        jax.monitoring.register_event_duration_secs_listener(self)
+
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if self._stopped:
+            return
+        name = str(kwargs.get("fun_name", ""))
+        self.has_heard = True
+        if event == TRACED_EVENT:
+            self._on_trace(duration_secs, name)
+        elif event == COMPILED_EVENT and name:
+            self.has_heard_of_a_compilation = True
+            self._on_compilation(duration_secs, name)
+
+    def stop(self) -> None:
+        """Hear nothing more."""
+        self._stopped = True
+        unregister: Any = getattr(jax.monitoring, "unregister_event_duration_listener", _nothing)
+        unregister(self)
+
+
+# Frames of JAX, and their local variables
+
+# The frames in which a call of a jitted function can be read while it is traced, and while it is compiled. In 0.9.0
+# only `_trace_for_jit` shows a trace; since then it stands below `_infer_params`, with the same call. Without them, or
+# without the names of what is read there, traces are counted by the function's name, and the report says so;
+# `explain_retraces` and `max_traces` warn that they see neither recompiles nor traces under `grad` or `vmap` alone.
+TRACING_FRAMES = frozenset({"_infer_params", "_trace_for_jit"})
+CALL_FRAMES = TRACING_FRAMES | {"_run_python_pjit"}
+CALL_LOCALS = ("fun", "args", "kwargs")
+OPTIONS_LOCALS = ("ji", "jit_info")
+
+# The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
+# the arguments that these libraries pass to `jit` in place of the user's own.
+EQUINOX_JIT = "equinox._jit"
+FLAX_NNX = "flax.nnx"
+
+# Where JAX keeps the functions that are operations to users. Without these, a JAX whose calls can't be read either
+# counts what it traces for itself.
+OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
+
+_LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
+
+# The options of `jax.jit` for which a program is compiled again.
+_COMPARED_OPTIONS = (
+    *("donate_argnums", "donate_argnames", "device", "backend", "keep_unused"),
+    *("inline", "in_shardings_leaves", "out_shardings_leaves", "compiler_options_kvs"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a jitted function.
+
+    Args:
+        function: The user's function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        options: What `jax.jit` was told, but for its static arguments.
+        is_static: Whether an argument of this name and place is compared, not traced.
+        fixed_numbers: Whether Python numbers are compared too, as equinox does.
+        live: Whether the arrays are real ones, that lie somewhere.
+        jit_name: The name by which JAX calls the function.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
+    fixed_numbers: bool = False
+    live: bool = True
+    jit_name: str = ""
+
+
+def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Call:
+    """A call under the options of `jax.jit`, as `options_of` gives them."""
+    numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
+
+    def is_static(name: str, place: int, _: Any) -> bool:
+        return place in numbers or name in names
+
+    compared = {name: options[name] for name in _COMPARED_OPTIONS if name in options}
+    return Call(function, tuple(args), kwargs, compared, is_static)
+
+
+def call_on_stack() -> Call | None:
+    """The nearest call of a jitted function on the stack; None where the frames of JAX do not show one."""
+    frames = list(frames_above())
+    for index, frame in enumerate(frames):
+        if frame.f_code.co_name in CALL_FRAMES and _is_in(frame, "jax") and _has(frame, *CALL_LOCALS):
+            function, args, kwargs = (frame.f_locals[name] for name in CALL_LOCALS)
+            options = _options_near(frames[index : index + 3])
+            if options is None:
+                return None
+            call = _as_the_user_wrote_it(jit_call(function, args, kwargs, options), frames[index:])
+            return dataclasses.replace(call, jit_name=_jit_name(function))
+    return None
+
+
+def _options_near(frames: list[types.FrameType]) -> Mapping[str, Any] | None:
+    held = (frame.f_locals.get(name) for frame in frames if _is_in(frame, "jax") for name in OPTIONS_LOCALS)
+    return next(filter(None, map(_as_options, held)), None)
+
+
+def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
+    """The user's own function and arguments, where equinox or flax stands between."""
+    # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
+    for frame in itertools.takewhile(_is_of_a_library, frames):
+        names, module = frame.f_locals, _module(frame)
+        if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
+            function = names["jit_wrapper"].__wrapped__
+            return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
+        if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
+            args, kwargs = tuple(names["args"]), names["kwargs"]
+            return dataclasses.replace(call, function=names["self"].fun, args=args, kwargs=kwargs)
+    return call
+
+
+def _jit_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", "<unnamed function>")
+
+
+def is_inside_another_trace() -> bool:
+    """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
+    tracing = (frame for frame in frames_above() if frame.f_code.co_name in TRACING_FRAMES and _is_in(frame, "jax"))
+    functions = [frame.f_locals["fun"] for frame in tracing if _has(frame, "fun")]
+    return any(function is not functions[0] for function in functions)
+
+
+def called_by_the_user() -> bool:
+    """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
+    frames = list(itertools.takewhile(_is_of_a_library, frames_above()))
+    inside = any(_module(frame).startswith(OPERATIONS) for frame in frames)
+    return not inside and all(frame.f_code.co_name != "apply_primitive" for frame in frames)
+
+
+def called_by_a_library() -> bool:
+    """Whether JAX or the like called the code of Treewright that asks, as when it traces, and not the user's code.
+
+    `jax.tree.map` calls functions as they are.
+    """
+    above = next(frames_above(), None)
+    if above is None or not _is_in(above, "jax", "equinox", "flax"):
+        return False
+    return not _module(above).endswith((".tree_util", ".tree"))
+
+
+def user_frame() -> types.FrameType | None:
+    """The nearest frame of the user's own code."""
+    return next((frame for frame in frames_above() if not _is_of_a_library(frame)), None)
+
+
+def frames_above() -> Iterator[types.FrameType]:
+    """The frames of the stack, the innermost first, without Treewright's own."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not _is_in(frame, "treewright"):
+            yield frame
+        frame = frame.f_back
+
+
+def _module(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_in(frame: types.FrameType, *packages: str) -> bool:
+    return _package(_module(frame)) in packages
+
+
+def _is_of_a_library(frame: types.FrameType) -> bool:
+    return _is_in(frame, *_LIBRARIES)
+
+
+def _has(frame: types.FrameType, *names: str) -> bool:
+    return all(name in frame.f_locals for name in names)
+
+
+# What can be seen of a trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sight:
+    """What this version of JAX shows of a trace.
+
+    Args:
+        tracer_class: The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where
+            a function can't tell that `jit` traces it: `traced` then warns at its first call, and raises where it has
+            a limit.
+        events: Whether JAX tells of traces.
+        calls: Whether the call of a jitted function can be read while it is traced.
+    """
+
+    tracer_class: type[Any] | None
+    events: bool
+    calls: bool
+
+
+def look() -> Sight:
+    """Trace a function, and see what shows."""
+    tracers: list[type[Any]] = []
+    calls: list[Call | None] = []
+
+    def probe(x: Any) -> Any:
+        if called_by_a_library():
+            tracers.append(x.__class__)
+        return x
+
+    listener = EventListener(on_trace=lambda _seconds, _name: calls.append(call_on_stack()))
+    _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
+    listener.stop()
+    seen = any(call is not None and call.function is probe for call in calls)
+    return Sight(next(iter(tracers), None), bool(calls), seen)
+
+
+def tells_of_compilations() -> bool:
+    """Compile a program, and see whether JAX tells of it."""
+    listener = EventListener()
+    _run_alone(lambda: untyped_jax.jit(lambda: 0).lower().compile())
+    listener.stop()
+    return listener.has_heard_of_a_compilation
+
+
+def _run_alone(work: Callable[[], object]) -> None:
+    """Run something in a thread of its own: outside of all traces and settings that the caller is in."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()

@@ -3,6 +3,11 @@
 import typing
 
 
+def missing_extra(what: str, package: str, extra: str) -> ImportError:
+    """The error for something that needs a package which is not installed, with the line that installs it."""
+    return ImportError(f"{what} needs {package}. Install it with: pip install 'treewright[{extra}]'")
+
+
 class NodeDefinitionError(TypeError):
     """A class can't be made a node as it is written. Nothing has been registered.
 
@@ -102,4 +107,11 @@ class CheckpointWarning(UserWarning):
     """A checkpoint was loaded although something about it should be known.
 
     A static that differs, or could be compared only by its description; damaged steps that were skipped.
+    """
+
+
+class RetraceWarning(UserWarning):
+    """Not all retraces can be seen in this version of JAX.
+
+    Treewright reads them from parts of JAX that are not public. The message says what is missing, and from what.
     """

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from treewright._nodes.fields import MYPY, Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
 from treewright._trees.masks import combine, partition, trainable
+from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
 Q = TypeVar("Q")
@@ -134,9 +135,7 @@ class TrainState(Module, Generic[P]):
         try:
             import optax
         except ImportError as error:
-            raise ImportError(
-                "TrainState.apply_gradients needs optax. Install it with: pip install 'treewright[train]'"
-            ) from error
+            raise missing_extra("TrainState.apply_gradients", "optax", "train") from error
         weights: Any  # optax's own type of parameters leaves nodes out
         weights, buffers = partition(self.params, trainable)
         updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)

@@ -182,7 +182,7 @@ def test_a_static_in_a_renamed_node_is_compared(engine: Any) -> None:
 def test_a_name_that_was_not_saved_is_refused_with_the_close_one(engine: Any) -> None:
     engine.save({"kernel": 1})
 
-    with pytest.raises(CheckpointError, match=r"nothing that was saved is called 'kernle' \(did you mean 'kernel'\?\)"):
+    with pytest.raises(CheckpointError, match=r"nothing that was saved is called 'kernle' \(did you mean kernel\?\)"):
         engine.load(like={"kernel": 1}, renamed={"kernle": "w"})
     with pytest.raises(CheckpointError, match=r"nothing that was saved is called 'xyz'\."):
         engine.load(like={"kernel": 1}, renamed={"xyz": "w"})

@@ -162,5 +162,5 @@ def test_sets_and_mappings_are_compared_without_their_order() -> None:
         Mismatch("x", "static", "A" * 400 + "B" * 400, "A" * 400 + "C" * 400),
         Mismatch("", "static", "", "a"),
     )
-    assert str(one) == (f"x: static ...{'A' * 50}{'B' * 150}... saved, ...{'A' * 50}{'C' * 150}... in the tree")
+    assert str(one) == (f"x: static ...{'A' * 66}{'B' * 134}... saved, ...{'A' * 66}{'C' * 134}... in the tree")
     assert str(other) == ": static  saved, a in the tree"

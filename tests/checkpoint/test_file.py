@@ -337,7 +337,7 @@ def manager() -> None:
     [
         ("safetensors", lambda: save("x", 1), "Saving to and loading from a file needs safetensors"),
         ("safetensors", lambda: read_manifest("x"), "Saving to and loading from a file needs safetensors"),
-        ("xxhash", lambda: save("x", 1), "Checkpoints need xxhash for their digests"),
+        ("xxhash", lambda: save("x", 1), "The digest of a checkpoint needs xxhash"),
         ("orbax", manager, "CheckpointManager needs orbax-checkpoint"),
         ("tqdm", lambda: save("x", 1, progress=True), "A progress bar needs tqdm"),
     ],

@@ -40,12 +40,12 @@ def reported(function: Callable[..., Any], *calls: Call, form: str, **options: A
     reports: list[RetraceReport] = []
     function = fresh(function)
     if form == "traced":
-        jitted = jax.jit(treewright.traced(function, report=reports.append), **options)
+        jitted = jax.jit(treewright.traced(function, on_report=reports.append), **options)
         for call in calls:
             call(jitted)
         return reports
     jitted = jax.jit(function, **options)
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         for call in calls:
             call(jitted)
     return reports

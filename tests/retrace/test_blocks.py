@@ -16,7 +16,6 @@ import treewright
 from tests.retrace.support import details, fresh
 from treewright import TrainState
 from treewright.errors import TooManyTracesError
-from treewright.retrace import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +33,7 @@ def double(x: Any) -> Any:
 
 def explained(*calls: Callable[[], object]) -> list[RetraceReport]:
     reports: list[RetraceReport] = []
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         for call in calls:
             call()
     return reports
@@ -167,6 +166,15 @@ def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:
     assert details(report)[:2] == ["model.precision (static): None -> 'high'", "x: float32[1,2] -> float32[4,2]"]
 
 
+def test_static_arguments_of_functions_jitted_by_flax_are_known() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    jitted = nnx.jit(lambda x, exponent: x**exponent, static_argnums=1)
+
+    [report] = explained(lambda: jitted(jnp.ones(2), 2), lambda: jitted(jnp.ones(2), 3))
+
+    assert details(report)[0] == "exponent (static): 2 -> 3"
+
+
 def test_callers_are_named_past_the_libraries_between() -> None:
     jitted: Any = jax.jit(fresh(double))
 
@@ -202,7 +210,7 @@ def test_several_threads_are_told_apart() -> None:
 def test_a_decorated_function_is_reported_once() -> None:
     own: list[RetraceReport] = []
     jitted: Any = jax.jit(treewright.traced(fresh(double)))
-    with_own: Any = jax.jit(treewright.traced(report=own.append)(fresh(double)))
+    with_own: Any = jax.jit(treewright.traced(on_report=own.append)(fresh(double)))
 
     def call(length: int) -> Callable[[], object]:
         return lambda: [jitted(jnp.ones(length)), with_own(jnp.ones(length))]
@@ -216,7 +224,7 @@ def test_a_decorated_function_is_reported_once() -> None:
 def test_nothing_is_heard_after_the_block() -> None:
     reports: list[RetraceReport] = []
     jitted: Any = jax.jit(fresh(double))
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         jitted(jnp.ones(2))
     jitted(jnp.ones(3))
 
@@ -227,24 +235,12 @@ def test_a_trace_that_was_not_compiled_is_reported_at_the_end() -> None:
     jitted: Any = jax.jit(fresh(double))
 
     reports: list[RetraceReport] = []
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         jitted.lower(jnp.ones(2))
         jitted.lower(jnp.ones(3))
         assert not reports
 
     assert [details(report)[0] for report in reports] == ["x: float32[2] -> float32[3]"]
-
-
-def test_where_jax_has_renamed_its_frames_traces_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "FRAMES", frozenset({"renamed"}))
-    jitted: Any = jax.jit(fresh(double))
-
-    [report] = explained(lambda: jitted(jnp.ones(2)), lambda: jitted(jnp.ones(3)), lambda: jitted(jnp.ones(3)))
-
-    assert (report.event, report.function, report.number) == ("count", "double", 2)
-    assert details(report) == ["the arguments could not be read, so traces are only counted, by the function's name"]
-    with pytest.raises(TooManyTracesError, match="double may not be traced here, and is"), treewright.max_traces(0):
-        jitted(jnp.ones(5))
 
 
 # Limits

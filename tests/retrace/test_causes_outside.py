@@ -246,14 +246,14 @@ def test_an_optimizer_rebuilt_in_a_foreign_class_is_named() -> None:
 
 def _with_context(run: Callable[[], object]) -> list[Any]:
     reports: list[Any] = []
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         run()
     return reports
 
 
 def _with_decorator(run: Callable[[Callable[[Any], Any]], object]) -> list[Any]:
     reports: list[Any] = []
-    run(treewright.traced(report=reports.append))
+    run(treewright.traced(on_report=reports.append))
     return reports
 
 

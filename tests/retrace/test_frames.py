@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 import treewright
 from tests.retrace.support import details, fresh
+from treewright import _jax
 from treewright._values.reach import innermost
-from treewright.retrace import call
+from treewright.retrace.call import caller
 from treewright.retrace.history import described
-from treewright.retrace.traced import PROCESS
 
 if TYPE_CHECKING:
     import pytest
@@ -33,22 +33,22 @@ def scale(factor: float, x: Any) -> Any:
 
 
 def test_without_a_frame_of_the_user_no_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "frames_above", lambda: iter(()))
+    monkeypatch.setattr(_jax, "frames_above", lambda: iter(()))
 
-    assert call.caller() == ""
-    assert call.call_on_stack() is None
+    assert caller() == ""
+    assert _jax.call_on_stack() is None
 
 
 def test_outside_of_jax_there_is_no_call() -> None:
-    assert call.call_on_stack() is None
-    assert not call.called_by_a_library()
+    assert _jax.call_on_stack() is None
+    assert not _jax.called_by_a_library()
 
 
 def test_partials_are_reported_by_the_name_of_their_function() -> None:
     reports: list[RetraceReport] = []
     jitted: Any = jax.jit(functools.partial(functools.partial(fresh(scale)), 2.0))
 
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         jitted(jnp.ones(2))
         jitted(jnp.ones(3))
 
@@ -73,18 +73,10 @@ def test_a_function_is_described_by_what_it_calls_in_the_end() -> None:
 
 def test_callable_objects_are_watched_like_functions() -> None:
     reports: list[RetraceReport] = []
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         for length in (2, 3):
             double: Any = jax.jit(Double())
             double(jnp.ones(length))
 
     [report] = reports
     assert details(report)[0].startswith("the function itself: Double has no __eq__")
-
-
-def test_the_class_of_tracers_is_that_of_jit() -> None:
-    seen: list[type[Any]] = []
-
-    jax.jit(lambda x: seen.append(type(x)))(1.0)
-
-    assert PROCESS.tracer_class is seen[0]

@@ -57,7 +57,7 @@ def test_no_array_is_kept_alive(form: str, run: Callable[[Any, Any], object]) ->
     jitted = jax.jit(treewright.traced(function) if form == "traced" else function)
     references: list[weakref.ref[Any]] = []
 
-    with treewright.explain_retraces(report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append):
         for length in (2, 3, 4):
             array = jnp.ones(length)
             references.append(weakref.ref(array))
@@ -103,7 +103,8 @@ def test_a_history_holds_the_last_32_signatures() -> None:
 
 
 def treewright_signature(number: int) -> Any:
-    from treewright.retrace.call import Call, signature_of
+    from treewright._jax import Call
+    from treewright.retrace.call import signature_of
 
     return signature_of(Call(double, (np.ones(number),), {}))
 
@@ -135,7 +136,7 @@ def test_a_decorated_function_can_die() -> None:
 
 def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
     reports: list[RetraceReport] = []
-    jitted: Any = jax.jit(treewright.traced(fresh(double), report=reports.append))
+    jitted: Any = jax.jit(treewright.traced(fresh(double), on_report=reports.append))
     sizes, options, names = [1, 2], {"a": [1]}, {"x"}
     partial = functools.partial(max, sizes)
 
@@ -154,14 +155,15 @@ def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
 
 
 def test_what_has_not_changed_is_shared_between_signatures() -> None:
-    from treewright.retrace.call import Call, signature_of
+    from treewright._jax import Call
+    from treewright.retrace.call import signature_of
 
     layers = [Layer(np.ones(2), "relu") for _ in range(10)]
     first = signature_of(Call(double, (layers,), {}))
     second = signature_of(Call(double, ([*layers[:9], Layer(np.ones(3))],), {}), first)
 
     def tree(signature: Any) -> Any:
-        return signature.children[0][1].children[0][1]
+        return signature.traced["tree"]
 
     pairs = list(zip(tree(first).children, tree(second).children, strict=True))
     assert [a is b for (_, a), (_, b) in pairs] == [True] * 9 + [False]

@@ -41,7 +41,7 @@ def test_the_first_trace_is_not_reported_and_each_further_one_is() -> None:
     reports: list[RetraceReport] = []
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def double(x: jax.Array) -> jax.Array:
         return 2 * x
 
@@ -58,7 +58,7 @@ def test_the_closest_earlier_signature_is_compared_with() -> None:
     reports: list[RetraceReport] = []
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def f(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
         return x
 
@@ -74,7 +74,7 @@ def test_the_closest_earlier_signature_is_compared_with() -> None:
 def test_calls_that_are_no_traces_are_not_counted() -> None:
     reports: list[RetraceReport] = []
 
-    @treewright.traced(max_traces=1, report=reports.append)
+    @treewright.traced(max_traces=1, on_report=reports.append)
     def double(x: jax.Array) -> jax.Array:
         return 2.0 * x
 
@@ -127,7 +127,7 @@ def test_methods_are_counted_for_all_objects_together() -> None:
 
 def test_a_method_of_a_module_is_traced_where_it_is_jitted() -> None:
     reports: list[RetraceReport] = []
-    method = treewright.traced(Scale(2.0).plain, report=reports.append)
+    method = treewright.traced(Scale(2.0).plain, on_report=reports.append)
     jitted: Any = jax.jit(method)
 
     jitted(jnp.ones(2))
@@ -142,7 +142,7 @@ def test_lowering_and_compiling_is_one_trace() -> None:
     def double(x: Any) -> Any:
         return 2 * x
 
-    jitted: Any = jax.jit(treewright.traced(double, report=reports.append))
+    jitted: Any = jax.jit(treewright.traced(double, on_report=reports.append))
 
     compiled = jitted.lower(jnp.ones(2)).compile()
     compiled(jnp.ones(2))
@@ -154,7 +154,7 @@ def test_lowering_and_compiling_is_one_trace() -> None:
 
 def test_nested_jitted_functions_are_both_reported() -> None:
     reports: list[RetraceReport] = []
-    watch = treewright.traced(report=reports.append)
+    watch = treewright.traced(on_report=reports.append)
 
     @jax.jit
     @watch
@@ -178,7 +178,7 @@ def test_a_function_without_arguments_is_counted() -> None:
     def make() -> jax.Array:
         return jnp.ones(2)
 
-    jitted: Any = jax.jit(treewright.traced(make, report=reports.append))
+    jitted: Any = jax.jit(treewright.traced(make, on_report=reports.append))
 
     jitted()
     jitted.clear_cache()
@@ -193,7 +193,7 @@ def test_traces_are_counted_exactly_under_threads() -> None:
     start = threading.Barrier(16)
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def double(x: jax.Array) -> jax.Array:
         ran.append(1)
         return 2 * x
@@ -214,7 +214,7 @@ def test_a_function_that_fails_is_not_compared_with() -> None:
     reports: list[RetraceReport] = []
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def picky(x: jax.Array) -> jax.Array:
         if x.shape[0] == 2:
             raise ValueError("two")
@@ -237,12 +237,12 @@ def test_what_is_jitted_by_equinox_and_flax_is_traced_too() -> None:
     reports: list[RetraceReport] = []
 
     @eqx.filter_jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def by_equinox(model: eqx.nn.Linear, x: jax.Array, times: int) -> jax.Array:
         return model(x) * times
 
     @nnx.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def by_flax(model: nnx.Linear, x: jax.Array) -> jax.Array:
         return model(x)
 
@@ -261,7 +261,7 @@ def test_arguments_go_by_their_own_names() -> None:
     reports: list[RetraceReport] = []
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def f(x: jax.Array, /, *args: jax.Array, key: jax.Array, **kwargs: jax.Array) -> jax.Array:
         return x
 
@@ -282,7 +282,7 @@ def test_one_more_of_any_number_of_arguments_is_named() -> None:
     reports: list[RetraceReport] = []
 
     @jax.jit
-    @treewright.traced(report=reports.append)
+    @treewright.traced(on_report=reports.append)
     def f(*parts: jax.Array, **named: jax.Array) -> Any:
         return parts
 
@@ -309,3 +309,14 @@ def test_the_decorated_function_keeps_its_name_and_signature() -> None:
         return x * times
 
     assert (double.__name__, double.__doc__, double(2.0)) == ("double", "Twice.", 4.0)
+
+
+def test_an_argument_that_was_static_and_is_traced_is_reported() -> None:
+    reports: list[RetraceReport] = []
+    function = treewright.traced(lambda x: x * 2, on_report=reports.append)
+
+    static: Any = jax.jit(function, static_argnums=0)
+    static(2)
+    jax.jit(function)(2)
+
+    assert details(reports[0])[0] == "x: 2 -> int32[] (weakly typed)"

@@ -200,7 +200,7 @@ def test_the_plugin_adds_a_handful_of_modules_to_pytest() -> None:
     added = modules_added_by("import treewright.testing.plugin", after="import pytest")
 
     assert packages(added) == {"treewright"}
-    assert "jax" in packages(modules_added_by("import treewright.retrace.blocks", after="import pytest"))
+    assert "jax" in packages(modules_added_by("import treewright.retrace.explain", after="import pytest"))
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 import re
 from typing import TYPE_CHECKING, Any, Never
 
@@ -255,12 +256,12 @@ def test_texts_are_short_and_differ_where_values_do() -> None:
     assert len(short_text({f"key {n}": long for n in range(9)})) == 80
     assert short_text(functools.partial(max, 1, key=abs)) == "partial(max, 1, key=abs)"
     assert short_texts(f"{long}a{long}", f"{long}b{long}") == (
-        "...'xxxxxxxxxxxxxxxxxxxxaxxxxxxxxxxxxxxxxxxx'... at character 280",
-        "...'xxxxxxxxxxxxxxxxxxxxbxxxxxxxxxxxxxxxxxxx'... at character 280",
+        "...'xxxxxxxxxxxxxaxxxxxxxxxxxxxxxxxxxxxxxxxx'... at character 287",
+        "...'xxxxxxxxxxxxxbxxxxxxxxxxxxxxxxxxxxxxxxxx'... at character 287",
     )
     assert short_texts("\n" * 90, "\n" * 91) == (
-        f"...{chr(10) * 20!r} at character 70",
-        f"...{chr(10) * 21!r} at character 70",
+        f"...{chr(10) * 13!r} at character 77",
+        f"...{chr(10) * 14!r} at character 77",
     )
     assert short_texts(classes, closure) == ("classes", "closure")
 
@@ -270,3 +271,12 @@ def test_a_cause_is_named_for_those_who_know_a_remedy() -> None:
 
     assert cause is not None
     assert cause.name == "nan"
+
+
+def test_a_reason_can_be_pickled() -> None:
+    reason = why(float("nan"), float("nan"))
+
+    copied = pickle.loads(pickle.dumps(reason))
+
+    assert copied == reason
+    assert copied.name == "nan"

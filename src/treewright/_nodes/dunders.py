@@ -7,8 +7,8 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.dtypes import prng_key
 
+from treewright._jax import is_key_dtype
 from treewright._nodes.node import (
     PAIR,
     Pair,
@@ -122,7 +122,7 @@ def leaves_equal(left: Any, right: Any, place: str) -> bool:
             f"{place} is traced, so == has no value to compare and can't answer with a bool. Compare outside of jit, "
             f"or compare the arrays themselves with jnp.array_equal."
         )
-    if jax.numpy.issubdtype(left.dtype, prng_key):
+    if is_key_dtype(left.dtype):
         left, right = jax.random.key_data(left), jax.random.key_data(right)
     a, b = np.asarray(left), np.asarray(right)
     if a.dtype == object:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, dataclass_transform
 
 import jax
 
+from treewright._jax import GetAttrKey
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.dataclass import class_options
@@ -155,7 +156,7 @@ def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMe
     return BoundMethod(function, instance)
 
 
-_SELF_KEY: Any = jax.tree_util.GetAttrKey("__self__")
+_SELF_KEY: Any = GetAttrKey("__self__")
 cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
 register_function_node(BoundMethod)
 register_for_flax(

@@ -5,7 +5,6 @@ has returned, `_node` holds an `Unfinished` instead and the values wait in the i
 """
 
 import dataclasses
-import difflib
 import operator
 
 # The definition for mypy is not assignable to the one for pyright.
@@ -13,15 +12,17 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from treewright._jax import jax_trees
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.reach import class_attribute, class_of, is_cached_property
+from treewright._values.text import did_you_mean
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
@@ -309,8 +310,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
 
 def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
     """Each wrong name with the field it may have meant."""
-    close = {name: difflib.get_close_matches(name, names, 1) for name in wrong}
-    return [name if match in ([], [name]) else f"{name} (did you mean {match[0]}?)" for name, match in close.items()]
+    return [f"{name}{did_you_mean(name, names)}" for name in wrong]
 
 
 # Changed copies
@@ -365,7 +365,6 @@ def register(cls: type[Any]) -> None:
 
     slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
     store_in_slot: Any = getattr(slot, "__set__", None)
-    jax_trees = cast("Any", jax.tree_util)  # whose annotations leave the types of aux data open
     jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from treewright._jax import GetAttrKey
 from treewright._nodes.fields import (
     Compare,
     FieldOptions,
@@ -91,7 +90,7 @@ class NodeSpec:
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
-    keys: tuple[Any, ...]  # of jax.tree_util.GetAttrKey, which has no type to name
+    keys: tuple[Any, ...]  # of GetAttrKey
     checks: tuple[Callable[[Any], None], ...]
     options: Options
     has_own_init: bool
@@ -167,7 +166,7 @@ def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSp
         table=StaticTable(
             cls, tuple(field.name for field in statics), tuple(field.compare == "content" for field in statics)
         ),
-        keys=tuple(jax.tree_util.GetAttrKey(field.name) for field in children),
+        keys=tuple(GetAttrKey(field.name) for field in children),
         checks=tuple(check for check in own_checks if check is not None),
         options=options,
         has_own_init=has_own_init,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-from treewright._jax import Path, path_text
+from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
@@ -18,12 +18,13 @@ from treewright._values.reach import class_of
 from treewright._values.text import mesh_text, short_text, short_texts
 from treewright._values.why import Same, changed_parts, same_exactly, same_to_jit, why
 
-Kind: TypeAlias = Literal[
-    "class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "placement", "value"
-]
+_OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
+_OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
+Kind: TypeAlias = _OfTrees | _OfCalls
 _Found: TypeAlias = "tuple[Kind, str] | None"
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the type of treedefs open
+
+_BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 
 
 class Absent(enum.Enum):
@@ -46,7 +47,9 @@ class Difference:
         left: What the left tree has there: a leaf, a static, or a whole subtree. `ABSENT` if nothing.
         right: What the right tree has there.
         kind: `"class"` (of nodes or containers, or a leaf against one), `"static"`, `"added"`, `"removed"`; of leaves
-            `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`; and `"placement"`, in reports on retraces.
+            `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces also `"placement"` (of
+            an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX, `"option"` of `jit`, and
+            `"function"`, where another function of the same definition was traced.
         reason: Why they differ, where the values alone do not show it; else empty.
         parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
 
@@ -83,16 +86,18 @@ class Difference:
             return shown(self.right)
         if self.kind == "removed":
             return shown(self.left)
-        if self.kind == "static" or (self.kind == "value" and not hasattr(self.left, "shape")):
-            return " -> ".join(short_texts(self.left, self.right))
         if self.kind == "placement":
             return f"{self.left.placement} -> {self.right.placement}"
+        if self.kind == "passing":
+            return f"{self.left} -> {self.right}"
+        if self.kind in _BY_VALUE or (self.kind == "value" and not hasattr(self.left, "shape")):
+            return " -> ".join(short_texts(self.left, self.right))
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 
 def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
-    level = opened(Structure(tree) if isinstance(tree, _jax_trees.PyTreeDef) else tree)
+    level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
     return short_text(tree if as_it_is else level)
 
@@ -120,18 +125,18 @@ def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
         >>> difference.path, difference.left, difference.right, difference.kind
         ((DictKey(key='y'),), 2, 3, 'value')
     """
-    if isinstance(left, _jax_trees.PyTreeDef) or isinstance(right, _jax_trees.PyTreeDef):
+    if isinstance(left, jax_trees.PyTreeDef) or isinstance(right, jax_trees.PyTreeDef):
         left, right = _as_structure(left), _as_structure(right)
     return list(differences(left, right, values=values))
 
 
 def _as_structure(tree: Any) -> Structure:
-    return Structure(tree if isinstance(tree, _jax_trees.PyTreeDef) else jax.tree.structure(tree))
+    return Structure(tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree))
 
 
-def differences(left: Any, right: Any, *, values: bool) -> Iterator[Difference]:
-    """`diff`, one at a time."""
-    waiting: list[tuple[Path, Any, Any]] = [((), left, right)]
+def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iterator[Difference]:
+    """`diff`, one at a time, of trees that hang at `path`."""
+    waiting: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while waiting:
         path, a, b = waiting.pop()
         if a is b:
@@ -191,22 +196,23 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
         same = whole if old.content is None else functools.partial(same_exactly, content=old.content[index])
         if not same(value, other):
             found = True
-            yield _static_difference((*path, key), value, other, same)
+            yield static_difference((*path, key), value, other, same)
     keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
     if not found and set(keys) == set(other_keys):
         if keys != other_keys:
             reason = "the same entries in another order"
             yield Difference((*path, AuxKey()), old.aux, new.aux, "static", reason)
         else:
-            yield _static_difference((*path, AuxKey()), old.aux, new.aux, whole)
+            yield static_difference((*path, AuxKey()), old.aux, new.aux, whole)
 
 
-def _static_difference(path: Path, old: Any, new: Any, same: Same) -> Difference:
+def static_difference(path: Path, old: Any, new: Any, same: Same, kind: Kind = "static") -> Difference:
+    """The difference between two statics, with the places inside where they differ."""
     parts = [((*path, *within), a, b) for within, a, b in changed_parts(old, new, same)]
     if len(parts) == 1 and parts[0][0] == path:
-        return Difference(path, old, new, "static", why(old, new))
-    inner = tuple(Difference(place, a, b, "static", why(a, b)) for place, a, b in parts)
-    return Difference(path, old, new, "static", parts=inner)
+        return Difference(path, old, new, kind, why(old, new))
+    inner = tuple(Difference(place, a, b, kind, why(a, b)) for place, a, b in parts)
+    return Difference(path, old, new, kind, parts=inner)
 
 
 # Leaves

@@ -10,7 +10,19 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from treewright._jax import Key, Path, field_key, path_text
+from treewright._jax import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    Key,
+    Path,
+    SequenceKey,
+    field_key,
+    jax_trees,
+    node_data,
+    path_text,
+    typeof,
+)
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import finished_pair, replaced
 from treewright._nodes.spec import FieldSpec, spec_of
@@ -21,10 +33,6 @@ from treewright._values.snapshot import remembered
 from treewright._values.text import short_text
 from treewright._values.why import same_exactly, same_to_jit
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave treedefs and keys open
-_GetAttrKey: Any = _jax_trees.GetAttrKey
-_SequenceKey: Any = _jax_trees.SequenceKey
-_DictKey: Any = _jax_trees.DictKey
 _NUMBERS = (bool, int, float, complex)
 _FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function
 
@@ -118,7 +126,7 @@ def level_of(value: Any) -> Level | None:
     if hasattr(kind, "__node_spec__"):
         return _node_level(kind, *finished_pair(value))
     if kind is list or kind is tuple:
-        return Level(kind, None, (), tuple((_SequenceKey(i), item) for i, item in enumerate(value)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
     if kind is Level:
         return cast("Level", value)
     if kind is Structure:
@@ -145,7 +153,7 @@ def leaf_type_of(leaf: Any) -> LeafType:
     if kind is Structure:
         return LeafType(None, anything=True)
     try:
-        aval: Any = jax.typeof(leaf)
+        aval: Any = typeof(leaf)
     except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
         return LeafType(None, kind, leaf)
     return LeafType(aval, kind if kind in _NUMBERS else None)
@@ -160,8 +168,8 @@ def _foreign_level(value: Any) -> Level | None:
     def is_below(part: object) -> bool:
         return part is not value
 
-    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
-    data = treedef.node_data()
+    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
+    data = node_data(treedef)
     if data is None:
         return None
     kind, aux = data
@@ -170,7 +178,7 @@ def _foreign_level(value: Any) -> Level | None:
 
 
 def _structure_level(treedef: Any) -> Level | None:
-    data = treedef.node_data()
+    data = node_data(treedef)
     if data is None:
         return None
     kind, aux = data
@@ -187,16 +195,16 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     if fields is not None and len(fields) == count:
         return [field_key(name) for name in fields]
     if kind in {list, tuple}:
-        return [_SequenceKey(index) for index in range(count)]
+        return [SequenceKey(index) for index in range(count)]
     held = _elements(aux)
     for entries in (held, *map(_elements, held)):
         if len(entries) == count and hasattr(kind, "keys"):
-            return [_DictKey(entry) for entry in entries]
+            return [DictKey(entry) for entry in entries]
     names = [field.name for field in _dataclass_fields(kind) if (options_of(field) or FieldOptions()).kind != "static"]
     if len(names) == count:
         return [field_key(name) for name in names]
     function = _function_field(kind, aux)
-    return [field_key("__self__") if function == "__func__" else _jax_trees.FlattenedIndexKey(i) for i in range(count)]
+    return [field_key("__self__") if function == "__func__" else FlattenedIndexKey(i) for i in range(count)]
 
 
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
@@ -263,7 +271,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
         pair = finished_pair(value)
         return tuple((field_key(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
-        return tuple((_DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
+        return tuple((DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
     level = level_of(value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None if level is None else level.children
@@ -277,9 +285,9 @@ def child_of(value: Any, key: Key) -> Any:
     """What is below a value under a key, that of a static too, or `NOTHING`."""
     kind = class_of(value)
     if hasattr(kind, "__node_spec__"):
-        is_field = isinstance(key, _GetAttrKey) and key.name in spec_of(kind).by_name
+        is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if (kind is list or kind is tuple) and isinstance(key, _SequenceKey):
+    if (kind is list or kind is tuple) and isinstance(key, SequenceKey):
         return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
@@ -410,7 +418,7 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return part is not value
 
     entries: list[tuple[Path, Any]]
-    entries, treedef = _jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
+    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())

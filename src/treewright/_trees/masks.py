@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 import jax
 import numpy as np
 
-from treewright._jax import Path, path_text
+from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import is_node
@@ -16,8 +16,6 @@ from treewright._values.text import text
 
 T = TypeVar("T")
 Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
-
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
 
 
 def _is_none(value: object) -> bool:
@@ -61,7 +59,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
     leaves: list[tuple[Path, Any]]
-    leaves, treedef = _jax_trees.tree_flatten_with_path(tree)
+    leaves, treedef = jax_trees.tree_flatten_with_path(tree)
     settings = _broadcast("default=", default, tree)
     for place, setting in (where or {}).items():
         chosen = _chosen(tree, leaves, place)
@@ -192,5 +190,5 @@ def combine(*trees: T) -> T:
             )
         return present[0] if present else None
 
-    combined: T = _jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
+    combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
     return combined

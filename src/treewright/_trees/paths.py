@@ -9,7 +9,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from treewright._jax import Key, jax_trees
+from treewright._jax import GetAttrKey, Key, SequenceKey
 
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
@@ -22,9 +22,9 @@ _STEP = re.compile(
 
 def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
     """What a key names: a field by its name, or an item by its index, its dict key or a foreign key's own text."""
-    if isinstance(key, jax_trees.GetAttrKey):
+    if isinstance(key, GetAttrKey):
         return "field", key.name
-    if isinstance(key, jax_trees.SequenceKey):
+    if isinstance(key, SequenceKey):
         return "item", key.idx
     return "item", key.key if hasattr(key, "key") else str(key)
 

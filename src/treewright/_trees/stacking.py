@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from treewright._jax import Path, path_text
+from treewright._jax import Path, jax_trees, path_text
 from treewright._trees.diff import differences
 from treewright._values.reach import class_of
 from treewright._values.text import short_dtype, text
 
 T = TypeVar("T")
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
 
 _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
@@ -36,7 +35,7 @@ def stack(trees: Sequence[T]) -> T:
     trees = list(trees)
     if not trees:
         raise ValueError("stack() takes at least one tree: the result has to have a structure.")
-    first, treedef = _jax_trees.tree_flatten_with_path(trees[0])
+    first, treedef = jax_trees.tree_flatten_with_path(trees[0])
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for index, tree in enumerate(trees[1:], 1):
         if jax.tree.structure(tree) != treedef:
@@ -133,7 +132,7 @@ def _type_of(path: Path, leaf: Any) -> str:
 
 def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
-    leaves, _ = _jax_trees.tree_flatten_with_path(tree)
+    leaves, _ = jax_trees.tree_flatten_with_path(tree)
     if not leaves:
         raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]

@@ -12,7 +12,7 @@ from treewright._jax import Path, path_text
 from treewright._trees.level import child_of
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, short_dtype, text
+from treewright._values.text import array_text, short_dtype, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,17 +75,7 @@ class Summary:
     @property
     def plain(self) -> str:
         """The table in plain text, the same everywhere: for logs and files."""
-        head, *lines = self._cells()
-        widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
-        rule = ["-" * width for width in widths]
-        text_lines = (
-            "  ".join(
-                cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
-                for name, cell, width in zip(head, line, widths, strict=True)
-            )
-            for line in (head, rule, *lines)
-        )
-        return "\n".join([self.title, *(line.rstrip() for line in text_lines), self.total])
+        return "\n".join([self.title, *table(self._cells(), right=_NUMBERS, rule=True), self.total])
 
     def _by_rich(self) -> str | None:
         try:

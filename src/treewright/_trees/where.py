@@ -8,14 +8,13 @@ from typing import Any, Never
 
 import jax
 
-from treewright._jax import Key, Path, field_key, path_text
+from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, field_key, path_text
 from treewright._trees.level import Place, all_entries, walk
 from treewright._trees.paths import Step, parse, place_of
 from treewright._values.reach import class_of, required_arguments
 from treewright._values.text import text
 from treewright.errors import MissingPlaceError
 
-_keys: Any = jax.tree_util  # whose annotations leave the types of keys open
 _SHOWN = 5  # places of one name that are listed
 
 
@@ -178,12 +177,12 @@ def _item_key(value: Any, item: Any) -> Key:
     """The key of `value[item]`; an index may be negative."""
     if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
         keys = (key for key, _ in all_entries(value) or ())
-        return next((key for key in keys if place_of(key) == ("item", item)), _keys.DictKey(item))
+        return next((key for key in keys if place_of(key) == ("item", item)), DictKey(item))
     index: int = item.__index__()
     if -len(value) <= index < 0:
         index += len(value)
     names: Any = getattr(value, "_fields", None)
-    return field_key(names[index]) if names and 0 <= index < len(names) else _keys.SequenceKey(index)
+    return field_key(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
 
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
@@ -191,12 +190,12 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     value, entries = place.value, all_entries(place.value)
     if entries is None:
         hint = ""
-        if hasattr(value, "at") and not isinstance(key, _keys.GetAttrKey):
+        if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
         return MissingPlaceError(f"{place.name} is {text(value)}, a leaf, and has no {key}.{hint}")
     kind = class_of(value).__qualname__ if value is not None else "None"
     names = [str(entry) for entry, _ in entries]
-    if names and all(isinstance(entry, _keys.SequenceKey) for entry, _ in entries):
+    if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
         return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     close = difflib.get_close_matches(str(place_of(key)[1]), by_name, 1)
@@ -261,7 +260,7 @@ def _key(place: Place, step: Step) -> Key:
 
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
-    names = {str(key) for key in keys if not isinstance(key, _keys.SequenceKey)}
+    names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
     return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}."
 
 

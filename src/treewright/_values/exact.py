@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax import is_key_dtype
 from treewright._values import plain, reach
 from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
 from treewright._values.reach import class_attribute, class_of, import_path, is_cached_property
@@ -321,7 +322,7 @@ class ExactKeys:
             raise ItselfOnlyError(f"it captured {text(value)}")
         kind = class_of(value)
         if isinstance(value, jax.Array):
-            prng = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+            prng = is_key_dtype(value.dtype)
             data = np.asarray(jax.random.key_data(value) if prng else value)
             place = (value.sharding, getattr(value, "weak_type", False), getattr(value, "committed", None))
             return (kind, str(value.dtype), value.shape, data.tobytes(), place)

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from treewright._jax import JIT_ATTRIBUTES, options_of
+
 # Packages to whose modules and functions nothing is assigned, and whose factories capture what does not change. Another
 # package joins by `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
@@ -82,10 +84,6 @@ _LEFT_OUT = frozenset(
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
 _OURS = "<treewright: "  # the file name of what Treewright writes
 _GENERATED = "__create_fn__."  # the qualified name of what `dataclasses` writes
-_OF_JIT = frozenset(
-    {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
-    | {"__type_params__", "__annotate__"}
-)
 _MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
@@ -419,15 +417,13 @@ def innermost_code(function: Any) -> types.CodeType | None:
 
 def jit_options(value: Any) -> Hashable | None:
     """The options that `jit` was given; None for what it has not made, or where this JAX does not tell them."""
-    kind = class_of(value)
-    if kind.__name__ != "PjitFunction" or not library_class(kind):  # `wraps` copies the options too
+    options = options_of(value)
+    if options is None:
         return None
-    attributes = cast("dict[str, Any]", vars(value))
-    fields: Any = getattr(attributes.get("_jit_info"), "_asdict", None)
-    wrapped: Any = attributes.get("__wrapped__")
-    if fields is None or wrapped is None or not attributes.keys() <= {*_OF_JIT, *getattr(wrapped, "__dict__", ())}:
+    wrapped: Any = getattr(value, "__wrapped__", None)
+    if wrapped is None or not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
         return None
-    return tuple(item for name, item in fields().items() if name not in _NOT_OPTIONS)
+    return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
 
 
 # What the instances of a class can do

@@ -6,6 +6,7 @@ which only `fields` is read.
 """
 
 import dataclasses
+import difflib
 import enum
 import functools
 import hashlib
@@ -13,7 +14,7 @@ import itertools
 import re
 import reprlib
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -269,29 +270,58 @@ def short_texts(left: Any, right: Any) -> tuple[str, str]:
     if texts[0] != texts[1]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
-        start = max(0, first_difference((left, right)) - LENGTH // 4)
-        return _window(left, start), _window(right, start)
+        start = _excerpt_start((left, right), LENGTH // 2)
+        old, new = excerpts((left, right), LENGTH // 2, show=repr)
+        return f"{old} at character {start}", f"{new} at character {start}"
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def first_difference(texts: Sequence[Sequence[Any]]) -> int:
-    """The first index at which texts are not all the same: the end of the shortest if they are until there."""
-    shortest = min(map(len, texts))
-    return next((index for index in range(shortest) if len({text[index] for text in texts}) > 1), shortest)
+def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str] = str) -> str:
+    """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close."""
+    close = difflib.get_close_matches(wrong, list(names), 1)
+    return f" (did you mean {show(close[0])}?)" if close else ""
 
 
-def excerpts(texts: Sequence[str], width: int) -> list[str]:
-    """Texts of which some may be long, each from a little before the place where they begin to differ."""
-    if max(map(len, texts)) <= width:
-        return list(texts)
-    start = max(0, first_difference(texts) - width // 3)
-    end, lead = start + width, "..." if start else ""
-    return [f"{lead}{text[start:end]}{'...' if end < len(text) else ''}" for text in texts]
+def first_difference(texts: Sequence[Sequence[object]]) -> int:
+    """The place where not all are the same; the end of the shortest where they are until there."""
+    same = itertools.takewhile(lambda parts: all(part == parts[0] for part in parts), zip(*texts, strict=False))
+    return sum(1 for _ in same)
 
 
-def _window(value: str, start: int) -> str:
-    shown = repr(value[start : start + LENGTH // 2])
-    return f"{'...' if start else ''}{shown}{'...' if start + LENGTH // 2 < len(value) else ''} at character {start}"
+def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
+    """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
+    start = _excerpt_start(texts, width)
+    end = start + width
+    return [
+        text
+        if len(text) <= width
+        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
+        for text in texts
+    ]
+
+
+def _excerpt_start(texts: Sequence[str], width: int) -> int:
+    return max(0, first_difference(texts) - width // 3)
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool = False) -> list[str]:
+    """The lines of a table in plain text.
+
+    Args:
+        rows: Its cells; the first row is the head.
+        right: The names of the columns that are aligned on the right.
+        rule: Whether a line of dashes follows the head.
+    """
+    head, *others = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rules = [["-" * width for width in widths]] if rule else []
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ).rstrip()
+        for row in (head, *rules, *others)
+    ]
 
 
 def first_names(names: Iterable[str]) -> str:

@@ -1,8 +1,6 @@
 """What a checkpoint and a tree disagree about, and what to do about it."""
 
 import dataclasses
-import difflib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -11,6 +9,7 @@ import numpy as np
 
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of
+from treewright._values.text import did_you_mean, excerpts
 from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
 from treewright.checkpoint.manifest import Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name
@@ -65,18 +64,8 @@ class Mismatch:
             return f"{self.path}: not saved, the tree has {self.wanted}"
         if self.kind == "unexpected":
             return f"{self.path}: saved as {self.saved}, not in the tree"
-        saved, wanted = _excerpts(self.saved, self.wanted)
+        saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
         return f"{self.path}: {self.kind} {saved} saved, {wanted} in the tree"
-
-
-def _excerpts(*texts: str) -> list[str]:
-    """Texts that may be long, from a little before the place where they begin to differ."""
-    if max(map(len, texts)) <= _LENGTH:
-        return [*texts]
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    start = max(0, sum(1 for _ in same) - _LENGTH // 4)
-    lead = "..." if start else ""
-    return [f"{lead}{text[start : start + _LENGTH]}{'...' * (len(text) > start + _LENGTH)}" for text in texts]
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
@@ -266,9 +255,8 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
     if unused:
         every = [entry.steps for entry in manifest.branches] + [entry.steps for entry in manifest.leaves]
         steps = {step for place in every for step in place}
-        close = difflib.get_close_matches(unused[0], steps, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{hint}.")
+        meant = did_you_mean(unused[0], steps)
+        raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{meant}.")
     for leaf, other in of_one_name(leaves):
         raise CheckpointError(f"renamed: {leaf.path} and {other.path} would both be called {leaf.name!r}.")
     return Manifest(branches, leaves)

@@ -18,7 +18,7 @@ import numpy as np
 
 from treewright._jax import of_all_processes, process_allgather, process_count
 from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous
-from treewright.errors import CheckpointDamagedError
+from treewright.errors import CheckpointDamagedError, missing_extra
 
 WHOLE = "all"
 _LARGE = 1 << 20  # bytes from which on an array is worth a thread
@@ -33,9 +33,7 @@ def new_digest() -> Any:
     try:
         import xxhash
     except ImportError as error:
-        raise ImportError(
-            "Checkpoints need xxhash for their digests. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("The digest of a checkpoint", "xxhash", "checkpoint") from error
     return xxhash.xxh3_128()
 
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
+from treewright._jax import untyped_jax
 from treewright.checkpoint.atomic import publish, staging
 from treewright.checkpoint.digests import WHOLE, digests_of, new_digest
 from treewright.checkpoint.leaves import DTYPES, NAMES, Form, Leaf, bytes_of, contiguous, empty, stored
 from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, with_digests
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 if TYPE_CHECKING:
     from io import FileIO
 
-_jax: Any = jax  # whose annotations leave some types open
 
 _KEY = "treewright"  # of the manifest in the metadata of the header
 _RESERVED = "__metadata__"  # which safetensors keeps for itself
@@ -60,9 +60,7 @@ def engine() -> Any:
     try:
         import safetensors
     except ImportError as error:
-        raise ImportError(
-            "Saving to and loading from a file needs safetensors. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("Saving to and loading from a file", "safetensors", "checkpoint") from error
     return safetensors
 
 
@@ -79,7 +77,7 @@ def write(target: Path, tree: Any, *, progress: bool | None) -> None:
     manifest = manifest_of(tree, _problems)
     values = [stored(leaf.value) for leaf in manifest.leaves]
     if jax.default_backend() != "cpu":
-        _jax.copy_to_host_async(values)
+        untyped_jax.copy_to_host_async(values)
     arrays = list(map(contiguous, values))
     leaves, header = manifest.leaves, with_digests(manifest, digests_of(arrays)).to_text()
     escapes = header.count('"') + header.count("\\")

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.dtypes import prng_key
 
+from treewright._jax import is_key_dtype, untyped_jax
 from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.reach import class_of
 from treewright._values.text import text
@@ -21,7 +21,6 @@ LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "co
 
 Steps = tuple[str, ...]  # the way from the root to a node or leaf
 
-_jax: Any = jax  # whose annotations leave some types open
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 _ON_DEVICE = frozenset({"array", "key"})
@@ -152,7 +151,7 @@ def _jax_form(leaf: Any) -> Form:
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CanNotBeSavedError("was donated or deleted, and has no values any more")
     dtype = leaf.dtype
-    if dtype not in NAMES and jnp.issubdtype(dtype, prng_key):
+    if dtype not in NAMES and is_key_dtype(dtype):
         return _key_form(leaf)
     return Form("array", leaf.shape, _dtype_name(dtype), weak=bool(leaf.weak_type))
 
@@ -164,7 +163,7 @@ def _key_form(leaf: Any) -> Form:
         implementations.append(str(jax.random.key_impl(key)))  # which takes no ShapeDtypeStruct, but a tracer
         return jax.random.key_data(key)
 
-    data: Any = _jax.eval_shape(data_of, leaf)
+    data: Any = untyped_jax.eval_shape(data_of, leaf)
     return Form("key", data.shape, data.dtype.name, key=implementations[0])
 
 
@@ -178,7 +177,7 @@ def _stored_scalar(value: Any) -> Any:
 def stored(leaf: Any) -> Any:
     """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself."""
     if isinstance(leaf, jax.Array):
-        plain = leaf.dtype in NAMES or not jnp.issubdtype(leaf.dtype, prng_key)
+        plain = leaf.dtype in NAMES or not is_key_dtype(leaf.dtype)
         return leaf if plain else jax.random.key_data(leaf)
     return _stored_scalar(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
@@ -206,7 +205,7 @@ def sharding_of(leaf: Leaf) -> Any:
         return sharding
     split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
     whole = (None,) * (len(form.shape) - len(value.shape))
-    return jax.sharding.NamedSharding(sharding.mesh, _jax.sharding.PartitionSpec(*split, *whole))
+    return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.sharding.PartitionSpec(*split, *whole))
 
 
 def restored_leaves(arrays: Sequence[Any], targets: Sequence[Leaf]) -> list[Any]:
@@ -234,7 +233,7 @@ def restored_leaves(arrays: Sequence[Any], targets: Sequence[Leaf]) -> list[Any]
             to_place.append((index, converted, sharding))
     # In one call, which costs half of what single ones do; a view, where numpy's memory lies as XLA wants it.
     shardings = [sharding for *_, sharding in to_place]
-    placed = _jax.device_put([array for _, array, _ in to_place], shardings if any(shardings) else None)
+    placed = untyped_jax.device_put([array for _, array, _ in to_place], shardings if any(shardings) else None)
     for (index, *_), array in zip(to_place, placed, strict=True):
         results[index] = _finished(array, targets[index])
     return results
@@ -253,7 +252,7 @@ def _finished(array: Any, target: Leaf) -> Any:
             f"{target.path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return array if form.key is None else _jax.random.wrap_key_data(array, impl=form.key)
+    return array if form.key is None else untyped_jax.random.wrap_key_data(array, impl=form.key)
 
 
 def empty(form: Form) -> Any:

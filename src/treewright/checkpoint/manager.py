@@ -19,7 +19,7 @@ from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, store
 from treewright.checkpoint.manifest import Manifest, from_json, with_digests
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, Reader, restored
 from treewright.checkpoint.tree import manifest_of
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, missing_extra
 
 _STATE, _MANIFEST = "state", "manifest"  # the two items of a step
 
@@ -33,9 +33,7 @@ def engine() -> Any:
     try:
         import orbax.checkpoint
     except ImportError as error:
-        raise ImportError(
-            "CheckpointManager needs orbax-checkpoint. Install it with: pip install 'treewright[checkpoint]'"
-        ) from error
+        raise missing_extra("CheckpointManager", "orbax-checkpoint", "checkpoint") from error
     return orbax.checkpoint
 
 

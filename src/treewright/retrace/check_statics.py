@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from treewright._jax import Path, field_key, jax_trees, path_text
+from treewright._jax import GetAttrKey, Path, SequenceKey, path_text
 from treewright._trees.level import Level, Place, leaf_type_of, walk
 from treewright._values import reach
 from treewright._values.exact import exact_key, why_itself_only
@@ -206,8 +206,8 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
 def _inside(value: Any) -> dict[Any, Any]:
     if not isinstance(value, functools.partial):
         return parts_of(value)
-    arguments = {jax_trees.SequenceKey(index): part for index, part in enumerate(value.args)}
-    return {field_key("func"): value.func, **arguments, **parts_of(value.keywords)}
+    arguments = {SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {GetAttrKey("func"): value.func, **arguments, **parts_of(value.keywords)}
 
 
 def _what_our_own_refuse(path: Path, value: Any) -> Hazard | None:

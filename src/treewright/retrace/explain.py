@@ -1,18 +1,65 @@
-"""`explain_retraces` and `max_traces`: for the time of a block, reports of all retraces, or none allowed."""
+"""What users ask for: why a call would trace again, all retraces of a block, and a limit on them."""
 
 import collections
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+import jax
+
+from treewright._jax import Call, is_jitted, jit_call, options_of
 from treewright.errors import TooManyTracesError
+from treewright.retrace.call import call_differences, is_placement, signature_of
 from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many
-from treewright.retrace.traced import traced
+from treewright.retrace.report import Event, RetraceReport, to_log_and_stderr, too_many
+from treewright.retrace.traced import PROCESS, traced
 from treewright.retrace.watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def explain(
+    function: Any,
+    old_args: tuple[Any, ...],
+    new_args: tuple[Any, ...],
+    *,
+    old_kwargs: Mapping[str, Any] | None = None,
+    new_kwargs: Mapping[str, Any] | None = None,
+) -> RetraceReport:
+    """Why `function`, called with the old arguments, would trace again for the new ones. Nothing is run.
+
+    Args:
+        function: A function, jitted or not; of a jitted one the static arguments are known.
+        old_args: The positional arguments of the earlier call.
+        new_args: Those of the later one.
+        old_kwargs: The keyword arguments of the earlier call.
+        new_kwargs: Those of the later one.
+
+    Returns:
+        A report; `report.event` is `"none"` if the call would need no new program.
+
+    Examples:
+        >>> def step(x, scale=1.0):
+        ...     return x * scale
+        >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
+        step would retrace
+            scale (added): Python float
+                a default that is passed is an argument more: pass it each time or never
+    """
+    options = options_of(function)
+    unseen = ""
+    if options is None and is_jitted(function):
+        unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
+
+    def call(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
+        return jit_call(function, args, kwargs or {}, options or {})
+
+    old, new = signature_of(call(old_args, old_kwargs)), signature_of(call(new_args, new_kwargs))
+    differences = tuple(call_differences(old, new))
+    of_trace = tuple(difference for difference in differences if not is_placement(difference))
+    event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
+    return RetraceReport(name_of(function), event, 0, of_trace or differences, unseen=unseen)
 
 
 class explain_retraces:  # noqa: N801  it is used like a function
@@ -23,25 +70,25 @@ class explain_retraces:  # noqa: N801  it is used like a function
     not reported. JAX's own functions are left out.
 
     What a report says of arguments is read from local variables of JAX. If a version of JAX has renamed them, traces
-    are counted by the name of the function, and the report says so.
+    are counted by the name of the function; the report and a `RetraceWarning` say so.
 
     Args:
-        report: Takes each `RetraceReport`. By default they go to the logger `treewright.retrace` and to standard
-            error, but only once where the logging writes to standard error too.
+        on_report: Called with each `RetraceReport`. By default they go to the logger `treewright.retrace` and to
+            standard error, but only once where the logging writes to standard error too.
 
     Examples:
         >>> reports = []
         >>> step = jax.jit(lambda x, scale=1.0: x * scale)
-        >>> with explain_retraces(report=reports.append):
+        >>> with explain_retraces(on_report=reports.append):
         ...     step(jnp.ones(3)), step(jnp.ones(4))
         (Array([1., 1., 1.], dtype=float32), Array([1., 1., 1., 1.], dtype=float32))
         >>> print(*reports[0].differences)
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
-    def __init__(self, *, report: Callable[[RetraceReport], object] | None = None) -> None:
-        self._report = report or to_log_and_stderr
-        self._watch = Watch(ended=self._trace_ended, recompiled=self._report)
+    def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
+        self._on_report = on_report or to_log_and_stderr
+        self._watch = Watch(ended=self._trace_ended, recompiled=self._on_report)
 
     def __enter__(self) -> None:
         self._watch.__enter__()
@@ -51,7 +98,7 @@ class explain_retraces:  # noqa: N801  it is used like a function
 
     def _trace_ended(self, report: RetraceReport) -> None:
         if report.is_retrace:
-            self._report(report)
+            self._on_report(report)
 
 
 class max_traces:  # noqa: N801  it is used like a function
@@ -69,6 +116,7 @@ class max_traces:  # noqa: N801  it is used like a function
 
     Raises:
         TooManyTracesError: From the call that needed one trace more; the message is the report.
+        RuntimeError: If traces can't be counted in this version of JAX.
         TypeError: If the function to decorate is jitted already.
 
     Examples:
@@ -97,6 +145,11 @@ class max_traces:  # noqa: N801  it is used like a function
         return traced(max_traces=self._limit)(function)
 
     def __enter__(self) -> None:
+        if not PROCESS.sight.events:
+            raise RuntimeError(
+                f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. Put "
+                f"@max_traces below @jax.jit, which counts without being told, or update Treewright."
+            )
         self._watch.__enter__()
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What has been traced and compiled: of each function the last signatures, of each definition how many."""
+"""What has been traced and compiled: the last signatures of each function, and counts for each definition."""
 
 import collections
 import dataclasses
@@ -8,26 +8,24 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from treewright._trees.diff import Difference
-from treewright._trees.level import Level
 from treewright._values import reach
 from treewright._values.reach import class_of, innermost
 from treewright._values.snapshot import Remembered, remembered
 from treewright._values.why import Cause, why
-from treewright.retrace.call import Named, call_differences, is_placement
+from treewright.retrace.call import Signature, call_differences, is_placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _SIGNATURES = 32  # of one function
 _COMPARED = 8  # of the signatures, newest first, with which a new one is compared
-THE_FUNCTION = Named("the function itself", "function")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
     """A signature that has been traced, and whether a program has been compiled for it."""
 
-    signature: Level
+    signature: Signature
     number: int
     compiled: bool = False
 
@@ -51,7 +49,7 @@ class Finding:
     @property
     def of_trace(self) -> tuple[Difference, ...]:
         """The differences for which `jit` traces again."""
-        return tuple(one for one in self.differences if not is_placement(one))
+        return tuple(difference for difference in self.differences if not is_placement(difference))
 
 
 class Definition:
@@ -80,28 +78,23 @@ class History:
         return known is function or (isinstance(function, types.MethodType) and known == function)
 
     @property
-    def newest(self) -> Level | None:
+    def newest(self) -> Signature | None:
         """The last signature, to share with the next one what has not changed."""
         return self.entries[-1].signature if self.entries else None
 
-    def closest(self, signature: Level) -> tuple[Entry, list[Difference]] | None:
-        """The earlier entry with the fewest differences, the newest of several; None if there is none."""
+    def compare(self, signature: Signature) -> Finding:
+        """How a call differs from the earlier one with the fewest differences; nothing is recorded."""
         with self.definition.lock:
             recent = list(self.entries)[-_COMPARED:]
-        found = [(entry, call_differences(entry.signature, signature)) for entry in reversed(recent)]
-        return min(found, key=lambda one: len(one[1]), default=None)
-
-    def compare(self, signature: Level) -> Finding:
-        """How a call differs from the closest earlier one; nothing is recorded."""
-        closest = self.closest(signature)
-        if closest is not None:
-            return Finding(tuple(closest[1]), closest[0])
+        findings = [Finding(tuple(call_differences(entry.signature, signature)), entry) for entry in reversed(recent)]
+        if findings:
+            return min(findings, key=lambda finding: len(finding.differences))
         last, this = self.definition.last, described(self._function())
         if last is None:
             return Finding()
         anew = Cause("function made anew", "the same function, decorated and jitted anew")
         reason = anew if last == this else why(last, this)
-        return Finding((Difference((THE_FUNCTION,), last, this, "static", reason),))
+        return Finding((Difference(("the function itself",), last, this, "function", reason),))
 
     def begin(self) -> tuple[int, int]:
         """Count a trace: its number among those of the definition, and among those of this function."""
@@ -110,7 +103,7 @@ class History:
             self.traces += 1
             return self.definition.traces, self.traces
 
-    def record(self, signature: Level, number: int) -> Entry:
+    def record(self, signature: Signature, number: int) -> Entry:
         """Remember a trace, so that later ones are compared with it."""
         entry = Entry(signature, number)
         with self.definition.lock:
@@ -125,7 +118,7 @@ class History:
     def forget(self, entry: Entry | None) -> None:
         """Take back a trace that has failed, if it was remembered and still is."""
         with self.definition.lock:
-            kept = [one for one in self.entries if one is not entry]
+            kept = [other for other in self.entries if other is not entry]
             self.entries.clear()
             self.entries.extend(kept)
 
@@ -150,10 +143,9 @@ class Histories:
     def of(self, function: Any) -> History:
         """The history of a function."""
         with self._lock:
-            found = self._functions.get(function)
-            if found is None:
-                found = self._functions[function] = self.new(function)
-            return found
+            if function not in self._functions:
+                self._functions[function] = self.new(function)
+            return self._functions[function]
 
 
 def definition_of(function: Any) -> tuple[Any, str]:

@@ -3,12 +3,11 @@
 import types
 from typing import Any
 
-from treewright._trees.diff import Difference
+from treewright._trees.diff import Difference, Kind
 from treewright._trees.level import LeafType
 from treewright._values import reach
 from treewright._values.snapshot import facts_of
 from treewright._values.why import Cause, CauseName
-from treewright.retrace.call import label_of
 
 _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
     {
@@ -25,67 +24,46 @@ _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
         "same text": "make it once and reuse it",
     }
 )
-_OF_FUNCTIONS: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
+_OF_KINDS: types.MappingProxyType[Kind, str] = types.MappingProxyType(
     {
-        "function made anew": "jit keeps programs for each function object: make and jit it once, outside of the loop",
-        "other method": "jit a function that takes the object as an argument, and jit it once",
+        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "setting": "set it once, before the first call",
+        "option": "jit the function once, with one set of options",
+        "sharding": "give it one sharding before the loop: jax.device_put",
+        "placement": "put it there once, before the loop: jax.device_put",
     }
 )
-
-
 _FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 
 def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
-    match label_of(difference):
-        case "function":
-            cause = _cause_of(difference)
-            return _OF_FUNCTIONS.get(cause, _OF_FUNCTIONS["function made anew"]) if cause else ""
-        case "passing":
-            return "pass it the same way each time: jit tells by position from by keyword"
-        case "setting":
-            return "set it once, before the first call"
-        case "option":
-            return "jit the function once, with one set of options"
-        case _:
-            return _of_argument(difference)
-
-
-def _cause_of(difference: Difference) -> CauseName | None:
-    return difference.reason.name if isinstance(difference.reason, Cause) else None
-
-
-def _of_argument(difference: Difference) -> str:
     match difference.kind:
         case "static":
             return _of_static(difference)
+        case "function":
+            return _of_function(difference)
         case "shape":
             return _of_shape(difference.left, difference.right)
         case "dtype" | "weak_type":
             return _of_dtype(difference)
         case "class":
             return _of_class(difference)
-        case "added" | "removed" if len(difference.path) == 1 and str(difference.path[0]).isidentifier():
-            return "a default that is passed is an argument more: pass it each time or never"
         case "added" | "removed":
-            return "keep the structure the same from call to call"
+            is_argument = len(difference.path) == 1 and str(difference.path[0]).isidentifier()
+            default = "a default that is passed is an argument more: pass it each time or never"
+            return default if is_argument else "keep the structure the same from call to call"
         case "sharding" if str(difference.left) == str(difference.right):
             return "make it under the mesh that it is used with"
-        case "sharding":
-            return "give it one sharding before the loop: jax.device_put"
-        case "placement":
-            return "put it there once, before the loop: jax.device_put"
-        case _:
-            return ""
+        case kind:
+            return _OF_KINDS.get(kind, "")
 
 
 def _of_static(difference: Difference) -> str:
-    cause = _cause_of(difference)
-    if cause == "function made anew" and _is_of_optimizer(difference.left):
-        return "build the optimiser once and reuse it, or keep it in a TrainState"
-    if cause is not None:
-        return _OF_CAUSES[cause]
+    if isinstance(difference.reason, Cause):
+        if difference.reason.name == "function made anew" and _is_of_optimizer(difference.left):
+            return "build the optimiser once and reuse it, or keep it in a TrainState"
+        return _OF_CAUSES[difference.reason.name]
     numbers = (int, float, complex)
     if type(difference.left) in numbers and type(difference.right) in numbers:
         return "if it changes often, pass it as an array that is traced, not as a static"
@@ -95,6 +73,13 @@ def _of_static(difference: Difference) -> str:
 def _is_of_optimizer(function: Any) -> bool:
     code = facts_of(function).code
     return code is not None and "optax" in reach.file_of(code).replace("\\", "/").split("/")
+
+
+def _of_function(difference: Difference) -> str:
+    if isinstance(difference.reason, Cause) and difference.reason.name == "other method":
+        return "jit a function that takes the object as an argument, and jit it once"
+    anew = "jit keeps programs for each function object: make and jit it once, outside of the loop"
+    return anew if difference.reason else ""
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:
@@ -118,10 +103,9 @@ def _of_dtype(difference: Difference) -> str:
 
 
 def _of_class(difference: Difference) -> str:
-    kinds = [getattr(tree, "kind", None) for tree in (difference.left, difference.right)]
+    kinds = {getattr(tree, "kind", None) for tree in (difference.left, difference.right)}
     if type(None) in kinds:
         return "pass the same in each call: an array of zeros in place of None, say"
-    if set(kinds) == {list, tuple}:
+    if kinds == {list, tuple}:
         return "use one of the two"
-    cause = _cause_of(difference)
-    return _OF_CAUSES[cause] if cause else ""
+    return _OF_CAUSES[difference.reason.name] if isinstance(difference.reason, Cause) else ""

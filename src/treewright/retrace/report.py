@@ -3,19 +3,30 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import jax
-
-from treewright._trees.diff import Difference
-from treewright.retrace.call import Call, call_differences, is_placement, label_of, options_in, signature_of
-from treewright.retrace.history import Finding, History, name_of
+from treewright._jax import DictKey, SequenceKey
+from treewright._trees.diff import Difference, Kind
+from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys open
-_ITEMS: Any = (_jax_trees.SequenceKey, _jax_trees.DictKey)
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
+
+# The kinds of differences that the text does not show by itself.
+_KINDS: types.MappingProxyType[Kind, str] = types.MappingProxyType(
+    {
+        "static": "static",
+        "value": "static",
+        "added": "added",
+        "removed": "removed",
+        "placement": "placement",
+        "passing": "passed",
+        "setting": "setting",
+        "option": "option of jit",
+    }
+)
 
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
@@ -35,10 +46,11 @@ class RetraceReport:
         compared_with: The number of the trace that the differences are to; None if there is none to compare with.
         seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
         caller: Where the function was called, as `train.py:69 in main`.
+        unseen: What could not be seen in this version of JAX, and may be missing from the report; else empty.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
-        >>> with explain_retraces(report=lambda report: print(report.function, report.number, *report.differences)):
+        >>> with explain_retraces(on_report=lambda report: print(report.function, report.number, *report.differences)):
         ...     step({"x": jnp.ones((32, 2))}), step({"x": jnp.ones((31, 2))})
         <lambda> 2 batch['x'] (shape): float32[32,2] -> float32[31,2]; axis 0: 32 -> 31
         (Array(64., dtype=float32), Array(62., dtype=float32))
@@ -53,6 +65,7 @@ class RetraceReport:
     compared_with: int | None = None
     seconds: float | None = None
     caller: str = ""
+    unseen: str = ""
 
     @property
     def is_retrace(self) -> bool:
@@ -93,6 +106,8 @@ class RetraceReport:
             yield f"compared with trace {self.compared_with}"
         if self.event == "count":
             yield "the arguments could not be read, so traces are only counted, by the function's name"
+        if self.unseen:
+            yield self.unseen
 
 
 def trace_report(history: History, number: int, finding: Finding, place: str) -> RetraceReport:
@@ -121,56 +136,30 @@ def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
     """A line for each difference, and one for the same change in many places, each followed by reason and remedy."""
     groups: dict[tuple[str, str, str], list[Difference]] = {}
     for whole in differences:
-        for one in whole.parts or (whole,):
-            groups.setdefault((_folded(one.path), _change_of(one), one.reason), []).append(one)
-    for (_, change, _), group in groups.items():
-        first = group[0]
+        for part in whole.parts or (whole,):
+            groups.setdefault((_folded(part.path), _change_of(part), part.reason), []).append(part)
+    for (_, change, reason), group in groups.items():
         yield f"{_place_of(group)}: {change}"
-        reason = "" if first.reason == change else first.reason
-        notes = "; ".join(filter(None, (reason, remedy_of(first))))
+        notes = "; ".join(filter(None, ("" if reason == change else reason, remedy_of(group[0]))))
         if notes:
             yield f"    {notes}"
 
 
 def _change_of(difference: Difference) -> str:
-    match label_of(difference):
-        case "function":
-            return difference.reason or difference.change
-        case "passing":
-            return f"{difference.left} -> {difference.right}"
-        case _:
-            return difference.change
+    return (difference.kind == "function" and difference.reason) or difference.change
 
 
 def _folded(path: Iterable[Any]) -> str:
-    return "".join("[*]" if isinstance(key, _ITEMS) else str(key) for key in path)
+    return "".join("[*]" if isinstance(key, (SequenceKey, DictKey)) else str(key) for key in path)
 
 
 def _place_of(group: list[Difference]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
-    keys = zip(*(one.path for one in group), strict=True)
+    keys = zip(*(difference.path for difference in group), strict=True)
     path = "".join(str(same[0]) if len(set(map(str, same))) == 1 else "[*]" for same in keys)
-    notes = [_label_in_text(group[0]), f"{len(group)} places" if len(group) > 1 else ""]
+    notes = [_KINDS.get(group[0].kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
-
-
-def _label_in_text(difference: Difference) -> str:
-    match label_of(difference), difference.kind:
-        case "setting", _:
-            return "setting"
-        case "option", _:
-            return "option of jit"
-        case "passing", _:
-            return "passed"
-        case "function", _:
-            return ""
-        case _, "static" | "value":
-            return "static"
-        case _, ("added" | "removed" | "placement") as kind:
-            return kind
-        case _:
-            return ""
 
 
 # Where reports go
@@ -198,42 +187,3 @@ def _handlers_of(logger: logging.Logger) -> Iterator[logging.Handler]:
 def _writes_to_stderr(handler: logging.Handler) -> bool:
     stream: Any = getattr(handler, "stream", None)
     return handler.level <= logging.WARNING and stream in {sys.stderr, sys.__stderr__}
-
-
-def explain(
-    function: Any,
-    old_args: tuple[Any, ...],
-    new_args: tuple[Any, ...],
-    *,
-    old_kwargs: Mapping[str, Any] | None = None,
-    new_kwargs: Mapping[str, Any] | None = None,
-) -> RetraceReport:
-    """Why `function`, called with the old arguments, would trace again for the new ones. Nothing is run.
-
-    Args:
-        function: A function, jitted or not; of a jitted one the static arguments are known.
-        old_args: The positional arguments of the earlier call.
-        new_args: Those of the later one.
-        old_kwargs: The keyword arguments of the earlier call.
-        new_kwargs: Those of the later one.
-
-    Returns:
-        A report; `report.event` is `"none"` if the call would need no new program.
-
-    Examples:
-        >>> def step(x, scale=1.0):
-        ...     return x * scale
-        >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
-        step would retrace
-            scale (added): Python float
-                a default that is passed is an argument more: pass it each time or never
-    """
-    options, is_static = options_in(getattr(function, "_jit_info", None))
-    old, new = (
-        signature_of(Call(function, tuple(args), kwargs or {}, options, is_static))
-        for args, kwargs in ((old_args, old_kwargs), (new_args, new_kwargs))
-    )
-    differences = tuple(call_differences(old, new))
-    of_trace = tuple(one for one in differences if not is_placement(one))
-    event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
-    return RetraceReport(name_of(function), event, 0, of_trace or differences)

@@ -3,28 +3,38 @@
 import collections
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
 import jax
-import jax.monitoring
 
-from treewright._trees.level import Level
-from treewright.retrace.call import (
+from treewright._jax import (
     Call,
+    EventListener,
     call_on_stack,
-    caller,
-    is_inside_another,
-    is_internal,
-    is_of_users,
-    signature_of,
+    called_by_the_user,
+    is_inside_another_trace,
 )
+from treewright._values.reach import innermost
+from treewright.errors import RetraceWarning
+from treewright.retrace.call import Signature, caller, signature_of
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
 from treewright.retrace.report import RetraceReport, trace_report
 from treewright.retrace.traced import MARK, PROCESS
 
-_TRACED = "/jax/core/compile/jaxpr_trace_duration"
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+_NO_TRACES = (
+    f"JAX {jax.__version__} does not tell of traces as Treewright knows it: no retrace is reported but those of "
+    f"functions with @traced. Update Treewright."
+)
+_NO_CALLS = (
+    f"The calls of jitted functions can't be read in JAX {jax.__version__}: traces are only counted, by the function's "
+    f"name, and neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
+)
+_NO_COMPILATIONS = (
+    f"JAX {jax.__version__} does not tell of compilations as Treewright knows it: neither recompiles nor traces under "
+    f"grad or vmap alone were seen. Update Treewright."
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +53,7 @@ class _Seen:
 
     call: Call
     history: History
-    signature: Level
+    signature: Signature
     finding: Finding
 
 
@@ -80,29 +90,29 @@ class Watch:
         self._by_name: collections.Counter[str] = collections.Counter()
 
     def __enter__(self) -> Self:
+        sight = PROCESS.sight
+        if not (sight.events and sight.calls):
+            warnings.warn(_NO_CALLS if sight.events else _NO_TRACES, RetraceWarning, stacklevel=3)
         PROCESS.add(self)
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        self._listener = EventListener(self._traced, self._compiled)
         return self
 
     def __exit__(self, *_: object) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._hear)
+        listener = self._listener
+        listener.stop()
         PROCESS.remove(self)
         with self._lock:
             left = list(self._begun.values())
             self._begun.clear()
         for begun in left:
             self._end(begun)
-
-    def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == _TRACED:
-            self._traced(duration_secs, str(kwargs.get("fun_name", "a function")))
-        elif event == _COMPILED:
-            self._compiled(duration_secs, str(kwargs.get("fun_name", "")))
+        if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
+            warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=3)
 
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())
         call = call_on_stack()
-        if call is not None and (is_internal(call.function) or is_inside_another()):
+        if call is not None and (_is_internal(call.function) or is_inside_another_trace()):
             return
         seen = self._look(call)
         if seen is None:
@@ -114,7 +124,7 @@ class Watch:
 
     def _compiled(self, seconds: float, name: str) -> None:
         call = call_on_stack()
-        if call is None or is_internal(call.function) or name != f"jit({call.jit_name})":
+        if call is None or _is_internal(call.function) or name != f"jit({call.jit_name})":
             return
         begun = self._take()
         if begun is not None and begun.report is not None and begun.history.is_of(call.function):
@@ -135,7 +145,7 @@ class Watch:
             history = self._histories.of(call.function)
             signature = signature_of(call, history.newest)
             return _Seen(call, history, signature, history.compare(signature))
-        except Exception:  # noqa: BLE001  an __eq__ or __hash__ of anybody's, a function that can't be hashed
+        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
 
     def _new_trace(self, seen: _Seen, seconds: float) -> _Begun:
@@ -174,7 +184,7 @@ class Watch:
 
     def _count(self, seconds: float, name: str) -> None:
         """Where no more can be told than the name of what was traced."""
-        if not is_of_users():  # pragma: no cover  what JAX traces for itself, which not every JAX reports
+        if not called_by_the_user():  # pragma: no cover  what JAX traces for itself, which not every JAX reports
             return
         with self._lock:
             self._by_name[name] += 1
@@ -194,3 +204,8 @@ class Watch:
     def _end(self, begun: _Begun | None) -> None:
         if begun is not None and begun.report is not None:
             self.trace_ended(dataclasses.replace(begun.report, seconds=begun.seconds))
+
+
+def _is_internal(function: Any) -> bool:
+    """Whether a function is JAX's own, such as those that make arrays, or ours: their programs are not the user's."""
+    return str(getattr(innermost(function), "__module__", "")).partition(".")[0] in {"jax", "jaxlib", "treewright"}

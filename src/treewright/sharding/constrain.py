@@ -6,13 +6,13 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
+from treewright._jax import untyped_jax
 from treewright._values.text import text
 from treewright.errors import ShardingError
 from treewright.sharding.rules import Fit, Resolver, Rules, partition_spec
 from treewright.sharding.specs import OnMisfit, fitted
 
 T = TypeVar("T")
-_jax: Any = jax  # whose annotations leave much open
 Name: TypeAlias = str | tuple[str, ...] | None
 
 
@@ -130,7 +130,7 @@ def _fit(what: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rule
 def _placed(x: Any, spec: PartitionSpec) -> Any:
     kinds = {*_mesh().axis_types}
     if AxisType.Explicit in kinds:
-        x = _jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
+        x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
     if AxisType.Auto in kinds:
         x = _constrained(x, _part(spec, AxisType.Auto))
     return x
@@ -149,7 +149,7 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
     return partition_spec(entries)
 
 
-@functools.partial(_jax.jit, static_argnums=1, inline=True)
+@functools.partial(untyped_jax.jit, static_argnums=1, inline=True)
 def _constrained(x: Any, spec: PartitionSpec) -> Any:
     """Under `jit`, since an array that is on no mesh yet can't be constrained outside."""
-    return _jax.lax.with_sharding_constraint(x, spec)
+    return untyped_jax.lax.with_sharding_constraint(x, spec)

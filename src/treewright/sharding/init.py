@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from treewright._jax import untyped_jax
 from treewright.sharding.rules import Resolver, Rules
 from treewright.sharding.specs import OnMisfit, fitted, sizes_of
 
 T = TypeVar("T")
 _SMALL = 2**26  # bytes on a device, below which one program makes all
-_jax: Any = jax  # whose annotations leave much open
 
 
 def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
@@ -55,8 +55,8 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
             def leaves_of(given: list[Any], part: slice = part) -> list[Any]:
                 return jax.tree.leaves(make(given))[part]
 
-            jitted = _jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves[part]])
-            made += _jax.block_until_ready(jitted(arrays))
+            jitted = untyped_jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves[part]])
+            made += untyped_jax.block_until_ready(jitted(arrays))
         result: T = treedef.unflatten(made)
     return result
 
@@ -145,18 +145,18 @@ def _untyped(array: Any) -> Any:
     placed = getattr(array, "sharding", None)
     if not isinstance(placed, NamedSharding) or not isinstance(placed.mesh, Mesh):
         return array
-    return _jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
+    return untyped_jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
 
 
 def _abstract(
     make: Callable[[list[Any]], Any], arrays: list[Any], mesh: Mesh, rules: Rules, on_misfit: OnMisfit
 ) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    abstract = _jax.eval_shape(make, arrays)
+    abstract = untyped_jax.eval_shape(make, arrays)
     leaves: list[jax.ShapeDtypeStruct] = []
     for place, fit in fitted(abstract, Resolver(rules, sizes_of(mesh)), on_misfit):
         leaf = place.leaf
         leaves.append(
-            _jax.ShapeDtypeStruct(
+            untyped_jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, fit.spec), weak_type=leaf.weak_type
             )
         )

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from treewright._jax import path_text
-from treewright._values.text import text
+from treewright._values.text import table, text
 from treewright.sharding.rules import Resolver, Rules
 from treewright.sharding.specs import AnyMesh, OnMisfit, fitted, shape_of, sizes_of
 
@@ -66,14 +66,7 @@ class ShardingReport:
             (leaf.path, leaf.array, _spec_text(leaf.spec), f"{leaf.nbytes:,}", f"{leaf.device_nbytes:,}")
             for leaf in self.leaves
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if place < 3 else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        lines = table(rows, right=("bytes", "on a device"))
         lines += [f"{leaf.path}: {misfit}" for leaf in self.leaves for misfit in leaf.misfits]
         if self.absent:
             lines.append(f"not in the mesh, so not used: {', '.join(self.absent)}")

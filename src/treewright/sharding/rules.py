@@ -1,13 +1,14 @@
 """From the names of an array's axes to a `PartitionSpec`, by rules. The one place where that is decided."""
 
 import dataclasses
-import difflib
 import math
 import types
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jax.sharding import PartitionSpec
+
+from treewright._values.text import did_you_mean
 
 # Which mesh axes the axes of an array with this name are split over; None for not at all.
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
@@ -111,8 +112,7 @@ class Resolver:
         return None
 
     def _without_rule(self, name: Hashable) -> str:
-        close = difflib.get_close_matches(str(name), [str(known) for known in self._axes], 1)
-        return f"no rule for {name!r}{f' (did you mean {close[0]}?)' if close else ''}"
+        return f"no rule for {name!r}{did_you_mean(str(name), map(str, self._axes))}"
 
 
 def _counted(count: int, one: str, many: str) -> str:

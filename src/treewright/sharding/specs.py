@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treewright._jax import Path, path_text
+from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.fields import AxisNames, names_problem
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
@@ -21,7 +21,6 @@ T = TypeVar("T")
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 OnMisfit: TypeAlias = Literal["error", "replicate"]
 
-_jax_trees: Any = jax.tree_util  # whose annotations leave the types of keys and treedefs open
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 _SHOWN = 20  # leaves in one message
 
@@ -57,7 +56,7 @@ def _collect(part: Any, path: Path, stacks: tuple[str, ...], names: AxisNames | 
             _collect(child, (*path, key), stacks if stack is None else (*stacks, stack), own, found)
     else:
         inner: list[tuple[Path, Any]]
-        inner, _ = _jax_trees.tree_flatten_with_path(part, is_leaf=is_node)
+        inner, _ = jax_trees.tree_flatten_with_path(part, is_leaf=is_node)
         for steps, item in inner:
             if is_node(item):
                 _collect(item, (*path, *steps), stacks, None, found)

@@ -47,5 +47,5 @@ def retraces() -> "Iterator[list[RetraceReport]]":
     from treewright.retrace.explain import explain_retraces
 
     found: list[RetraceReport] = []
-    with explain_retraces(report=found.append):
+    with explain_retraces(on_report=found.append):
         yield found
