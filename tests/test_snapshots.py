@@ -192,7 +192,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "sharding that is a list": lambda: declare(n_type=Any, n=untyped(field)(sharding=["embed"])),
     "sharding lost": lambda: declare(Split, kernel_type=Any, kernel=1.0),
     "stack that is a number": lambda: declare(n_type=Any, n=untyped(field)(stack=3)),
-    "no rule": lambda: sharding.partition_specs(Split(jnp.ones((2, 3))), {"embde": None, "mlp": None}),
+    "no rule": lambda: sharding.partition_specs(Split(jnp.ones((2, 3))), None, {"embde": None, "mlp": None}),
     "split that does not fit": lambda: sharding.shardings(
         [Split(jnp.ones((2, 3))), Split(jnp.ones(4))], MESH, {"embed": "data", "mlp": "tensor"}
     ),

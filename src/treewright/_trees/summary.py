@@ -76,16 +76,7 @@ class Summary:
     def plain(self) -> str:
         """The table in plain text, the same everywhere: for logs and files."""
         head, *lines = self._cells()
-        widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
-        rule = ["-" * width for width in widths]
-        text_lines = (
-            "  ".join(
-                cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
-                for name, cell, width in zip(head, line, widths, strict=True)
-            )
-            for line in (head, rule, *lines)
-        )
-        return "\n".join([self.title, *(line.rstrip() for line in text_lines), self.total])
+        return "\n".join([self.title, *table_lines(head, lines, _NUMBERS, ruled=True), self.total])
 
     def _by_rich(self) -> str | None:
         try:
@@ -114,6 +105,22 @@ class Summary:
         for row, line in zip(self.rows, lines, strict=True):
             table.add_row(*map(Text, line), style=styles.get(row.kind))
         return table
+
+
+def table_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str], *, ruled: bool = False
+) -> list[str]:
+    """The lines of a table in plain text; the columns named in `numbers` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rule = [["-" * width for width in widths]] if ruled else []
+    lines = (
+        "  ".join(
+            cell.rjust(width) if name in numbers else cell.ljust(width)
+            for name, cell, width in zip(head, line, widths, strict=True)
+        )
+        for line in (head, *rule, *rows)
+    )
+    return [line.rstrip() for line in lines]
 
 
 def _in_terminal() -> bool:
