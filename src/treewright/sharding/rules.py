@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 # The mesh axes that array axes of one name are split over; None for not at all.
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
 Rules: TypeAlias = Mapping[str, MeshAxes]
+"""What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all."""
 
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
 _no_sizes: Mapping[str, int] = types.MappingProxyType({})
