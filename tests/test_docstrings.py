@@ -43,7 +43,7 @@ def defined_in(module: Any) -> list[str]:
 
 
 def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest]:
-    tests = doctest.DocTestFinder(recurse=recurse).find(value, name, module=False, globs=NAMESPACE)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tests = doctest.DocTestFinder(recurse=recurse).find(value, name, module=False, globs=NAMESPACE)
     return [test for test in tests if test.examples]
 
 

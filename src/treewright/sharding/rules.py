@@ -44,8 +44,8 @@ class MeshRules:
         TypeError: If `rules` is not a mapping, or a rule is not a mesh axis, a tuple of mesh axes, or None.
     """
 
-    def __init__(self, rules: Any, sizes: Mapping[str, int] | None) -> None:
-        if not isinstance(rules, Mapping):
+    def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
+        if not issubclass(type(rules), Mapping):
             raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self._sizes = sizes

@@ -78,12 +78,13 @@ def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[AxisNames | None
                 f"{_place(path)}.{field.name}: the function in sharding= gave {names!r}, which {problem}."
             )
     if callable(stack):
-        stack = stack(node)
-        if not isinstance(stack, str | None):
+        given: Any = stack(node)
+        if not isinstance(given, str | None):
             raise ShardingError(
-                f"{_place(path)}.{field.name}: the function in stack= gave {stack!r}, which is neither the name of an "
+                f"{_place(path)}.{field.name}: the function in stack= gave {given!r}, which is neither the name of an "
                 f"axis nor None."
             )
+        stack = given
     return names, stack
 
 
