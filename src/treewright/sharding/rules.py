@@ -45,7 +45,8 @@ class MeshRules:
     """
 
     def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
-        if not issubclass(type(rules), Mapping):
+        given: Any = rules
+        if not isinstance(given, Mapping):
             raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self._sizes = sizes
