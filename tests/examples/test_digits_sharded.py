@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True)
+def _optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared to one device is what a user runs: without optimisations rounding adds up to 1.1e-6."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+
+
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """What a run that ends well prints. The test's own settings, which refuse to broadcast, hold in it too."""
     code = digits_sharded.main([str(argument) for argument in arguments])
