@@ -10,14 +10,14 @@ PYTHON ?=
 PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 # More arguments for the demo and for pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
-PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 # pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test exhaustive format docs bench clean
+.PHONY: help demo quick test exhaustive format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -25,17 +25,28 @@ help: ## list the targets
 demo: $(VENV)/demo.installed ## train a model on handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
 
+quick: $(VENV)/dev.installed ## format check, lint and the quick tests, in a minute
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+# The checkers use one core each, so they run beside the tests. What they say comes last; they are waited for if a test
+# fails, too.
 test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with coverage, executed docs
 ifneq ($(JAX),)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --durations=10 $(PYTEST_ARGS)
 else
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	@echo "mypy and pyright, side by side"; \
-	$(BIN)/mypy --strict & mypy=$$!; \
-	$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
-	wait $$mypy && exit $$pyright
-	$(BIN)/pytest --cov --cov-report=term $(PYTEST_ARGS)
+	@echo "mypy, pyright and the tests, side by side"; \
+	$(BIN)/mypy --strict >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
+	$(BIN)/pyright --pythonpath $(BIN)/python >$(VENV)/pyright.txt 2>&1 & pyright=$$!; \
+	$(BIN)/pytest --cov --cov-report=term --durations=10 $(PYTEST_ARGS); failed=$$?; \
+	wait $$mypy || failed=1; \
+	wait $$pyright || failed=1; \
+	echo "mypy:"; cat $(VENV)/mypy.txt; \
+	echo "pyright:"; cat $(VENV)/pyright.txt; \
+	exit $$failed
 endif
 
 exhaustive: $(VENV)/dev.installed ## the laws, drawn anew and twenty times as often (an hour)

@@ -11,22 +11,21 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 from treewright import Module, TrainState, replace, static
 from treewright.checkpoint import CheckpointManager
 from treewright.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -213,6 +212,11 @@ def counted(count: int, noun: str) -> str:
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
     """Save a picture of both curves."""
+    # Here, since the demo over 8 devices starts processes that draw nothing.
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
+
     figure = Figure(figsize=(9, 3.8), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     left, right = figure.subplots(1, 2)
     left.set_title("Loss: mean cross entropy", loc="left", fontweight="bold")
@@ -220,8 +224,10 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.yaxis.set_minor_locator(NullLocator())
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     draw_lines(left, train.loss, test.loss, legend="upper right")
     right.set_title(f"Accuracy: {test.accuracy[-1]:.1%} on unseen images", loc="left", fontweight="bold")
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     if test.accuracy[-1] < 0.95:
         right.set_ylim(0, 1.02)
@@ -232,7 +238,7 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float], *, legend: Corner) -> None:
+def draw_lines(axes: "Axes", train: Sequence[float], test: Sequence[float], *, legend: Corner) -> None:
     """One panel with both lines."""
     for values, name, color in ((train, "training images", "#8a93a3"), (test, "unseen images", "#c2410c")):
         axes.plot(values, color=color, linewidth=1.8, label=name)
@@ -240,7 +246,6 @@ def draw_lines(axes: Axes, train: Sequence[float], test: Sequence[float], *, leg
     axes.legend(frameon=False, labelcolor="linecolor", loc=legend)
     axes.set_xlabel("epoch", color="#6b7280")
     axes.set_xlim(0, len(train) - 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors="#6b7280", which="both")

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from treewright import Module, count, tree_map
+from treewright import Module, count
+from treewright.typed import tree_map
 
 SIZES = (784, 128, 64, 10)
 PICTURE = "network_from_scratch.png"

@@ -23,19 +23,9 @@ import optax
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from treewright import (
-    Module,
-    TrainState,
-    buffer,
-    eval_shape,
-    remat,
-    spec_like,
-    static,
-    summary,
-    tree_map,
-    value_and_grad,
-)
+from treewright import Module, TrainState, buffer, spec_like, static, summary
 from treewright.checkpoint import load, save
+from treewright.typed import eval_shape, remat, tree_map, value_and_grad
 
 CHECKPOINT = "transformer.safetensors"
 LICENCE = Path(os.__file__).with_name("LICENSE.txt")

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from treewright import Module, count, pytree_dataclass, split_key_like, static, tree_map
+from treewright import Module, count, pytree_dataclass, split_key_like, static
+from treewright.typed import tree_map
 
 T = TypeVar("T")
 

@@ -1,16 +1,18 @@
-"""Settings for all tests, `count_traces`, and what is skipped where a package can't be installed."""
+"""Settings for all tests, `count_traces`, which tests are slow, and what is skipped where a package is missing."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # a fourth of the time of tests that compile
 
 import hypothesis
 import pytest
@@ -66,6 +68,53 @@ def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
         jitted(make(jnp.ones(2), setting))
         counts.append(counted.count)
     return counts
+
+
+# What `make quick` leaves out: whatever starts processes, trains, compiles much, or draws many examples.
+SLOW = {
+    "checkpoint",
+    "examples",
+    "interop",
+    "nodes/test_cloudpickle.py",
+    "nodes/test_export.py",
+    "nodes/test_laws.py",
+    "nodes/test_method_identity.py",
+    "nodes/test_static_law.py",
+    "nodes/test_static_wrapper.py",
+    "nodes/test_treescope_page.py",
+    "retrace/test_explain.py",
+    "sharding/test_constrain.py",
+    "sharding/test_describe.py",
+    "sharding/test_init.py",
+    "sharding/test_processes.py",
+    "test_docs.py",
+    "test_import_cost.py",
+    "test_jit_cache.py",
+    "test_site.py",
+    "test_threads.py",
+    "test_train.py",
+    "test_train_buffers.py",
+    "testing",
+    "trees/test_tree_laws.py",
+    "typing",
+}
+
+
+def is_slow(path: Path) -> bool:
+    """Whether a file or folder of tests stands in `SLOW`."""
+    inside = path.relative_to(Path(__file__).parent)
+    return any(str(part) in SLOW for part in (inside, *inside.parents))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m "not slow"`, do not even import slow files: that alone would take a third of the minute."""
+    return (config.option.markexpr == "not slow" and is_slow(collection_path)) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker("slow")
 
 
 # Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import treewright
-import treewright.checkpoint
 from tests.conftest import skip_before_jax
-from treewright import sharding
+from tests.public_names import public_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PUBLIC: list[str] = [name for name in treewright.__all__ if not inspect.ismodule(getattr(treewright, name))]
+PUBLIC = public_names()
 NAMESPACE = {
     "__name__": "docstring",
     "jax": jax,
@@ -31,24 +31,33 @@ NAMESPACE = {
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
-    **{name: getattr(treewright, name) for name in [*PUBLIC, "errors"]},
+    **{name: getattr(treewright, name) for name in treewright.__all__},
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+def defined_in(module: Any) -> list[str]:
+    """The classes and functions that the file of a module defines, whatever `__module__` they are shown under."""
+    statements = ast.parse(inspect.getsource(module)).body
+    return sorted({one.name for one in statements if isinstance(one, ast.FunctionDef | ast.ClassDef)})
+
+
+def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest]:
+    tests = doctest.DocTestFinder(recurse=recurse).find(value, name, module=False, globs=NAMESPACE)
+    return [test for test in tests if test.examples]
+
+
 def examples_in_docstrings() -> Iterator[doctest.DocTest]:
     """Those of every module, private ones too."""
-    names = [module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright.")]
-    for name in ["treewright", *names]:
-        yield from doctest.DocTestFinder().find(importlib.import_module(name), name, globs=NAMESPACE)
-    for module in (treewright, treewright.checkpoint, sharding):  # a public class says that it is from there
-        for name in module.__all__:
-            value = getattr(module, name)
-            if isinstance(value, type):
-                yield from doctest.DocTestFinder().find(value, f"{module.__name__}.{name}", False, globs=NAMESPACE)
+    for name in ["treewright", *(module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright."))]:
+        module = importlib.import_module(name)
+        yield from examples_of(module, name, recurse=False)
+        for inner in defined_in(module):
+            if hasattr(module, inner):  # what only checkers see is not there
+                yield from examples_of(getattr(module, inner), f"{name}.{inner}", recurse=True)
 
 
-EXAMPLES = {example.name: example for example in examples_in_docstrings() if example.examples}
+EXAMPLES = {example.name: example for example in examples_in_docstrings()}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -61,33 +70,23 @@ def test_the_example_prints_what_it_says(name: str) -> None:
     assert not results.failed, "".join(report)
 
 
-# JAX's own functions, and an alias, can't have docstrings of ours: the guide shows each.
-ELSEWHERE = ["AsArray", *(name for name in PUBLIC if not getattr(treewright, name).__module__.startswith("treewright"))]
+# Annotations and JAX's own functions can't have docstrings of ours: the guide shows each.
+IN_THE_GUIDE = ["treewright.AsArray", *(name for name in PUBLIC if name.startswith("treewright.typed."))]
+# What a function takes or gives is shown where that function is.
+SHOWN_ELSEWHERE = {f"treewright.sharding.{name}" for name in ("Rules", "ShardedLeaf", "ShardingReport")}
+WITH_AN_EXAMPLE = sorted(
+    name for name in {*PUBLIC} - {*IN_THE_GUIDE} - SHOWN_ELSEWHERE if not name.startswith("treewright.errors.")
+)
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", IN_THE_GUIDE)
 def test_every_public_name_without_a_docstring_of_ours_is_in_the_guide(name: str) -> None:
     guide = (Path(__file__).parents[1] / "docs" / "types.md").read_text(encoding="utf-8")
+    name = name.rpartition(".")[2]
 
     assert f"`{name}`" in guide or f"{name}(" in guide or f"@{name}" in guide
 
 
-@pytest.mark.parametrize("name", sorted({*sharding.__all__} - {"Rules", "ShardedLeaf", "ShardingReport"}))
-def test_every_function_of_sharding_has_an_example(name: str) -> None:
-    home = getattr(sharding, name).__module__
-
-    assert f"{home}.{name}" in EXAMPLES
-
-
-@pytest.mark.parametrize("name", sorted({*PUBLIC} - {*ELSEWHERE}))
-def test_every_public_name_has_an_example(name: str) -> None:
-    home = getattr(treewright, name).__module__
-
-    assert f"{home}.{name}" in EXAMPLES
-
-
-@pytest.mark.parametrize("name", treewright.checkpoint.__all__)
-def test_every_public_name_of_checkpoints_has_an_example(name: str) -> None:
-    home = getattr(treewright.checkpoint, name).__module__
-
-    assert f"{home}.{name}" in EXAMPLES
+@pytest.mark.parametrize("name", WITH_AN_EXAMPLE)
+def test_every_other_public_name_has_an_example(name: str) -> None:
+    assert examples_of(PUBLIC[name], name, recurse=False)

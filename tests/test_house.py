@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.conftest import SLOW
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -269,6 +271,10 @@ def test_strangers_at_the_top_level_are_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
 
     assert strangers(tmp_path) == {"setup.py", "scripts"}
+
+
+def test_what_make_quick_leaves_out_exists() -> None:
+    hold(name for name in sorted(SLOW) if not (ROOT / "tests" / name).exists())
 
 
 def test_tests_see_four_cpu_devices_and_no_rank_promotion() -> None:

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from tests.public_names import MODULES
+
 OPTIONAL = {
     "flax",
     "matplotlib",
@@ -55,8 +59,21 @@ def test_module_adds_at_most_40_modules_to_jax() -> None:
     assert not packages(added) & OPTIONAL
 
 
+def test_listing_the_public_names_loads_none_of_them() -> None:
+    listed = "import treewright\nassert {'Module', 'typed'} < {*dir(treewright)}"
+
+    assert modules_added_by(listed) == modules_added_by("import treewright")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_public_module_is_an_attribute_of_the_package_and_loaded_on_first_use(name: str) -> None:
+    added = modules_added_by(f"assert treewright.{name} is treewright.{name}", after="import treewright")
+
+    assert f"treewright.{name}" in added
+
+
 def test_no_public_name_needs_an_optional_library() -> None:
     added = modules_added_by("import treewright\nfor name in treewright.__all__: getattr(treewright, name)")
 
-    assert {"treewright._nodes.module", "treewright.train"} <= added
+    assert {"treewright.train", *(f"treewright.{name}" for name in MODULES)} <= added
     assert not packages(added) & OPTIONAL

@@ -67,8 +67,8 @@ LIBRARIES = (
     Library(
         "treewright.pytree_dataclass",
         "treewright",
-        "from jax import vmap\nfrom treewright import AsArray, field, grad, jit, jit_method\n"
-        "from treewright import pytree_dataclass, replace, static, tree_map, value_and_grad",
+        "from jax import vmap\nfrom treewright import AsArray, field, pytree_dataclass, replace, static\n"
+        "from treewright.typed import grad, jit, jit_method, tree_map, value_and_grad",
         "{type} = static({args})",
         _decorators("@pytree_dataclass"),
         converted="AsArray",
@@ -79,8 +79,8 @@ LIBRARIES = (
     Library(
         "treewright.Module",
         "treewright",
-        "from jax import vmap\nfrom treewright import AsArray, Module, field, grad, jit, jit_method, replace, static\n"
-        "from treewright import tree_map, value_and_grad",
+        "from jax import vmap\nfrom treewright import AsArray, Module, field, replace, static\n"
+        "from treewright.typed import grad, jit, jit_method, tree_map, value_and_grad",
         "{type} = static({args})",
         base="Module",
         keywords={"": "frozen=True", "keyword-only": "frozen=True, kw_only=True", "own-init": ""},

@@ -42,6 +42,7 @@ __all__ = [
     "stack",
     "static",
     "summary",
+    "testing",
     "traced",
     "trainable",
     "typed",
@@ -50,7 +51,7 @@ __all__ = [
 
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
-    from treewright import checkpoint, errors, sharding, typed
+    from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._nodes.dataclass import Static, pytree_dataclass
     from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._nodes.module import Module
@@ -94,7 +95,7 @@ else:
             "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }
-        if name in {"checkpoint", "errors", "sharding", "typed"}:
+        if name in {"checkpoint", "errors", "sharding", "testing", "typed"}:
             return import_module(f"treewright.{name}")
         home = next((module for module, names in homes.items() if name in names), None)
         if home is None:

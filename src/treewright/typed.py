@@ -1,13 +1,31 @@
-"""JAX's own functions under types that checkers can follow. Nothing is added: `treewright.jit is jax.jit`.
+"""JAX's own functions under types that checkers can follow: `treewright.typed.jit is jax.jit`.
 
-JAX's signatures give `Any` for what these return, so a wrong argument of a jitted function, or of a gradient, passes
-unseen. Those that keep types (`jax.vmap`, `jax.lax.scan`, `jax.lax.while_loop`, `jax.lax.stop_gradient`) are not here.
+JAX's signatures give `Any` for what these functions return, so a wrong argument of a jitted function, or of a gradient,
+passes unseen. Functions that keep types by themselves (`jax.vmap`, `jax.lax.scan`, `jax.lax.while_loop`,
+`jax.lax.stop_gradient`) are not here.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple, overload
 
 import jax
+
+__all__ = [
+    "cond",
+    "device_put",
+    "eval_shape",
+    "fori_loop",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jit_method",
+    "remat",
+    "switch",
+    "tree_map",
+    "value_and_grad",
+]
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")

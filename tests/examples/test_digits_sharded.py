@@ -1,4 +1,4 @@
-"""The demo over 8 devices: three layouts in 1, 2 and 4 processes, each with the parameters of one device."""
+"""The demo over 8 devices: three layouts in 2 and 4 processes, each with the parameters of one device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from examples import digits_sharded
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared to one device is what a user runs: without optimisations rounding adds up to 1.1e-6."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -29,14 +35,14 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize(("processes", "layouts"), [(1, [*EACH]), (2, ["data", "fully-sharded"]), (4, ["tensor"])])
+@pytest.mark.parametrize(("processes", "layouts"), [(2, ["data", "fully-sharded"]), (4, ["tensor"])])
 def test_each_layout_gives_the_parameters_of_one_device(
     processes: int, layouts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = lines_of(capsys, "--processes", processes, "--steps", 12, "--layout", *layouts)
 
     for layout in layouts:
-        assert f"{layout}: 12 steps on 8 devices in {processes} process" in output
+        assert f"{layout}: 12 steps on 8 devices in {processes} processes" in output
         assert EACH[layout] in output
     differences = [float(found) for found in re.findall(r"largest difference to one device: (\S+)", output)]
     assert len(differences) == len(layouts)
@@ -48,8 +54,8 @@ def test_what_8_devices_saved_is_restored_on_4_and_on_1(tmp_path: Path, capsys: 
     layout = ("--layout", "tensor")
     lines_of(capsys, *layout, "--steps", 3, "--save", tmp_path)
 
-    for devices, processes in ((4, 2), (1, 1)):
-        output = lines_of(capsys, *layout, "--devices", devices, "--processes", processes, "--restore", tmp_path)
+    for devices in (4, 1):
+        output = lines_of(capsys, *layout, "--devices", devices, "--restore", tmp_path)
 
         assert f"tensor: restored step 3 on {devices} devices" in output
         assert "every leaf where it belongs: True" in output

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from examples import transformer
-from treewright import TrainState, value_and_grad
+from treewright import TrainState
+from treewright.typed import value_and_grad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from examples import tree_operations as ops
-from treewright import count, grad, tree_map
+from treewright import count
+from treewright.typed import grad, tree_map
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ class Single(Module):
 def test_specs_are_a_tree_of_the_same_class() -> None:
     net = Net((linear(), linear()))
 
-    found = partition_specs(net, RULES)
+    found = partition_specs(net, None, RULES)
 
     assert isinstance(found, Net)
     assert jax.tree.structure(found) == jax.tree.structure(net)
@@ -68,7 +68,7 @@ def test_specs_are_a_tree_of_the_same_class() -> None:
 
 
 def test_an_abstract_tree_has_the_specs_of_a_live_one() -> None:
-    assert partition_specs(jax.eval_shape(linear), RULES) == partition_specs(linear(), RULES)
+    assert partition_specs(jax.eval_shape(linear), None, RULES) == partition_specs(linear(), None, RULES)
 
 
 def test_shardings_place_each_leaf() -> None:
@@ -85,8 +85,8 @@ def test_moments_gradients_and_averages_are_split_like_the_parameters() -> None:
     net = Net((linear(), linear()))
     tx = optax.chain(optax.adamw(1e-3), optax.ema(0.9))
 
-    state = partition_specs(TrainState.create(params=net, tx=tx), RULES)
-    grads = partition_specs(jax.grad(lambda net: net.layers[0].kernel.sum())(net), RULES)
+    state = partition_specs(TrainState.create(params=net, tx=tx), None, RULES)
+    grads = partition_specs(jax.grad(lambda net: net.layers[0].kernel.sum())(net), None, RULES)
 
     adam, average = state.opt_state[0][0], state.opt_state[1]
     assert adam.mu == adam.nu == average.ema == state.params == grads
@@ -99,13 +99,13 @@ def test_names_hold_for_arrays_in_containers_and_not_inside_nodes() -> None:
     class Mixed:
         parts: Any = field(sharding=("mlp",))
 
-    found = partition_specs(Mixed({"a": [jnp.ones(2)], "b": linear(), "c": None}), RULES)
+    found = partition_specs(Mixed({"a": [jnp.ones(2)], "b": linear(), "c": None}), None, RULES)
 
-    assert found.parts == {"a": [P("tensor")], "b": partition_specs(linear(), RULES), "c": None}
+    assert found.parts == {"a": [P("tensor")], "b": partition_specs(linear(), None, RULES), "c": None}
 
 
 def test_a_tree_without_nodes_is_replicated() -> None:
-    assert partition_specs({"w": jnp.ones((2, 3)), "n": 3}, RULES) == {"w": P(), "n": P()}
+    assert partition_specs({"w": jnp.ones((2, 3)), "n": 3}, None, RULES) == {"w": P(), "n": P()}
 
 
 def test_a_class_computes_its_names_from_its_statics() -> None:
@@ -116,11 +116,11 @@ def test_a_class_computes_its_names_from_its_statics() -> None:
         stacked: bool = static(default=False)
 
     rules = {**RULES, "stage": "pipe"}
-    assert partition_specs(Projection(jnp.ones((2, 2))), rules).kernel == P("fsdp", "tensor")
-    assert partition_specs(Projection(jnp.ones((2, 2)), up=False), rules).kernel == P("tensor", "fsdp")
+    assert partition_specs(Projection(jnp.ones((2, 2))), None, rules).kernel == P("fsdp", "tensor")
+    assert partition_specs(Projection(jnp.ones((2, 2)), up=False), None, rules).kernel == P("tensor", "fsdp")
     stacked = Projection(jnp.ones((2, 2)), jnp.ones((3, 4)), stacked=True)
-    assert partition_specs(stacked, rules).blocks == P("pipe")
-    assert partition_specs(Projection(jnp.ones((2, 2)), jnp.ones((3, 4))), rules).blocks == P()
+    assert partition_specs(stacked, None, rules).blocks == P("pipe")
+    assert partition_specs(Projection(jnp.ones((2, 2)), jnp.ones((3, 4))), None, rules).blocks == P()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_class_computes_its_names_from_its_statics() -> None:
         ),
         (
             {"stack": lambda _: 3},
-            r"\.inner\.kernel: the function in stack= gave 3, which is no name of an axis and not",
+            r"\.inner\.kernel: the function in stack= gave 3, which is neither the name of an axis nor",
         ),
     ],
 )
@@ -144,9 +144,9 @@ def test_a_function_that_gives_no_names_is_an_error_with_the_path(declared: Any,
         inner: Any
 
     with pytest.raises(ShardingError, match=message):
-        partition_specs(Outer(Inner(jnp.ones(2))), RULES)
+        partition_specs(Outer(Inner(jnp.ones(2))), None, RULES)
     with pytest.raises(ShardingError, match=r"The tree itself\.kernel: the function"):
-        partition_specs(Inner(jnp.ones(2)), RULES)
+        partition_specs(Inner(jnp.ones(2)), None, RULES)
 
 
 def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
@@ -158,8 +158,8 @@ def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
     blocks = jax.vmap(lambda key: Linear(jax.random.normal(key, (4, 8)), jnp.zeros(8)))(keys)
     rules = {**RULES, "layers": "pipe", "stage": None}
 
-    found = partition_specs(Deep(blocks), rules)
-    nested = partition_specs(Deep(blocks, jax.tree.map(lambda x: x[None], Deep(blocks))), rules)
+    found = partition_specs(Deep(blocks), None, rules)
+    nested = partition_specs(Deep(blocks, jax.tree.map(lambda x: x[None], Deep(blocks))), None, rules)
 
     assert (found.blocks.kernel, found.blocks.bias) == (P("pipe", "fsdp", "tensor"), P("pipe", "tensor"))
     assert found.blocks.scale == P("pipe")
@@ -167,10 +167,10 @@ def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
 
 
 def test_mesh_axes_that_are_absent_or_of_one_device_are_dropped() -> None:
-    assert partition_specs(linear(), RULES, mesh=mesh(tensor=2)).kernel == P(None, "tensor")
-    assert partition_specs(linear(), RULES, mesh=mesh(fsdp=1, tensor=2)).kernel == P(None, "tensor")
-    assert partition_specs(linear(), RULES, mesh=mesh(data=8)).kernel == P()
-    wide = partition_specs(linear(), {"embed": ("data", "fsdp"), "mlp": None}, mesh=mesh(data=2, fsdp=2, tensor=2))
+    assert partition_specs(linear(), mesh(tensor=2), RULES).kernel == P(None, "tensor")
+    assert partition_specs(linear(), mesh(fsdp=1, tensor=2), RULES).kernel == P(None, "tensor")
+    assert partition_specs(linear(), mesh(data=8), RULES).kernel == P()
+    wide = partition_specs(linear(), mesh(data=2, fsdp=2, tensor=2), {"embed": ("data", "fsdp"), "mlp": None})
     assert wide.kernel == P(("data", "fsdp"))
 
 
@@ -215,19 +215,19 @@ def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, places: li
 
 def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
     with pytest.raises(ShardingError) as caught:
-        partition_specs([Single(jnp.ones((6, 6))), Single(3)], {"embed": None, "mpl": "tensor"})
+        partition_specs([Single(jnp.ones((6, 6))), Single(3)], None, {"embed": None, "mpl": "tensor"})
 
     assert str(caught.value).splitlines() == [
         "2 of 2 leaves can't be split as the rules say:",
         "  [0].value, f32[6,6]: no rule for 'mlp' (did you mean mpl?)",
         "  [1].value, 3: no rule for 'mlp' (did you mean mpl?)",
-        "A name needs a rule; None is the rule for an axis that is not split.",
+        "Each name needs a rule; None is the rule for an axis that is not split.",
     ]
 
 
 def test_at_most_twenty_leaves_are_listed() -> None:
     with pytest.raises(ShardingError, match=r"^25 of 25 leaves (.*\n){21}  and 5 more\n"):
-        partition_specs(Single([jnp.ones(6)] * 25), RULES)
+        partition_specs(Single([jnp.ones(6)] * 25), None, RULES)
 
 
 def test_a_stack_counts_among_the_names() -> None:
@@ -235,17 +235,17 @@ def test_a_stack_counts_among_the_names() -> None:
         blocks: Linear = field(stack="layers")
 
     with pytest.raises(ShardingError, match=r"\.bias, f32\[8\]: 2 names, 1 of a stack, \('layers', 'mlp'\) for 1 axis"):
-        partition_specs(Deep(linear()), RULES)
+        partition_specs(Deep(linear()), None, RULES)
 
 
 def test_what_does_not_fit_can_be_replicated_instead() -> None:
     tree = Net((Linear(jnp.ones((4, 7)), jnp.ones((7, 1))),))
 
-    found = partition_specs(tree, RULES, mesh=mesh(fsdp=2, tensor=2), on_misfit="replicate")
+    found = partition_specs(tree, mesh(fsdp=2, tensor=2), RULES, on_misfit="replicate")
 
     assert (found.layers[0].kernel, found.layers[0].bias) == (P("fsdp"), P())
     with pytest.raises(ShardingError, match="no rule for 'mlp'"):
-        partition_specs(tree, {"embed": None}, on_misfit="replicate")
+        partition_specs(tree, None, {"embed": None}, on_misfit="replicate")
 
 
 def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> None:
@@ -253,8 +253,8 @@ def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> No
     state = jax.eval_shape(lambda: TrainState.create(params=single, tx=optax.adafactor(1e-3)))
 
     with pytest.raises(ShardingError, match=r"\.v_row\.value, f32\[256\]\(abstract\): 2 names"):
-        partition_specs(state, RULES)
-    found = partition_specs(state, RULES, on_misfit="replicate")
+        partition_specs(state, None, RULES)
+    found = partition_specs(state, None, RULES, on_misfit="replicate")
     assert found.params.value == P("fsdp", "tensor")
     assert {*specs_in(found.opt_state)} == {P()}
 
@@ -262,11 +262,11 @@ def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> No
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: specs(linear(), "tensor"), TypeError, "Rules are a mapping from names to mesh axes"),
-        (lambda: specs(linear(), {"mlp": 3}), TypeError, "The rule for 'mlp' is 3. A rule is a mesh axis"),
-        (lambda: specs(linear(), {"mlp": (None,)}), TypeError, r"The rule for 'mlp' is \(None,\)"),
-        (lambda: specs(linear(), RULES, mesh={"a": 2}), TypeError, "mesh= is a jax.sharding.Mesh or .*, got {'a': 2}"),
-        (lambda: specs(linear(), RULES, on_misfit="skip"), ValueError, "on_misfit= is .*, got 'skip'"),
+        (lambda: specs(linear(), None, "tensor"), TypeError, "rules= is a mapping from names to mesh axes"),
+        (lambda: specs(linear(), None, {"mlp": 3}), TypeError, "The rule for 'mlp' is 3. A rule is a mesh axis"),
+        (lambda: specs(linear(), None, {"mlp": (None,)}), TypeError, r"The rule for 'mlp' is \(None,\)"),
+        (lambda: specs(linear(), {"a": 2}, RULES), TypeError, "mesh= is a jax.sharding.Mesh or .*, got {'a': 2}"),
+        (lambda: specs(linear(), None, RULES, on_misfit="skip"), ValueError, "on_misfit= is .*, got 'skip'"),
     ],
 )
 def test_wrong_arguments_are_refused(call: Any, error: type[Exception], message: str) -> None:
@@ -296,7 +296,7 @@ def test_whatever_is_replicated_for_a_misfit_jax_takes_the_shardings(
     (leaf,) = sharding_report(node, devices, rules, on_misfit="replicate").leaves
     assert leaf.device_nbytes == 4 * parts
     if not leaf.misfits:
-        assert partition_specs(node, rules, mesh=devices).value == leaf.spec
+        assert partition_specs(node, devices, rules).value == leaf.spec
 
 
 def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_once() -> None:
@@ -304,7 +304,7 @@ def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_
     jitted = jax.jit(counted := count_traces(lambda net: net.kernel * 2))
 
     jitted(jax.device_put(linear(), shardings(linear(), devices, RULES)))
-    partition_specs(linear(), {"embed": None, "mlp": "fsdp"})
+    partition_specs(linear(), None, {"embed": None, "mlp": "fsdp"})
     jitted(jax.device_put(linear(), shardings(linear(), devices, {"embed": None, "mlp": "fsdp"})))
 
     assert counted.count == 1

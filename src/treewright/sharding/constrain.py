@@ -9,28 +9,28 @@ from jax.sharding import AxisType, PartitionSpec
 from treewright._jax import untyped_jax
 from treewright._values.text import text
 from treewright.errors import ShardingError
-from treewright.sharding.rules import Fit, Resolver, Rules, partition_spec
-from treewright.sharding.specs import OnMisfit, fitted
+from treewright.sharding.rules import MeshRules, Rules, partition_spec
+from treewright.sharding.specs import OnMisfit, fitted_leaves, with_leaves
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
 
 
 def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Array:
-    """`x`, split over the mesh that is set with `jax.set_mesh`, and as it is where none is.
+    """`x`, split over the mesh that `jax.set_mesh` has set; without a mesh, `x` as it is.
 
     Under Auto axes this is `jax.lax.with_sharding_constraint`, under Explicit ones `jax.sharding.reshard`. Mesh axes
     that the mesh lacks are dropped, so that one model runs on any mesh.
 
     Args:
         x: An array, traced or not.
-        *names: For each axis of `x` what it is split over, or None for not at all. Without rules a name is a mesh axis,
-            or a tuple of them.
-        rules: The mesh axes for each name. As a static of the model (`treewright.freeze` makes it one) they are a part
-            of what `jit` compiles for.
+        *names: For each axis of `x` what it is split over, or None for not at all. Without rules, a name is a mesh axis
+            or a tuple of mesh axes.
+        rules: The mesh axes for each name. In a static field of the model (`treewright.freeze` makes them hashable)
+            they are part of what `jit` compiles for.
 
     Raises:
-        ShardingError: If the names do not count the axes of `x`, a name has no rule, or a length does not divide.
+        ShardingError: If there are more or fewer names than axes, a name has no rule, or a length does not divide.
 
     Examples:
         >>> from treewright.sharding import constrain
@@ -43,15 +43,14 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
         ...     double(jnp.ones((4, 3))).sharding.num_devices
         4
     """
-    constrained: jax.Array = _placed(x, _fit(f"constrain({text(x)})", names, x.shape, rules).spec)
-    return constrained
+    return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
 
 
 def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
     """`constrain` for each leaf of a tree, by the names of its field.
 
-    With rules for computing that differ from those for keeping: `{"embed": None, ...}` gathers, where it is used, what
-    is kept split by `{"embed": "fsdp", ...}`. Gradients come back split as the parameters are.
+    Rules for computing may differ from those for keeping: what `{"embed": "fsdp", ...}` keeps split is gathered by
+    `{"embed": None, ...}` where it is used. Gradients come back split as the parameters are.
 
     Args:
         tree: A node, or any other tree with nodes in it.
@@ -60,6 +59,7 @@ def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T
 
     Raises:
         ShardingError: As for `partition_specs`.
+        TypeError: If `rules` is not a mapping from names to mesh axes.
 
     Examples:
         >>> from treewright.sharding import constrain_tree
@@ -71,16 +71,15 @@ def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T
         >>> kept.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    found = fitted(tree, Resolver(rules, _usable_axes()), on_misfit)
-    leaves = [_placed(place.leaf, fit.spec) for place, fit in found]
-    constrained: T = jax.tree.structure(tree).unflatten(leaves)
-    return constrained
+    fitted = fitted_leaves(tree, MeshRules(rules, _usable_axes()), on_misfit)
+    return with_leaves(tree, [_split(leaf.value, fit.spec) for leaf, fit in fitted])
 
 
 def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
-    """The type of a result, for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None but under Explicit axes.
+    """How a result is split, for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None without Explicit axes.
 
-    There JAX must be told how a product over an axis that is split is to be laid out. Elsewhere it would refuse to be.
+    Under Explicit axes JAX must be told how to split a product over an axis that is split; elsewhere it refuses to be
+    told.
 
     Args:
         *names: As for `constrain`.
@@ -99,7 +98,7 @@ def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | No
         ...     out_sharding("data", None)
         P('data',)
     """
-    spec = _fit("out_sharding", names, (0,) * len(names), rules).spec
+    spec = _spec("out_sharding", names, (0,) * len(names), rules)
     return _part(spec, AxisType.Explicit) if AxisType.Explicit in _mesh().axis_types else None
 
 
@@ -117,17 +116,16 @@ def _usable_axes() -> dict[str, int]:
     }
 
 
-def _fit(what: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> Fit:
-    own = {name: name for name in names if name is not None}
-    given: Any = own if rules is None else rules
-    fit = Resolver(given, _usable_axes()).fit((), names, shape)
+def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> PartitionSpec:
+    own_rules = {name: name for name in names if name is not None}
+    fit = MeshRules(own_rules if rules is None else rules, _usable_axes()).fit((), names, shape)
     problems = fit.unknown or fit.misfits
     if problems:
-        raise ShardingError(f"{what} with the names {names}: {'; '.join(problems)}.")
-    return fit
+        raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")
+    return fit.spec
 
 
-def _placed(x: Any, spec: PartitionSpec) -> Any:
+def _split(x: T, spec: PartitionSpec) -> T:
     kinds = {*_mesh().axis_types}
     if AxisType.Explicit in kinds:
         x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
@@ -137,7 +135,7 @@ def _placed(x: Any, spec: PartitionSpec) -> Any:
 
 
 def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
-    """What a spec says of the mesh axes of one kind. An axis of the array with both is left to the Explicit ones."""
+    """What a spec says of the mesh axes of one kind. An array axis that has both kinds is left to the Explicit ones."""
     mesh = _mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
@@ -146,10 +144,10 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
         mine = tuple(axis for axis in axes if kinds[axis] is kind)
         others = len(mine) < len(axes) and kind is AxisType.Auto
         entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)
-    return partition_spec(entries)
+    return partition_spec(*entries)
 
 
 @functools.partial(untyped_jax.jit, static_argnums=1, inline=True)
 def _constrained(x: Any, spec: PartitionSpec) -> Any:
-    """Under `jit`, since an array that is on no mesh yet can't be constrained outside."""
+    """Under `jit`, because an array that is not on a mesh yet can't be constrained outside of it."""
     return untyped_jax.lax.with_sharding_constraint(x, spec)

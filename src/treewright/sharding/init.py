@@ -9,30 +9,31 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treewright._jax import untyped_jax
-from treewright.sharding.rules import Resolver, Rules
-from treewright.sharding.specs import OnMisfit, fitted, sizes_of
+from treewright.sharding.rules import MeshRules, Rules
+from treewright.sharding.specs import OnMisfit, fitted_leaves, sizes_of
 
 T = TypeVar("T")
 _SMALL = 2**26  # bytes on a device, below which one program makes all
 
 
 def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
-    """What `fn(*args)` gives, made in parts: each device computes and holds its own part alone.
+    """What `fn(*args)` gives, made in parts: each device computes and holds only its own part.
 
     `fn` runs under `jit`, twice; about five times for a large tree, which is made in about four parts. Its random
     numbers are those of a run without a mesh, but for rounding. It may make statics that compare by identity, such as
-    optimisers. In several processes each calls this with the same arguments.
+    optimisers. With several processes, each calls this with the same arguments.
 
     Args:
-        fn: A function or class. It must give arrays at all leaves, or numbers, which become arrays.
-        *args: Its arguments. Arrays and random keys in them are traced, all else is passed as it is: sizes, names.
-        mesh: The mesh. The result is on it whatever mesh is set, with Auto or Explicit axes.
+        fn: A function or class. Its result must have arrays at all leaves, or numbers, which become arrays.
+        *args: Its arguments. Arrays and random keys in them are traced; all else, such as sizes and names, is passed as
+            it is.
+        mesh: The mesh, with Auto or Explicit axes. The result is on it, whatever mesh is set.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
 
     Raises:
         ShardingError: As for `partition_specs`.
-        TypeError: If the rules are none.
+        TypeError: As for `partition_specs`.
 
     Examples:
         >>> from treewright.sharding import sharded_init
@@ -64,19 +65,19 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
 def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
     """What `sharded_init` would give, with a `jax.ShapeDtypeStruct` that has its sharding for each array.
 
-    Nothing is computed. This is the target for a restore: `treewright.checkpoint.load(path, like=...)` and Orbax put
+    Nothing is computed. It is the target for a restore: `treewright.checkpoint.load(path, like=...)` and Orbax put
     each part of an array on the device that is to have it.
 
     Args:
         fn: As for `sharded_init`.
         *args: As for `sharded_init`.
-        mesh: As for `sharded_init`; another one than at the time of saving gives the arrays other places.
+        mesh: As for `sharded_init`. It need not be the mesh that the arrays were on when they were saved.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
 
     Raises:
         ShardingError: As for `partition_specs`.
-        TypeError: If the rules are none.
+        TypeError: As for `partition_specs`.
 
     Examples:
         >>> from treewright.sharding import abstract_state
@@ -111,8 +112,8 @@ def _of_arrays(fn: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[l
 def _in_parts(leaves: list[jax.ShapeDtypeStruct]) -> Iterator[slice]:
     """The leaves that one program makes: all of a small tree, a fourth of the bytes of a large one.
 
-    A program holds random bits beside all arrays that it makes of them, so that one for all would need twice the
-    memory of the tree (benchmarks/sharding.py).
+    A program holds its random bits beside the arrays that it makes of them, so one program for all leaves would need
+    twice the memory of the tree (benchmarks/sharding.py).
     """
     sizes = [_bytes_on_a_device(leaf) for leaf in leaves]
     limit = max(_SMALL, sum(sizes) // 4)
@@ -132,10 +133,10 @@ def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:
-    """A mesh of the same devices that types nothing.
+    """A mesh of the same devices that puts no shardings into types.
 
-    Under Explicit axes random numbers are typed as replicated, so every device would make whole arrays: 16.8 MB beside
-    the 0.5 MB that it keeps of a 1024 x 1024 normal, instead of 1.6 MB.
+    Under Explicit axes random numbers are typed as replicated, so every device would make whole arrays: for a
+    1024 x 1024 normal 16.8 MB beside the 0.5 MB that it keeps, instead of 1.6 MB.
     """
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
@@ -153,11 +154,7 @@ def _abstract(
 ) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     abstract = untyped_jax.eval_shape(make, arrays)
     leaves: list[jax.ShapeDtypeStruct] = []
-    for place, fit in fitted(abstract, Resolver(rules, sizes_of(mesh)), on_misfit):
-        leaf = place.leaf
-        leaves.append(
-            untyped_jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, fit.spec), weak_type=leaf.weak_type
-            )
-        )
+    for declared, fit in fitted_leaves(abstract, MeshRules(rules, sizes_of(mesh)), on_misfit):
+        leaf, placed = declared.value, NamedSharding(mesh, fit.spec)
+        leaves.append(untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=leaf.weak_type))
     return jax.tree.structure(abstract), leaves

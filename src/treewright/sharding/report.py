@@ -5,19 +5,27 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from treewright._jax import path_text
+from treewright._trees.sizes import bytes_in
 from treewright._values.text import table, text
-from treewright.sharding.rules import Resolver, Rules
-from treewright.sharding.specs import AnyMesh, OnMisfit, fitted, shape_of, sizes_of
+from treewright.sharding.rules import MeshRules, Rules
+from treewright.sharding.specs import AnyMesh, OnMisfit, fitted_leaves, sizes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardedLeaf:
-    """One leaf: where it is, what it is, how it is split, its bytes, those on each device, and what did not fit."""
+    """One leaf of a report.
+
+    Attributes:
+        path: Where it is.
+        array: Its dtype and shape, as text.
+        spec: How it is split.
+        nbytes: Its bytes.
+        device_nbytes: Its bytes on each device.
+        misfits: What could not be split as the rules say, and why.
+    """
 
     __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
 
@@ -36,7 +44,7 @@ class ShardingReport:
     Attributes:
         mesh: The axes of the mesh and how many devices each has.
         leaves: The leaves, in order.
-        absent: The mesh axes that rules speak of and the mesh does not have.
+        absent: The mesh axes that the rules name and the mesh does not have.
     """
 
     __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
@@ -57,16 +65,16 @@ class ShardingReport:
 
     @property
     def replicated_nbytes(self) -> int:
-        """Those of them that belong to leaves which every device has whole."""
+        """The bytes on each device of leaves that every device has whole."""
         return sum(leaf.device_nbytes for leaf in self.leaves if leaf.nbytes == leaf.device_nbytes)
 
     def __str__(self) -> str:
-        rows = [("leaf", "array", "split over", "bytes", "on a device")]
-        rows += [
+        rows = [
             (leaf.path, leaf.array, _spec_text(leaf.spec), f"{leaf.nbytes:,}", f"{leaf.device_nbytes:,}")
             for leaf in self.leaves
         ]
-        lines = table(rows, right=("bytes", "on a device"))
+        head = ("leaf", "array", "split over", "bytes", "on a device")
+        lines = table([head, *rows], right=("bytes", "on a device"))
         lines += [f"{leaf.path}: {misfit}" for leaf in self.leaves for misfit in leaf.misfits]
         if self.absent:
             lines.append(f"not in the mesh, so not used: {', '.join(self.absent)}")
@@ -88,8 +96,8 @@ def _spec_text(spec: PartitionSpec) -> str:
 def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error") -> ShardingReport:
     """What of a tree is split over a mesh and what is replicated, with the bytes on each device.
 
-    Nothing is computed or moved, so a model that fits on no machine here can be planned: an abstract tree from
-    `jax.eval_shape` on a `jax.sharding.AbstractMesh`.
+    Nothing is computed or moved, so you can plan for machines that are not here: with an abstract tree from
+    `jax.eval_shape` and a `jax.sharding.AbstractMesh`.
 
     Args:
         tree: As for `partition_specs`.
@@ -99,7 +107,7 @@ def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnM
 
     Raises:
         ShardingError: As for `partition_specs`.
-        TypeError: If the rules are none.
+        TypeError: As for `partition_specs`.
 
     Examples:
         >>> from treewright.sharding import sharding_report
@@ -115,25 +123,12 @@ def sharding_report(tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnM
         1,052,672 bytes on 32 devices (data 8, tensor 4): 266,240 on each, 4,096 of them replicated
     """
     sizes = sizes_of(mesh)
-    resolver = Resolver(rules, sizes)
+    on_mesh = MeshRules(rules, sizes)
     leaves: list[ShardedLeaf] = []
-    for place, fit in fitted(tree, resolver, on_misfit):
-        nbytes = math.prod(shape_of(place.leaf)) * _itemsize(place.leaf)
+    for leaf, fit in fitted_leaves(tree, on_mesh, on_misfit):
+        nbytes = bytes_in(leaf.value)
         axes = [axis for entry in fit.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
-        parts = math.prod(sizes[axis] for axis in axes)
-        leaves.append(
-            ShardedLeaf(
-                path_text(place.path),
-                text(place.leaf).removesuffix("(abstract)"),
-                fit.spec,
-                nbytes,
-                nbytes // parts,
-                fit.misfits,
-            )
-        )
-    return ShardingReport(dict(sizes), tuple(leaves), resolver.absent)
-
-
-def _itemsize(leaf: Any) -> int:
-    dtype: Any = getattr(leaf, "dtype", None)
-    return int(np.dtype(jax.dtypes.result_type(leaf)).itemsize if dtype is None else dtype.itemsize)
+        on_a_device = nbytes // math.prod(sizes[axis] for axis in axes)
+        array = text(leaf.value).removesuffix("(abstract)")
+        leaves.append(ShardedLeaf(path_text(leaf.path), array, fit.spec, nbytes, on_a_device, fit.misfits))
+    return ShardingReport(dict(sizes), tuple(leaves), on_mesh.absent)

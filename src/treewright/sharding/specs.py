@@ -1,7 +1,7 @@
-"""Trees of `PartitionSpec`s and `NamedSharding`s: the names on the fields, met with rules and a mesh."""
+"""Trees of `PartitionSpec`s and `NamedSharding`s, from the names on fields, rules and a mesh."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._trees.level import is_node
 from treewright._values.text import text
 from treewright.errors import ShardingError
-from treewright.sharding.rules import Fit, Resolver, Rules
+from treewright.sharding.rules import Fit, MeshRules, Rules
 
 T = TypeVar("T")
 AnyMesh: TypeAlias = Mesh | AbstractMesh
@@ -26,42 +26,44 @@ _SHOWN = 20  # leaves in one message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A leaf, where it is, and what its field says: the names of leading axes that hold stacks, and of the others."""
+class DeclaredLeaf:
+    """A leaf with what its field declares.
+
+    Attributes:
+        path: Where it is.
+        value: The leaf.
+        stacks: The names of its leading axes that hold stacks.
+        names: The names of its other axes; None if its field has none.
+    """
 
     path: Path
-    leaf: Any
+    value: Any
     stacks: tuple[str, ...]
     names: AxisNames | None
 
 
-def places_in(tree: object) -> list[Place]:
-    """The leaves of a tree in JAX's order.
+def declared_leaves(
+    tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: AxisNames | None = None
+) -> Iterator[DeclaredLeaf]:
+    """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree.
 
     Raises:
-        ShardingError: If a function that is to give names gives something else.
+        ShardingError: If a function in `sharding=` or `stack=` gives something else than names.
     """
-    found: list[Place] = []
-    _collect(tree, (), (), None, found)
-    return found
-
-
-def _collect(part: Any, path: Path, stacks: tuple[str, ...], names: AxisNames | None, found: list[Place]) -> None:
-    if isinstance(part, _ARRAYS):
-        found.append(Place(path, part, stacks, names))
-    elif is_node(part):
-        spec, (children, _) = spec_of(part), finished_pair(part)
+    if isinstance(tree, _ARRAYS):
+        yield DeclaredLeaf(path, tree, stacks, names)
+    elif is_node(tree):
+        spec, (children, _) = spec_of(tree), finished_pair(tree)
         for field, key, child in zip(spec.children, spec.keys, children, strict=True):
-            own, stack = _declared(field, part, path)
-            _collect(child, (*path, key), stacks if stack is None else (*stacks, stack), own, found)
+            own_names, stack = _declared(field, tree, path)
+            yield from declared_leaves(child, (*path, key), stacks if stack is None else (*stacks, stack), own_names)
     else:
-        inner: list[tuple[Path, Any]]
-        inner, _ = jax_trees.tree_flatten_with_path(part, is_leaf=is_node)
-        for steps, item in inner:
-            if is_node(item):
-                _collect(item, (*path, *steps), stacks, None, found)
+        inner: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree, is_leaf=is_node)
+        for steps, part in inner:
+            if is_node(part):
+                yield from declared_leaves(part, (*path, *steps), stacks)
             else:
-                found.append(Place((*path, *steps), item, stacks, names))
+                yield DeclaredLeaf((*path, *steps), part, stacks, names)
 
 
 def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[AxisNames | None, str | None]:
@@ -76,10 +78,10 @@ def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[AxisNames | None
             )
     if callable(stack):
         given: Any = stack(node)
-        if given is not None and not isinstance(given, str):
+        if not isinstance(given, str | None):
             raise ShardingError(
-                f"{_place(path)}.{field.name}: the function in stack= gave {given!r}, which is no name of an axis and "
-                f"not None."
+                f"{_place(path)}.{field.name}: the function in stack= gave {given!r}, which is neither the name of an "
+                f"axis nor None."
             )
         stack = given
     return names, stack
@@ -89,63 +91,68 @@ def _place(path: Path) -> str:
     return path_text(path) or "The tree itself"
 
 
-def shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, live, abstract or traced; of anything else, that of a number."""
-    found: Any = getattr(leaf, "shape", ())
-    shape: tuple[int, ...] = found if issubclass(type(found), tuple) else ()  # not a method of that name
-    return shape
+def _shape_of(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, live, abstract or traced; that of a number for anything else."""
+    shape: Any = getattr(leaf, "shape", ())
+    return tuple(shape) if issubclass(type(shape), tuple) else ()  # `shape` may be a method
 
 
-def fitted(tree: object, resolver: Resolver, on_misfit: OnMisfit) -> list[tuple[Place, Fit]]:
+def fitted_leaves(tree: object, rules: MeshRules, on_misfit: OnMisfit) -> list[tuple[DeclaredLeaf, Fit]]:
     """The leaves of a tree in JAX's order, each with how it is split.
 
     Raises:
-        ShardingError: If a leaf can't be split as the rules say, unless it is to be whole then. The message lists all.
+        ShardingError: If leaves can't be split as the rules say, unless they may be replicated. The message lists all.
     """
-    options: Any = on_misfit
-    if options not in {"error", "replicate"}:
+    if on_misfit not in {"error", "replicate"}:
         raise ValueError(f'on_misfit= is "error" or "replicate", got {on_misfit!r}.')
-    found = [(place, resolver.fit(place.stacks, place.names, shape_of(place.leaf))) for place in places_in(tree)]
+    fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in declared_leaves(tree)]
     wrong = [
-        (place, fit.unknown or fit.misfits)
-        for place, fit in found
+        (leaf, fit.unknown or fit.misfits)
+        for leaf, fit in fitted
         if fit.unknown or (fit.misfits and on_misfit == "error")
     ]
     if wrong:
-        raise ShardingError(_message(wrong, len(found)))
-    return found
+        raise ShardingError(_message(wrong, len(fitted)))
+    return fitted
 
 
-def _message(wrong: list[tuple[Place, tuple[str, ...]]], count: int) -> str:
+def _message(wrong: list[tuple[DeclaredLeaf, tuple[str, ...]]], count: int) -> str:
     lines = [f"{len(wrong)} of {count} leaves can't be split as the rules say:"]
-    for place, problems in wrong[:_SHOWN]:
-        lines.append(f"  {_place(place.path)}, {text(place.leaf)}: {'; '.join(dict.fromkeys(problems))}")
+    for leaf, problems in wrong[:_SHOWN]:
+        lines.append(f"  {_place(leaf.path)}, {text(leaf.value)}: {'; '.join(dict.fromkeys(problems))}")
     if len(wrong) > _SHOWN:
         lines.append(f"  and {len(wrong) - _SHOWN} more")
     if any(problem.startswith("no rule") for _, problems in wrong for problem in problems):
-        lines.append("A name needs a rule; None is the rule for an axis that is not split.")
+        lines.append("Each name needs a rule; None is the rule for an axis that is not split.")
     else:
         lines.append('on_misfit="replicate" keeps such an axis, or array, whole on every device.')
     return "\n".join(lines)
 
 
-def partition_specs(tree: T, rules: Rules, *, mesh: AnyMesh | None = None, on_misfit: OnMisfit = "error") -> T:
+def with_leaves(tree: T, leaves: Iterable[object]) -> T:
+    """A tree of the same treedef with other leaves."""
+    other: T = jax.tree.structure(tree).unflatten(leaves)
+    return other
+
+
+def partition_specs(tree: T, mesh: AnyMesh | None, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
     """A tree of the same treedef with a `PartitionSpec` for each leaf, by the names of its field.
 
-    A leaf whose field has no names is replicated. So is what stands in no node.
+    A leaf whose field has no names is replicated, and so is a leaf outside all nodes.
 
     Args:
         tree: A node, or any other tree with nodes in it: live, traced, or abstract as `jax.eval_shape` gives it.
-            An optimiser's state is one: its moments are trees of the classes that they belong to.
-        rules: The mesh axes for each name: one, a tuple of several, or None.
-        mesh: If given, mesh axes that it lacks, or that have one device, are dropped, and lengths are checked.
-        on_misfit: What to do if a length does not divide by the devices, two axes want one mesh axis, or names do not
-            count the axes of the array, as in optimisers that factor their moments. `"error"`, or `"replicate"`: keep
-            that axis whole, or where the count is wrong, the array. A name without a rule is always an error.
+            An optimiser's state is such a tree: its moments are nodes of the classes of the parameters.
+        mesh: A mesh, or a `jax.sharding.AbstractMesh`. Mesh axes that it lacks, or that have one device, are dropped,
+            and lengths are checked. With None, nothing is dropped and no length is checked.
+        rules: What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all.
+        on_misfit: What to do if a length does not divide by the devices, two axes want one mesh axis, or there are
+            more or fewer names than axes, as in optimisers that factor their moments. `"error"`, or `"replicate"`: keep
+            that axis whole, or the array if the number of names is wrong. A name without a rule is always an error.
 
     Raises:
         ShardingError: If leaves can't be split as the rules say; the message lists all of them by path.
-        TypeError: If the rules are none.
+        TypeError: If `mesh` is not a mesh, or `rules` is not a mapping from names to mesh axes.
 
     Examples:
         >>> from treewright.sharding import partition_specs
@@ -153,20 +160,18 @@ def partition_specs(tree: T, rules: Rules, *, mesh: AnyMesh | None = None, on_mi
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
         ...     bias: jax.Array = field(sharding=("mlp",))
         >>> layer = Layer(jnp.ones((4, 8)), jnp.ones(8))
-        >>> specs = partition_specs(layer, {"embed": None, "mlp": "tensor"})
+        >>> specs = partition_specs(layer, None, {"embed": None, "mlp": "tensor"})
         >>> print(specs.kernel, specs.bias)
         P(None, 'tensor') P('tensor',)
     """
-    found = fitted(tree, Resolver(rules, None if mesh is None else sizes_of(mesh)), on_misfit)
-    specs: T = jax.tree.structure(tree).unflatten(fit.spec for _, fit in found)
-    return specs
+    on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
+    return with_leaves(tree, (fit.spec for _, fit in fitted_leaves(tree, on_mesh, on_misfit)))
 
 
 def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
     """A tree of the same treedef with a `NamedSharding` for each leaf: for `jax.device_put`, `jit` and checkpoints.
 
-    Mesh axes that the rules name and the mesh lacks are dropped, as are those of one device: one set of rules serves
-    a laptop and a pod.
+    Mesh axes that the mesh lacks are dropped, as are those of one device: one set of rules serves a laptop and a pod.
 
     Args:
         tree: As for `partition_specs`.
@@ -176,7 +181,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
 
     Raises:
         ShardingError: As for `partition_specs`.
-        TypeError: If the rules are none.
+        TypeError: As for `partition_specs`.
 
     Examples:
         >>> from treewright.sharding import shardings
@@ -188,20 +193,18 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
         (P(None, 'tensor'), (4, 4))
     """
-    found = fitted(tree, Resolver(rules, sizes_of(mesh)), on_misfit)
-    by_spec: dict[PartitionSpec, NamedSharding] = {fit.spec: NamedSharding(mesh, fit.spec) for _, fit in found}
-    placed: T = jax.tree.structure(tree).unflatten(by_spec[fit.spec] for _, fit in found)
-    return placed
+    fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit)
+    by_spec: dict[PartitionSpec, NamedSharding] = {fit.spec: NamedSharding(mesh, fit.spec) for _, fit in fitted}
+    return with_leaves(tree, (by_spec[fit.spec] for _, fit in fitted))
 
 
-def sizes_of(mesh: AnyMesh) -> Mapping[str, int]:
+def sizes_of(mesh: object) -> Mapping[str, int]:
     """How many devices each axis of a mesh has.
 
     Raises:
-        TypeError: If it is no mesh.
+        TypeError: If it is not a mesh.
     """
-    given: Any = mesh
-    if not isinstance(given, Mesh | AbstractMesh):
-        raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got {given!r}.")
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got {mesh!r}.")
     shape: Mapping[str, int] = mesh.shape
     return shape

@@ -52,7 +52,7 @@ def make(key: jax.Array) -> Layer:
 assert_type(layer.kernel, jax.Array)
 assert_type(layer.mean, jax.Array)
 assert_type(layer.log, str)
-assert_type(partition_specs(layer, rules), Layer)
+assert_type(partition_specs(layer, None, rules), Layer)
 assert_type(shardings({"a": layer}, mesh, rules), dict[str, Layer])
 assert_type(sharding_report(layer, mesh, rules), ShardingReport)
 assert_type(sharding_report(layer, mesh, rules).device_nbytes, int)
@@ -71,7 +71,7 @@ def refused() -> None:
         d: int = static(sharding=("embed",))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
         e: int = static(local="yes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
 
-    partition_specs(layer, {"embed": 3})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+    partition_specs(layer, None, {"embed": 3})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     shardings(layer, rules, rules)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     sharding_report(layer, mesh, rules, on_misfit="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     print(Wrong)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from treewright import Module, TrainState, grad, jit
+from treewright import Module, TrainState
+from treewright.typed import grad, jit
 
 P = TypeVar("P")
 

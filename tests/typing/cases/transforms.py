@@ -5,8 +5,8 @@ from typing import Any, assert_type
 import jax
 import jax.numpy as jnp
 
-from treewright import (
-    Module,
+from treewright import Module, static
+from treewright.typed import (
     cond,
     device_put,
     eval_shape,
@@ -18,7 +18,6 @@ from treewright import (
     jit,
     jit_method,
     remat,
-    static,
     switch,
     tree_map,
     value_and_grad,
