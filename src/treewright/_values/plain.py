@@ -22,8 +22,8 @@ from treewright._values.text import text, text_with_class
 
 Key = Callable[[Any], Hashable]
 
-_SINGLETONS = (type(None), type(...), type(getattr(functools, "Placeholder", None)))  # a partial's, from 3.14 on
-BY_VALUE = frozenset({str, int, bool, bytes, *_SINGLETONS})
+_PLACEHOLDER: object = getattr(functools, "Placeholder", None)  # a partial's, from 3.14 on
+BY_VALUE = frozenset({str, int, bool, bytes, type(None), type(...), type(_PLACEHOLDER)})
 _MAPPING: Any = Mapping
 _DATE_PARTS = operator.attrgetter("year", "month", "day")
 _TIME_PARTS = operator.attrgetter("hour", "minute", "second", "microsecond", "fold")
