@@ -11,7 +11,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -22,8 +22,12 @@ from treewright._values.text import text, text_with_class
 
 Key = Callable[[Any], Hashable]
 
-_PLACEHOLDER: object = getattr(functools, "Placeholder", None)  # a partial's, from 3.14 on
-BY_VALUE = frozenset({str, int, bool, bytes, type(None), type(...), type(_PLACEHOLDER)})
+BY_VALUE = frozenset(
+    {
+        *(str, int, bool, bytes, types.NoneType, types.EllipsisType),
+        type(cast("object", getattr(functools, "Placeholder", None))),  # a partial's, from Python 3.14 on
+    }
+)
 _MAPPING: Any = Mapping
 _DATE_PARTS = operator.attrgetter("year", "month", "day")
 _TIME_PARTS = operator.attrgetter("hour", "minute", "second", "microsecond", "fold")
