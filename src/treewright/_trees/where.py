@@ -1,6 +1,5 @@
 """What a user points at: places in a tree, by a function over it, by a path's text, a name, or a predicate."""
 
-import difflib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, field_k
 from treewright._trees.level import Place, all_entries, walk
 from treewright._trees.paths import Step, parse, place_of
 from treewright._values.reach import class_of, required_arguments
-from treewright._values.text import text
+from treewright._values.text import did_you_mean, text
 from treewright.errors import MissingPlaceError
 
 _SHOWN = 5  # places of one name that are listed
@@ -198,8 +197,7 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
         return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
-    close = difflib.get_close_matches(str(place_of(key)[1]), by_name, 1)
-    meant = f" (did you mean {by_name[close[0]]}?)" if close else ""
+    meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
     return MissingPlaceError(f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.")
 
 

@@ -287,7 +287,7 @@ def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Calla
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise ImportError("A progress bar needs tqdm. Install it with: pip install 'treewright[checkpoint]'") from error
+        raise missing_extra("A progress bar", "tqdm", "checkpoint") from error
     bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
     with bar:
         yield bar.update
