@@ -152,6 +152,47 @@ def test_complex_functions_are_found(tmp_path: Path) -> None:
     assert "`too_complex` is too complex (11 > 10)" in finding
 
 
+# Names
+
+
+def names_of_types(package: Path) -> Iterator[tuple[str, str]]:
+    """Each class and type alias of the package, with its module; a class that a module writes in two ways is one."""
+    for module, path in modules_in(package).items():
+        code = tree(path)
+        names = {node.name for node in ast.walk(code) if isinstance(node, ast.ClassDef)}
+        for statement in code.body:
+            match statement:
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+                    names.add(name)
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript(value=ast.Name(id="Literal"))):
+                    names.add(name)
+                case _:
+                    pass
+        yield from ((name.lstrip("_"), module) for name in names)
+
+
+def types_of_one_name(package: Path) -> Iterator[str]:
+    homes: dict[str, list[str]] = {}
+    for name, module in names_of_types(package):
+        homes.setdefault(name, []).append(module)
+    yield from (f"{name} is a type in {' and in '.join(modules)}" for name, modules in homes.items() if modules[1:])
+
+
+def test_the_name_of_a_type_stands_once_in_the_package() -> None:
+    hold(types_of_one_name(SOURCE))
+
+
+def test_types_of_one_name_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class Leaf: ...\nif 1:\n    class Twice: ...\nelse:\n    class Twice: ...\n")
+    (tmp_path / "two.py").write_text("Kind = Literal['a']\ndef f():\n    class _Leaf: ...\n")
+    (tmp_path / "six.py").write_text("Kind: TypeAlias = str\nleaf = 1\n")
+
+    assert sorted(types_of_one_name(tmp_path)) == [
+        "Kind is a type in six and in two",
+        "Leaf is a type in one and in two",
+    ]
+
+
 # State and generated code
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     class _NoParameters:
         """Only an unknown type is taken for this one."""
 
-    class _Open(Protocol):
+    class _OpenState(Protocol):
         """`TrainState` itself, without type arguments."""
 
         def _itself(self) -> "_Cell[TrainState[_NoParameters]]": ...
@@ -81,14 +81,14 @@ class TrainState(Module, Generic[P]):
 
     if TYPE_CHECKING and not MYPY:
         # pyright takes the class in `TrainState.create(...)` for a TrainState[Unknown], and so `Self`. The first
-        # overload is for that class alone: no subclass, and no TrainState[Net], is an `_Open`.
+        # overload is for that class alone: no subclass, and no TrainState[Net], is an `_OpenState`.
         @classmethod
         def _itself(cls) -> "_Cell[Self]": ...
 
         @overload
         @classmethod  # pyright: ignore[reportArgumentType]
         def create(
-            cls: "_Open", *, params: Q, tx: Optimizer, apply_fn: Callable[..., Any] | None = None
+            cls: "_OpenState", *, params: Q, tx: Optimizer, apply_fn: Callable[..., Any] | None = None
         ) -> "TrainState[Q]": ...
         @overload
         @classmethod

@@ -69,7 +69,7 @@ Declared = TypeVar("Declared", bound=AnyStatic, default=NoStaticValue)
 
 
 T = TypeVar("T")
-Kind = Literal["child", "static", "buffer"]
+FieldKind = Literal["child", "static", "buffer"]
 Compare = Literal["value", "content"]
 AxisNames: TypeAlias = tuple[str | None, ...]
 Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
@@ -83,7 +83,7 @@ _MISSING: Any = dataclasses.MISSING
 class FieldOptions:
     """What Treewright knows of a field beyond `dataclasses.Field`."""
 
-    kind: Kind = "child"
+    kind: FieldKind = "child"
     converter: Callable[[Any], Any] | None = None
     compare: Compare = "value"
     sharding: Sharding | None = None
@@ -116,7 +116,7 @@ def names_problem(names: Any) -> str | None:
     return f"is not a tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
 
 
-def _specify(kind: Kind, given: dict[str, Any]) -> Any:
+def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     ours = {"converter", "sharding", "stack", "local", "doc"} | ({"compare"} if kind == "static" else set[str]())
     options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})

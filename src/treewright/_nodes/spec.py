@@ -7,8 +7,8 @@ from typing import Any
 from treewright._jax import GetAttrKey
 from treewright._nodes.fields import (
     Compare,
+    FieldKind,
     FieldOptions,
-    Kind,
     Sharding,
     Stack,
     annotated_converter,
@@ -27,7 +27,7 @@ class FieldSpec:
     """One field. `index` is its place among the children, or among the statics."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     index: int
     type: Any
     default: Any

@@ -20,8 +20,8 @@ from treewright._values.why import Same, changed_parts, same_exactly, same_to_ji
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
-Kind: TypeAlias = _OfTrees | _OfCalls
-_Found: TypeAlias = "tuple[Kind, str] | None"
+DifferenceKind: TypeAlias = _OfTrees | _OfCalls
+_Found: TypeAlias = "tuple[DifferenceKind, str] | None"
 
 
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
@@ -69,7 +69,7 @@ class Difference:
     path: Path
     left: Any
     right: Any
-    kind: Kind
+    kind: DifferenceKind
     reason: str = ""
     parts: "tuple[Difference, ...]" = ()
 
@@ -206,7 +206,7 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
             yield static_difference((*path, AuxKey()), old.aux, new.aux, whole)
 
 
-def static_difference(path: Path, old: Any, new: Any, same: Same, kind: Kind = "static") -> Difference:
+def static_difference(path: Path, old: Any, new: Any, same: Same, kind: DifferenceKind = "static") -> Difference:
     """The difference between two statics, with the places inside where they differ."""
     parts = [((*path, *within), a, b) for within, a, b in changed_parts(old, new, same)]
     if len(parts) == 1 and parts[0][0] == path:

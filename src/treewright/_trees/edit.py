@@ -79,7 +79,7 @@ def _editing(node: Any) -> Generator[Any, None, None]:
         raise
 
 
-class _Open(Unfinished):
+class _OpenDraft(Unfinished):
     """What `_node` holds while a draft takes assignments."""
 
     __slots__ = ()
@@ -110,7 +110,7 @@ class _Drafts:
             return value
         if is_node(value):
             draft = _new(class_of(value))
-            _store(draft, PAIR, _Open(class_of(value)))
+            _store(draft, PAIR, _OpenDraft(class_of(value)))
             pair = finished_pair(value)
             for field in spec_of(value).fields:
                 old = field.value_in(pair)

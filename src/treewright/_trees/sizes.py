@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import Path, path_text
-from treewright._nodes.fields import Kind
+from treewright._nodes.fields import FieldKind
 from treewright._trees.level import Place, is_node, walk
 from treewright._trees.paths import place_of
 from treewright._values.reach import class_of
@@ -24,7 +24,7 @@ class Item:
     path: Path
     value: Any
     owner: str
-    kind: Kind
+    kind: FieldKind
 
 
 def items_of(tree: Any) -> Iterator[Item]:
@@ -33,7 +33,7 @@ def items_of(tree: Any) -> Iterator[Item]:
         if _is_static(place) or place.value is None or place.level is None:
             fields = place.fields
             in_buffer = any(field.kind == "buffer" for _, field in fields)
-            kind: Kind = "static" if _is_static(place) else "buffer" if in_buffer else "child"
+            kind: FieldKind = "static" if _is_static(place) else "buffer" if in_buffer else "child"
             yield Item(place.path, place.value, class_of(fields[-1][0] if fields else tree).__qualname__, kind)
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 
 from treewright._jax import Call, user_frame
-from treewright._trees.diff import ABSENT, Difference, Kind, differences, static_difference
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, remembered_tree
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
@@ -192,7 +192,7 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
                 yield from differences(a, b, values=False, path=(name,))
 
 
-def _differences_by_name(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if not same_to_jit(a, b):

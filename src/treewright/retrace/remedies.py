@@ -3,7 +3,7 @@
 import types
 from typing import Any
 
-from treewright._trees.diff import Difference, Kind
+from treewright._trees.diff import Difference, DifferenceKind
 from treewright._trees.level import LeafType
 from treewright._values import reach
 from treewright._values.snapshot import facts_of
@@ -24,7 +24,7 @@ _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
         "same text": "make it once and reuse it",
     }
 )
-_OF_KINDS: types.MappingProxyType[Kind, str] = types.MappingProxyType(
+_OF_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
     {
         "passing": "pass it the same way each time: jit tells by position from by keyword",
         "setting": "set it once, before the first call",

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from treewright._jax import DictKey, SequenceKey
-from treewright._trees.diff import Difference, Kind
+from treewright._trees.diff import Difference, DifferenceKind
 from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
 
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.
-_KINDS: types.MappingProxyType[Kind, str] = types.MappingProxyType(
+_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
     {
         "static": "static",
         "value": "static",
