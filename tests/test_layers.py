@@ -279,6 +279,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "retrace.report": (
         "_jax",
         "_trees.diff",
+        "_values.reach",
         "retrace.history",
         "retrace.remedies",
     ),
@@ -323,6 +324,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
     ),
     "checkpoint.manifest": (
+        "_values.reach",
         "checkpoint.digests",
         "checkpoint.leaves",
         "errors",
@@ -374,6 +376,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint.manager": (
         "_jax",
+        "_values.reach",
         "checkpoint.atomic",
         "checkpoint.digests",
         "checkpoint.leaves",
@@ -416,6 +419,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "sharding.report": (
         "_jax",
         "_trees.sizes",
+        "_values.reach",
         "_values.text",
         "sharding.rules",
         "sharding.specs",

@@ -140,13 +140,48 @@ def _nothing(*_: Any) -> None:
     """What is done about an event that nobody asked for."""
 
 
+class _Relay:
+    """The one listener that JAX knows of. It is registered while there are listeners of ours, and tells them all.
+
+    JAX walks through a plain list of its listeners. One that leaves it meanwhile, in any thread, makes JAX pass over
+    the next one, so ours leave a tuple of their own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: tuple[EventListener, ...] = ()
+        self._is_registered = False
+
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        for listener in self._listeners:
+            listener.hear(event, duration_secs, str(kwargs.get("fun_name", "")))
+
+    def add(self, listener: "EventListener") -> None:
+        with self._lock:
+            if not self._is_registered:
+                jax.monitoring.register_event_duration_secs_listener(self)
+            self._is_registered = True
+            self._listeners = (*self._listeners, listener)
+
+    def remove(self, listener: "EventListener") -> None:
+        unregister: Any = getattr(jax.monitoring, "unregister_event_duration_listener", None)
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+            if not self._listeners and unregister is not None:
+                unregister(self)
+                self._is_registered = False
+
+
+_RELAY = _Relay()
+
+
 class EventListener:
     """Hears of every trace and compilation in the process, until it is stopped.
 
     JAX tells of an outermost trace when it has ended and before anything is compiled, in the thread and on the stack
     of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
     Without `COMPILED_EVENT` they warn, when their block ends, that they saw neither recompiles nor traces under `grad`
-    or `vmap` alone. Without the function that stops a listener, a stopped one stays registered and does nothing.
+    or `vmap` alone. Without the function that stops a listener, the relay stays registered with nobody to tell.
 
     Args:
         on_trace: Called with the seconds of a trace and the name of the function.
@@ -160,27 +195,22 @@ class EventListener:
     ) -> None:
         self._on_trace = on_trace
         self._on_compilation = on_compilation
-        self._stopped = False
         self.has_heard: bool = False
         self.has_heard_of_a_compilation: bool = False
-        jax.monitoring.register_event_duration_secs_listener(self)
+        _RELAY.add(self)
 
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if self._stopped:
-            return
-        name = str(kwargs.get("fun_name", ""))
+    def hear(self, event: str, seconds: float, name: str) -> None:
+        """What JAX tells."""
         self.has_heard = True
         if event == TRACED_EVENT:
-            self._on_trace(duration_secs, name)
+            self._on_trace(seconds, name)
         elif event == COMPILED_EVENT and name:
             self.has_heard_of_a_compilation = True
-            self._on_compilation(duration_secs, name)
+            self._on_compilation(seconds, name)
 
     def stop(self) -> None:
         """Hear nothing more."""
-        self._stopped = True
-        unregister: Any = getattr(jax.monitoring, "unregister_event_duration_listener", _nothing)
-        unregister(self)
+        _RELAY.remove(self)
 
 
 # Frames of JAX, and their local variables

@@ -168,7 +168,7 @@ def test_a_static_that_has_only_a_description_is_warned_of(engine: Any) -> None:
         engine.load(like=Settings(scaled(2.0)), on_static="ignore")
     with pytest.warns(CheckpointWarning, match=r"\(factor=0\.5\) saved, .*\(factor=2\.0\) in the tree"):
         engine.load(like=Settings(scaled(2.0)))
-    with pytest.raises(CheckpointMismatchError, match=r"static tests\.checkpoint\.models:scaled"):
+    with pytest.raises(CheckpointMismatchError, match=r"static tests\.checkpoint\.models\.scaled"):
         engine.load(like=Settings(3))
 
 

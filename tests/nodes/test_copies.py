@@ -247,3 +247,15 @@ def test_nodes_travel_to_a_spawned_process_and_back() -> None:
     assert found == jax.tree.map(lambda leaf: 2 * leaf, net)
     assert jnp.array_equal(output, net(1.0))
     assert jax.tree.structure(found) == jax.tree.structure(net)
+
+
+def test_a_class_may_say_itself_how_it_is_copied() -> None:
+    @pytree_dataclass
+    class Handle:
+        name: str = static(default="a")
+
+        def __copy__(self) -> "Handle":
+            return Handle("copied")
+
+    assert copy.copy(Handle()).name == "copied"
+    assert copy.deepcopy(Handle()).name == "a"

@@ -16,7 +16,7 @@ from treewright._nodes.make_class import (
     undo,
 )
 from treewright._nodes.spec import Options, spec_of
-from treewright._values.reach import class_of
+from treewright._values.reach import class_of, public
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
@@ -184,6 +184,7 @@ def _refuse_instances(cls: type[Any], error: Exception) -> None:
 
 
 @pytree_dataclass
+@public("treewright")
 class Static(Generic[S]):
     """A node without leaves that holds one static value, for places that have no field to mark.
 
@@ -200,7 +201,5 @@ class Static(Generic[S]):
         >>> settings["mode"].value
         'train'
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     value: S = static()

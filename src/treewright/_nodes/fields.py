@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._nodes.annotations import declarer_of, resolved
-from treewright._values.reach import class_of
+from treewright._values.reach import class_of, public
 from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
             """Nothing, to the other checkers, which do not need it."""
 
 
+@public("treewright")
 class StaticValue(Protocol):
     """What `jit` needs of a static: a hash, and a comparison that says yes or no.
 
@@ -51,11 +52,6 @@ class StaticValue(Protocol):
     def __hash__(self) -> int: ...
 
     def __eq__(self, other: object, /) -> bool: ...
-
-
-StaticValue.__module__ = "treewright"  # in its body this would be a part of the protocol
-if sys.version_info >= (3, 13):
-    setattr(StaticValue, "__firstlineno__", None)  # noqa: B010  no checker knows it
 
 
 class NoStaticValue:
@@ -362,6 +358,7 @@ Given_contra = TypeVar("Given_contra", contravariant=True)
 Kept_co = TypeVar("Kept_co", covariant=True)
 
 
+@public("treewright")
 class Converted(Generic[Given_contra, Kept_co]):
     """The type of a field that is given one type and keeps another; `Annotated` with the `Converter` between them.
 
@@ -379,8 +376,6 @@ class Converted(Generic[Given_contra, Kept_co]):
     Source: PEP 681, "Descriptor-typed field support".
     """
 
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
-
     if TYPE_CHECKING:
 
         def __init__(self, default: Given_contra, /) -> None: ...
@@ -397,6 +392,7 @@ class Converted(Generic[Given_contra, Kept_co]):
             return default
 
 
+@public("treewright")
 class Converter:
     """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
 
@@ -413,8 +409,6 @@ class Converter:
         >>> Layer(1).rate
         1.0
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = ("function",)
     function: Callable[[Any], Any]

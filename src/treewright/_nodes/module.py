@@ -20,7 +20,7 @@ from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options
 from treewright._values.exact import ExactKeys, method_key, tracer_in
 from treewright._values.plain import NoExactKeyError
-from treewright._values.reach import kept_in_pickles
+from treewright._values.reach import kept_in_pickles, public
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
@@ -168,6 +168,7 @@ register_for_flax(
 
 # Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
 # would take a class that is not frozen for unhashable, and so refuse it as a static.
+@public("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module:
     """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
@@ -196,8 +197,6 @@ class Module:
         >>> jax.jit(linear.__call__)(jnp.ones((5, 3))).shape
         (5, 2)
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = (PAIR, "__weakref__")
 

@@ -14,7 +14,7 @@ from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
-from treewright._values.reach import class_of
+from treewright._values.reach import class_of, public
 from treewright._values.text import mesh_text, short_text, short_texts
 from treewright._values.why import Same, changed_parts, same_exactly, same_to_jit, why
 
@@ -36,6 +36,7 @@ class Absent(enum.Enum):
 ABSENT = Absent.ABSENT
 
 
+@public("treewright")
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Difference:
     """One place where two trees differ. `str` gives it in one line.
@@ -63,8 +64,6 @@ class Difference:
         [0].activation (static): 'relu' -> 'gelu'
         [0].kernel (shape): float32[2] -> float32[3]; axis 0: 2 -> 3
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     path: Path
     left: Any

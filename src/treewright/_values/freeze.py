@@ -8,12 +8,13 @@ import numpy as np
 
 from treewright._values.exact import ExactKeys
 from treewright._values.plain import is_frozen_mapping, mapping
-from treewright._values.reach import class_of, is_library, kept_in_pickles
+from treewright._values.reach import class_of, is_library, kept_in_pickles, public
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
 
 
+@public("treewright")
 class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     """A dict that can't change, so that it can be static. Made by `freeze`.
 
@@ -25,8 +26,6 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         >>> sizes["hidden"]
         (64, 64)
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
@@ -62,6 +61,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         return mapping(self, keys.key)
 
 
+@public("treewright")
 class FrozenArray(np.ndarray[Any, Any]):
     """A numpy array whose data can't change, so that it can be static. Made by `freeze`.
 
@@ -75,8 +75,6 @@ class FrozenArray(np.ndarray[Any, Any]):
         >>> table.flags.writeable
         False
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""

@@ -88,6 +88,7 @@ _MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualna
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type[Any])
 UNBOUND: Any = object()
 
 
@@ -115,6 +116,17 @@ def found_at(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def public(module: str) -> Callable[[C], C]:
+    """Let a class say that it is from a public module: users, pickles and checkpoints find it there."""
+
+    def moved(cls: C) -> C:
+        cls.__module__ = module
+        setattr(cls, "__firstlineno__", None)  # noqa: B010  that module has no source of it: inspect says so
+        return cls
+
+    return moved
 
 
 def kept_in_pickles(function: F) -> F:

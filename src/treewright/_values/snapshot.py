@@ -93,7 +93,9 @@ class Remembered:
         first = itertools.islice(getattr(value, "__dict__", _NOTHING).items(), _ATTRIBUTES)
         attributes = {name: short_text(item) for name, item in first}
         self.text: str = short_text(value)
-        self.facts = Facts(class_of(value), code, held, read, getattr(value, "__func__", None), wrapped, attributes)
+        self.facts: Facts = Facts(
+            class_of(value), code, held, read, getattr(value, "__func__", None), wrapped, attributes
+        )
         self.address: int = id(owner)
         try:
             self.reference: Callable[[], Any] = weakref.ref(owner)

@@ -146,6 +146,9 @@ class Cause(str):
         cause.name = name
         return cause
 
+    def __reduce__(self) -> "tuple[type[Cause], tuple[CauseName, str]]":
+        return Cause, (self.name, str(self))
+
 
 def why(left: Any, right: Any) -> str:
     """The cause of a difference; empty where there is none to tell."""

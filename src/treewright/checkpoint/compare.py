@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from treewright._values.freeze import FrozenMapping
-from treewright._values.reach import class_of
+from treewright._values.reach import class_of, public
 from treewright._values.text import did_you_mean, excerpts
 from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
 from treewright.checkpoint.manifest import Branch, Manifest
@@ -36,6 +36,7 @@ _REMEDIES: MappingProxyType[MismatchKind, str] = MappingProxyType(
 )
 
 
+@public("treewright.checkpoint")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mismatch:
     """One difference between a checkpoint and a tree: where, of what kind, what was saved and what the tree has.
@@ -50,8 +51,6 @@ class Mismatch:
         ...     error.differences
         (Mismatch(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
     """
-
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     path: str
     kind: MismatchKind

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from treewright._jax import is_key_dtype, untyped_jax
 from treewright._values.freeze import ComputedArray, FrozenArray
-from treewright._values.reach import class_of
+from treewright._values.reach import class_of, public
 from treewright._values.text import text
 from treewright.errors import CheckpointError
 
@@ -68,6 +68,7 @@ def name_of(steps: Steps) -> str:
     return ".".join(steps) or "value"
 
 
+@public("treewright.checkpoint")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
     """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
@@ -83,8 +84,6 @@ class Leaf:
         >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
         ('w', "['w']", 'float32[3] (array)', ['all'])
     """
-
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     steps: Steps
     path: str

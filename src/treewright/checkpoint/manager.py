@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from treewright._jax import is_first_process, process_count
+from treewright._values.reach import public
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
@@ -173,6 +174,7 @@ def _check_form(array: Any, leaf: Leaf) -> None:
 T = TypeVar("T")
 
 
+@public("treewright.checkpoint")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored(Generic[T]):
     """What `CheckpointManager.restore_latest_valid` found: the step, its tree, and the damaged steps it skipped.
@@ -187,13 +189,12 @@ class Restored(Generic[T]):
         Restored(step=10, tree={'w': 1.5}, skipped={})
     """
 
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
-
     step: int
     tree: T
     skipped: Mapping[int, str]
 
 
+@public("treewright.checkpoint")
 class CheckpointManager:
     """A folder of steps: saves a training run and restores it.
 
@@ -220,8 +221,6 @@ class CheckpointManager:
         ...     manager.latest_step(), manager.restore(like=state)
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
-
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
         if keep is not None and keep < 1:

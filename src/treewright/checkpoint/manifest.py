@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
+from treewright._values.reach import public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
 from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, of_one_name
 from treewright.errors import CheckpointDamagedError, CheckpointError
@@ -28,6 +29,7 @@ _OF_LEAF: Mapping[str, type[Any]] = MappingProxyType(
 )
 
 
+@public("treewright.checkpoint")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
     """A node or container: its place, its class, the steps to its children, and if it is a node, fields and statics.
@@ -42,8 +44,6 @@ class Branch:
         ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
 
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
-
     steps: Steps
     path: str
     kind: str
@@ -54,6 +54,7 @@ class Branch:
     statics: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
+@public("treewright.checkpoint")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
     """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests.
@@ -68,8 +69,6 @@ class Manifest:
         >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
         (['dict'], ['w'])
     """
-
-    __module__, __firstlineno__ = "treewright.checkpoint", None  # users find it there, and not its source
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]

@@ -18,7 +18,7 @@ from treewright._trees.level import Level, Place, leaf_type_of, walk
 from treewright._values import reach
 from treewright._values.exact import exact_key, why_itself_only
 from treewright._values.plain import MUTABLE, NoExactKeyError
-from treewright._values.reach import class_of, import_path
+from treewright._values.reach import class_of, import_path, public
 from treewright._values.text import first_names, short_text
 from treewright._values.why import parts_of, same_to_jit
 
@@ -46,6 +46,7 @@ _FOLLOWED = 20  # functions that are looked into for what they read
 _CONTAINERS = (tuple, frozenset, list, dict, set)
 
 
+@public("treewright")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hazard:
     """One static value that can hurt. `str` gives it in one line.
@@ -64,8 +65,6 @@ class Hazard:
         >>> hazard.path, hazard.kind
         ((DictKey(key='head'), GetAttrKey(name='scale')), 'identity')
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     path: Path
     value: Any

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from treewright._jax import DictKey, SequenceKey
 from treewright._trees.diff import Difference, DifferenceKind
+from treewright._values.reach import public
 from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
 
@@ -31,6 +32,7 @@ _KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
 
+@public("treewright")
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetraceReport:
     """One retrace or recompile. `str` gives the text.
@@ -55,8 +57,6 @@ class RetraceReport:
         <lambda> 2 batch['x'] (shape): float32[32,2] -> float32[31,2]; axis 0: 32 -> 31
         (Array(64., dtype=float32), Array(62., dtype=float32))
     """
-
-    __module__, __firstlineno__ = "treewright", None  # users find it there, and not its source
 
     function: str
     event: Event

@@ -9,11 +9,13 @@ from jax.sharding import PartitionSpec
 
 from treewright._jax import path_text
 from treewright._trees.sizes import bytes_in
+from treewright._values.reach import public
 from treewright._values.text import table, text
 from treewright.sharding.rules import MeshRules, Rules
 from treewright.sharding.specs import AnyMesh, OnMisfit, fitted_leaves, sizes_of
 
 
+@public("treewright.sharding")
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardedLeaf:
     """One leaf of a report.
@@ -27,8 +29,6 @@ class ShardedLeaf:
         misfits: What could not be split as the rules say, and why.
     """
 
-    __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
-
     path: str
     array: str
     spec: PartitionSpec
@@ -37,6 +37,7 @@ class ShardedLeaf:
     misfits: tuple[str, ...]
 
 
+@public("treewright.sharding")
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardingReport:
     """All leaves of a tree on a mesh. `print` it for a table.
@@ -46,8 +47,6 @@ class ShardingReport:
         leaves: The leaves, in order.
         absent: The mesh axes that the rules name and the mesh does not have.
     """
-
-    __module__, __firstlineno__ = "treewright.sharding", None  # users find it there, and not its source
 
     mesh: Mapping[str, int]
     leaves: tuple[ShardedLeaf, ...]
