@@ -214,9 +214,11 @@ def test_a_listener_that_stops_while_jax_tells_of_a_trace_makes_no_other_miss_it
     second = _jax.EventListener(on_trace=lambda _, name: traces.append(name))
     jax.jit(fresh(double)).trace(1.0)
     second.stop()
+    heard = list(traces)
     jax.jit(fresh(double)).trace(1.0)
 
-    assert traces == ["double"]
+    assert "double" in heard  # before JAX 0.10 the multiplication in it too
+    assert traces == heard
 
 
 # Frames
