@@ -430,3 +430,29 @@ def test_a_frozen_array_keeps_its_values_whatever_its_byte_order(models: Any) ->
         back = decode(written(value))
         assert back.dtype == value.dtype
         np.testing.assert_array_equal(back, value)
+
+
+def test_a_class_made_again_and_again_is_registered_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    register = jax.export.register_pytree_node_serialization
+
+    def counted(cls: Any, *, serialized_name: str, **how: Any) -> None:
+        names.append(serialized_name)
+        register(cls, serialized_name=serialized_name, **how)
+
+    def again() -> type[Any]:
+        @pytree_dataclass
+        class MadeAgain:
+            x: Any
+            n: int = static(default=1)
+
+        return MadeAgain
+
+    monkeypatch.setattr(jax.export, "register_pytree_node_serialization", counted)
+    classes = [again() for _ in range(20)]
+
+    assert len(names) == 1 + 2 * 19
+    assert len(set(names)) == 20
+    for cls in (classes[0], classes[-1]):
+        program = jax.export.export(jax.jit(lambda node: node.x * node.n))(cls(1.0, 3))
+        assert jax.export.deserialize(program.serialize()).call(cls(2.0, 3)) == 6.0

@@ -1,6 +1,7 @@
 """Other libraries that must be told of a node class: `jax.export`, and flax once a program imports it."""
 
 import contextlib
+import itertools
 import json
 import sys
 import threading
@@ -84,22 +85,26 @@ class AfterImport(MetaPathFinder):
             action(module)
 
 
+_MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
+
+
 def register_for_export(cls: type[Any]) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
-    A class that is made twice under one name, as by running a notebook cell again, gets a number after the first.
+    A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
+    says no more than that.
     """
-    name, count = f"{cls.__module__}.{cls.__qualname__}", 1
+    name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     while True:
         with contextlib.suppress(ValueError):  # the name is taken
             jax.export.register_pytree_node_serialization(
                 cls,
-                serialized_name=name if count == 1 else f"{name}#{count}",
+                serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
             )
             return
-        count += 1
+        serialized_name = f"{name}#{next(_MADE_AGAIN)}"
 
 
 def register_function_node(cls: type[Any]) -> None:
