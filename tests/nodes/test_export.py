@@ -455,4 +455,5 @@ def test_a_class_made_again_and_again_is_registered_at_the_second_try(monkeypatc
     assert len(set(names)) == 20
     for cls in (classes[0], classes[-1]):
         program = jax.export.export(jax.jit(lambda node: node.x * node.n))(cls(1.0, 3))
-        assert jax.export.deserialize(program.serialize()).call(cls(2.0, 3)) == 6.0
+        loaded: Any = jax.export.deserialize(program.serialize())
+        assert loaded.call(cls(2.0, 3)) == 6.0

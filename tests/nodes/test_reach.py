@@ -12,13 +12,13 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from tests.conftest import package_or_absent
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import Module, TrainState, freeze, static
 from treewright._values import reach
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[2] / "docs" / "statics.md"
 RATE = 2
 TABLE = {"rate": 2}
-FROZEN_DICT: Any = flax.core.FrozenDict
+FROZEN_DICT: Any = package_or_absent("flax", "flax.core").core.FrozenDict
 PARTIAL: Any = jax.tree_util.Partial
 
 
