@@ -92,7 +92,7 @@ def test_a_list_of_trees_turns_inside_out_and_back(net: ops.Net) -> None:
 
 
 def test_it_tells_of_each_operation(capsys: pytest.CaptureFixture[str]) -> None:
-    skip_before_jax(0, 10)
+    skip_before_jax(0, 10, 2)
     assert ops.main() == 0
 
     printed = capsys.readouterr().out
