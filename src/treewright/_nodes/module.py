@@ -130,9 +130,10 @@ def _keep_for_next_lookup(method: BoundMethod) -> None:
 
 def wrap_methods(cls: type[Any]) -> None:
     """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
+    fields = own_annotations(cls)
     for name, value in list(vars(cls).items()):
         special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if not special and name not in own_annotations(cls) and _is_method(value):
+        if not special and name not in fields and _is_method(value):
             setattr(cls, name, ModuleMethod(value))
 
 

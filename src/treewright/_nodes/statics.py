@@ -16,7 +16,7 @@ from typing import Any, cast
 from treewright._nodes.annotations import own_annotations
 from treewright._values.exact import Check, ExactKeys, by_identity, compared_by_itself
 from treewright._values.plain import NoExactKeyError, unanswered
-from treewright._values.reach import class_attribute, class_of, import_path, kept_in_pickles
+from treewright._values.reach import CONSTANTS, class_attribute, class_of, import_path, kept_in_pickles
 from treewright._values.text import text
 from treewright.errors import StaticFieldError
 
@@ -224,9 +224,6 @@ def _by_name(value: Any) -> Any:
     return _Named(*path)
 
 
-_INERT = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
-
-
 def _found_by_value(value: Any, key: Hashable) -> bool:
     """Whether a value can stand for its exact key in `known`.
 
@@ -234,7 +231,7 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
     node alive, and with it the entry of the table. What a module holds lives on anyway.
     """
     kind = class_of(value)
-    if kind in _INERT or issubclass(kind, enum.Enum):
+    if kind in CONSTANTS or issubclass(kind, enum.Enum):
         return compared_by_itself(value, key)
     identical = all(class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__"))
     return identical and callable(value) and import_path(value) is not None

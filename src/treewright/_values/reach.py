@@ -58,7 +58,7 @@ _NAMES_SOMETHING = types.MappingProxyType(
     {"STORE_GLOBAL": "writes", "DELETE_GLOBAL": "writes", "IMPORT_NAME": "imports"}
 )
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_CONSTANTS = (str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType)
+CONSTANTS = frozenset({str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType})
 # What Python, dataclasses, enum, typing and abc put into a class.
 _LEFT_OUT = frozenset(
     {
@@ -282,7 +282,7 @@ def stays(read: Read) -> bool:
         return False
     # An attribute of a library's module: a constant such as jnp.pi, a class such as jax.Array that does not tell its
     # name, or a callable that does not.
-    if class_of(value) in _CONSTANTS or (isinstance(value, type) and is_library(value.__module__)):
+    if class_of(value) in CONSTANTS or (isinstance(value, type) and is_library(value.__module__)):
         return True
     told = isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType | type)
     return callable(value) and not told and library_class(class_of(value)) and wrapped_by(value) is None

@@ -33,7 +33,6 @@ _NAMED = 3  # names that a message lists
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
-_PLAIN = frozenset({str, int, bool, bytes, float, complex, types.NoneType, types.EllipsisType})
 _MARKS: tuple[tuple[type[Any], str], ...] = (
     (Tracer, "(traced)"),
     (jax.Array, ""),
@@ -365,7 +364,7 @@ class _PortableText(_Text):
 
     def name(self, value: Any) -> str | None:
         kind = class_of(value)
-        if kind in _PLAIN:
+        if kind in reach.CONSTANTS:
             return repr(value)
         if isinstance(value, enum.Enum):
             return f"{full_name(kind)}.{value.name or value.value}"
