@@ -49,8 +49,8 @@ else
 	exit $$failed
 endif
 
-exhaustive: $(VENV)/dev.installed ## the laws, drawn anew and twenty times as often (an hour)
-	$(BIN)/pytest -m hypothesis --hypothesis-profile=exhaustive $(PYTEST_ARGS)
+exhaustive: $(VENV)/dev.installed ## the laws, drawn anew and twenty times as often, and what else takes long (hours)
+	$(BIN)/pytest -m "hypothesis or exhaustive" --hypothesis-profile=exhaustive $(PYTEST_ARGS)
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
 	$(BIN)/ruff format
