@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 from pathlib import Path
@@ -100,27 +101,53 @@ SLOW = {
 }
 
 
-def is_slow(path: Path) -> bool:
-    """Whether a file or folder of tests stands in `SLOW`."""
+# Where coverage would cost as much as the tests, and find no line that other tests do not run.
+WITHOUT_COVERAGE = {
+    "conformance",
+    "examples",
+    "interop/test_moving.py",
+    "interop/test_optax.py",
+    "interop/test_optax_statics.py",
+    "interop/test_solvers.py",
+    "nodes/test_laws.py",
+    "nodes/test_static_law.py",
+    "test_docs.py",
+    "test_docstrings.py",
+    "test_threads.py",
+    "trees/test_tree_laws.py",
+    "typing",
+}
+
+
+def is_in(path: Path, listed: set[str]) -> bool:
+    """Whether a file or folder of tests stands in a list."""
     inside = path.relative_to(Path(__file__).parent)
-    return any(str(part) in SLOW for part in (inside, *inside.parents))
+    return any(str(part) in listed for part in (inside, *inside.parents))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `-m "not slow"`, do not even import slow files: that alone would take a third of the minute."""
-    return (config.option.markexpr == "not slow" and is_slow(collection_path)) or None
+    return (config.option.markexpr == "not slow" and is_in(collection_path, SLOW)) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path):
+        if is_in(item.path, SLOW):
             item.add_marker("slow")
+        if is_in(item.path, WITHOUT_COVERAGE) and "--cov" in config.invocation_params.args:
+            item.add_marker("no_cover")
 
     # What takes too long for `make test` runs only where it is asked for by its marker, as `make exhaustive` does.
     if "exhaustive" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Modules live until the end, so the many full collections of garbage need not look through them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 # Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of

@@ -1,7 +1,9 @@
-"""The demo over 8 devices: three layouts in 2 and 4 processes, each with the parameters of one device."""
+"""The demo over 8 devices: three layouts in several processes, each with the parameters of one device."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -14,20 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def _optimised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared to one device is what a user runs: without optimisations rounding adds up to 1.1e-6."""
-    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
-
-
-def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a run that ends well prints. The test's own settings, which refuse to broadcast, hold in it too."""
-    code = digits_sharded.main([str(argument) for argument in arguments])
-    found = capsys.readouterr()
-    assert code == 0, found.err
-    return found.out
-
-
 EACH = {
     "data": "(data 8, fsdp 1, tensor 1): 68,904 on each",
     "fully-sharded": "(data 1, fsdp 8, tensor 1): 9,096 on each",
@@ -35,32 +23,53 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize(("processes", "layouts"), [(2, ["data", "fully-sharded"]), (4, ["tensor"])])
-def test_each_layout_gives_the_parameters_of_one_device(
-    processes: int, layouts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = lines_of(capsys, "--processes", processes, "--steps", 12, "--layout", *layouts)
+def lines_of(*arguments: object) -> str:
+    """What a run that ends well prints. The test's own settings, which refuse to broadcast, hold in it too.
 
-    for layout in layouts:
+    What is compared to one device is what a user runs: without optimisations rounding adds up to 1.1e-6.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+        code = digits_sharded.main([str(argument) for argument in arguments])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
+
+
+def check_layouts(output: str, processes: int) -> None:
+    """All layouts are there, split as they should be, and end where one device ends."""
+    for layout, bytes_on_each in EACH.items():
         assert f"{layout}: 12 steps on 8 devices in {processes} processes" in output
-        assert EACH[layout] in output
-    differences = [float(found) for found in re.findall(r"largest difference to one device: (\S+)", output)]
-    assert len(differences) == len(layouts)
+        assert bytes_on_each in output
+    differences = [float(text) for text in re.findall(r"largest difference to one device: (\S+)", output)]
+    assert len(differences) == len(EACH)
     assert max(differences) <= 1e-6
 
 
-def test_what_8_devices_saved_is_restored_on_4_and_on_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_layout_gives_the_parameters_of_one_device_and_is_restored_on_fewer(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
-    layout = ("--layout", "tensor")
-    lines_of(capsys, *layout, "--steps", 3, "--save", tmp_path)
+    check_layouts(lines_of("--processes", 2, "--steps", 12, "--save", tmp_path), processes=2)
+    check_restored(tmp_path, devices=4)
 
-    for devices in (4, 1):
-        output = lines_of(capsys, *layout, "--devices", devices, "--restore", tmp_path)
 
-        assert f"tensor: restored step 3 on {devices} devices" in output
-        assert "every leaf where it belongs: True" in output
-        (difference,) = re.findall(r"largest difference to one device: (\S+)", output)
-        assert float(difference) <= 1e-6
+@pytest.mark.exhaustive
+def test_four_processes_do_the_same_and_one_device_restores_it(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    check_layouts(lines_of("--processes", 4, "--steps", 12, "--save", tmp_path), processes=4)
+    check_restored(tmp_path, devices=1)
+
+
+def check_restored(folder: Path, devices: int) -> None:
+    """What 8 devices have saved is whole on fewer."""
+    output = lines_of("--layout", "tensor", "--devices", devices, "--restore", folder)
+
+    assert f"tensor: restored step 12 on {devices} devices" in output
+    assert "every leaf where it belongs: True" in output
+    (difference,) = re.findall(r"largest difference to one device: (\S+)", output)
+    assert float(difference) <= 1e-6
 
 
 def test_more_processes_than_devices_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.nodes.static_worlds import BODIES, CHANGES, FORMS, WAYS, ByContent, Plainly, Run
@@ -120,9 +120,9 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS)
 def test_the_law_finds_mistakes(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch)
-    law = settings(
-        max_examples=2000, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False, **LAW
-    )(given(st.just(Plainly), KINDS, STORIES)(tell))
+    law: Any = given(st.just(Plainly), KINDS, STORIES)(tell)
+    law = seed(0)(law)  # a draw that finds each of them soon; the slowest of six took 420 stories
+    law = settings(max_examples=2000, database=None, phases=[Phase.generate], report_multiple_bugs=False, **LAW)(law)
 
     with pytest.raises(AssertionError, match=r"^stale: |the field is another value"):
         law()
