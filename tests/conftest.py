@@ -88,6 +88,7 @@ SLOW = {
     "sharding/test_describe.py",
     "sharding/test_init.py",
     "sharding/test_processes.py",
+    "sharding/test_program.py",
     "test_docs.py",
     "test_import_cost.py",
     "test_jit_cache.py",

@@ -76,7 +76,10 @@ def test_the_example_prints_what_it_says(name: str) -> None:
 # Annotations and JAX's own functions can't have docstrings of ours: the guide shows each.
 IN_THE_GUIDE = ["treewright.AsArray", *(name for name in PUBLIC if name.startswith("treewright.typed."))]
 # What a function takes or gives is shown where that function is.
-SHOWN_ELSEWHERE = {f"treewright.sharding.{name}" for name in ("Rules", "ShardedLeaf", "ShardingReport")}
+SHOWN_ELSEWHERE = {
+    f"treewright.sharding.{name}"
+    for name in ("Collective", "ProgramArray", "ProgramReport", "Rules", "ShardedLeaf", "ShardingReport")
+}
 WITH_AN_EXAMPLE = sorted(
     name for name in {*PUBLIC} - {*IN_THE_GUIDE} - SHOWN_ELSEWHERE if not name.startswith("treewright.errors.")
 )

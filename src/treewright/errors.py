@@ -1,11 +1,21 @@
 """What Treewright raises. Each docstring tells a user the cause and the cure."""
 
+import inspect
 import typing
+import warnings
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """The error for something that needs a package which is not installed, with the line that installs it."""
     return ImportError(f"{what} needs {package}. Install it with: pip install 'treewright[{extra}]'")
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that called Treewright, however deep inside of it the cause was found."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "treewright":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class NodeDefinitionError(TypeError):
@@ -68,8 +78,17 @@ class ShardingError(ValueError):
     """
 
 
+class ShardingWarning(UserWarning):
+    """A sharding is not what it seems, though nothing is wrong with the result.
+
+    A rule that no field uses, a constraint that has no mesh to act on, or an array that each device computes whole.
+    """
+
+
 class ProcessMismatchError(RuntimeError):
-    """The processes of one run hold different trees or programs. Every process raises it, before any has computed.
+    """The processes of one run hold different trees or programs, or some did not come to say what they hold.
+
+    Every process raises it, before any has computed.
 
     Going on, a collective would wait without end, or each process would silently train with settings of its own.
     """

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 EACH = {
-    "data": "(data 8, fsdp 1, tensor 1): 68,904 on each",
-    "fully-sharded": "(data 1, fsdp 8, tensor 1): 9,096 on each",
-    "tensor": "(data 2, fsdp 1, tensor 4): 19,368 on each",
+    "data": "(data 8, fsdp 1, tensor 1): 67.3 KiB on each",
+    "fully-sharded": "(data 1, fsdp 8, tensor 1): 9,096 B on each",
+    "tensor": "(data 2, fsdp 1, tensor 4): 18.9 KiB on each",
 }
 
 

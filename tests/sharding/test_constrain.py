@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import jax
@@ -13,13 +14,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tests.conftest import count_traces
 from treewright import FrozenMapping, Module, field, freeze, static
-from treewright.errors import ShardingError
-from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, sharded_init, shardings
+from treewright.errors import ShardingError, ShardingWarning
+from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, sharded_init, shardings, use_rules
 
 P: Any = PartitionSpec  # whose constructor has no annotations
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
-KEPT: Rules = {"embed": "fsdp", "hidden": "tensor", "batch": "fsdp"}
-USED: Rules = {**KEPT, "embed": None}
+KEPT: Rules = {"embed": "fsdp", "hidden": "tensor"}
+USED: Rules = {"embed": None, "hidden": "tensor", "batch": "fsdp"}
 KINDS = {"none": None, "auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "both": (AUTO, EXPLICIT)}
 
 
@@ -177,3 +178,70 @@ def test_a_length_that_does_not_divide_is_refused_where_it_matters() -> None:
         pytest.raises(ShardingError, match=r"axis 0 \('fsdp', length 3\) does not divide by 'fsdp' \(2\)"),
     ):
         constrain(jnp.ones((3, 4)), "fsdp", None)
+
+
+def test_rules_of_a_block_hold_for_all_that_is_given_none_and_trace_once_each() -> None:
+    jitted = jax.jit(counted := count_traces(lambda x: constrain(x * 2, "batch", None)))
+    mesh = mesh_of((AUTO, AUTO))
+    x = jnp.ones((4, 4))
+
+    def parts(rules: Rules) -> tuple[int, ...]:
+        with use_rules(rules):
+            shape: tuple[int, ...] = jitted(x).addressable_shards[0].data.shape
+        return shape
+
+    with jax.set_mesh(mesh):
+        shapes = [parts({"batch": axes}) for axes in ("fsdp", ("fsdp", "tensor"), None, "fsdp")]
+
+    assert shapes == [(2, 4), (1, 4), (4, 4), (2, 4)]
+    assert counted.count == 3
+
+
+def test_rules_of_a_block_say_how_trees_are_used_and_kept() -> None:
+    mesh, model = mesh_of((AUTO, AUTO)), make(jax.random.key(0))
+
+    with jax.set_mesh(mesh), use_rules(USED, kept=KEPT):
+        used = jax.jit(lambda model: constrain_tree(model))(model)
+        gradient = jax.jit(jax.grad(lambda model: jnp.sum(constrain_tree(model).up ** 2)))(model)
+
+    assert used.up.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "tensor")), 2)
+    assert gradient.up.sharding.is_equivalent_to(NamedSharding(mesh, P("fsdp", "tensor")), 2)
+    with use_rules({"batch": "fsdp"}), jax.set_mesh(mesh_of((EXPLICIT, EXPLICIT))):
+        assert out_sharding("batch", None) == P("fsdp")
+
+
+def test_without_rules_a_tree_is_left_alone_where_no_mesh_is_set_and_refused_where_one_is() -> None:
+    model = make(jax.random.key(0))
+
+    assert constrain_tree(model) is model
+    with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(TypeError, match="constrain_tree has no rules"):
+        constrain_tree(model)
+    with pytest.raises(TypeError, match="rules= is a mapping"):
+        use_rules("fsdp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_mesh_that_is_set_in_the_old_way_is_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of JAX
+        old: Any = mesh_of((AUTO, AUTO))
+        with (
+            old,
+            pytest.warns(ShardingWarning, match=r"`with mesh:` does not reach .* a mesh of fsdp=2, tensor=2") as caught,
+        ):
+            constrain(jnp.ones((4, 4)), "fsdp", None)
+    assert caught[0].filename == __file__
+
+
+def test_a_mesh_axis_that_is_misspelt_is_refused() -> None:
+    with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(ShardingError, match="'tensro' for 'tensor'"):
+        constrain(jnp.ones((4, 4)), "tensro", None)
+
+
+def test_a_stack_is_constrained_by_the_names_below_it() -> None:
+    mesh, model = mesh_of((AUTO, AUTO)), make(jax.random.key(0))
+    stacked = jax.tree.map(lambda leaf: leaf[None], model)
+
+    with jax.set_mesh(mesh):
+        kept = constrain_tree(stacked, {**KEPT, "layers": None}, stack="layers")
+
+    assert kept.up.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "fsdp", "tensor")), 3)

@@ -62,6 +62,21 @@ class Plain:
         return 1
 
 
+class Kept:
+    def __init__(self, rate: Any) -> None:
+        self.rate = rate
+        self.itself = self
+
+    @functools.cached_property
+    def hashed(self) -> int:
+        return id(self)
+
+
+class Quiet(Kept):
+    def __repr__(self) -> str:
+        return "Quiet()"
+
+
 def closure(rate: float) -> Any:
     def scaled(x: float, by: int = 2, *, more: int = 3) -> float:
         return x * rate * by * more
@@ -115,6 +130,7 @@ MAKERS: dict[str, Any] = {
     "key": lambda: jax.random.key(3),
     "module": lambda: lambda: (np, tomllib),
     "object": Plain,
+    "object with attributes": lambda: (Kept(0.5), Quiet({"a": 1})),
     "list of another class": lambda: Items([1, 2]),
     "optimiser": lambda: optax.chain(optax.clip(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))),
 }
@@ -152,10 +168,22 @@ def test_values_made_anew_have_one_description_without_addresses(name: str) -> N
         (jax.jit(closure(0.5)), jax.jit(closure(0.25))),
         (jax.random.key(0), jax.random.key(1)),
         (np.dtype("<f4"), np.dtype(">f4")),
+        (Kept(1), Kept(2)),
+        (Quiet(1), Quiet(2)),
+        ([Quiet(Kept(1))], [Quiet(Kept(2))]),
     ],
 )
 def test_values_that_do_something_else_have_other_descriptions(left: Any, right: Any) -> None:
     assert description(left) != description(right)
+
+
+def test_what_an_object_only_keeps_is_no_part_of_it() -> None:
+    used = Kept(1)
+    assert used.hashed
+
+    assert description(used) == description(Kept(1)) == f"{__name__}.Kept(itself=..., rate=1)"
+    assert description(Quiet(1)) == f"{__name__}.Quiet: Quiet() (itself=..., rate=1)"
+    assert portable_text(Quiet(1), exact=False) == f"{__name__}.Quiet: Quiet()"
 
 
 def test_a_local_static_of_a_static_node_is_left_out() -> None:
@@ -209,6 +237,23 @@ def test_a_tree_is_described_place_by_place() -> None:
         "['b'][2]": "f32[] (weakly typed)",
         "['b'][3]": "f32[] (weakly typed)",
     }
+
+
+def test_the_values_of_arrays_are_described_where_they_are_asked_for_and_all_here() -> None:
+    mesh = jax.make_mesh((2,), ("data",))
+    whole = jax.device_put(jnp.ones(2), NamedSharding(mesh, P()))
+
+    plain, other = (described([jnp.ones(2) * number, 3, np.ones(2)], values=True) for number in (1, 2))
+    replicated = described([whole], values=True)
+
+    digest = plain["[0]"].partition("#")[2]
+    assert len(digest) == 12
+    assert plain["[0]"] != other["[0]"]
+    assert replicated["[0]"] == f"f32[2] split by {P()} on {{'data': 2}} #{digest}"
+    assert plain["[1]"] == "3"
+    assert plain["[2]"].startswith("f64[2] #")
+    split = jax.device_put(jnp.ones(2), NamedSharding(mesh, P("data")))
+    assert described([split], values=True)["[0]"].endswith(f"#{digest}")
 
 
 def test_an_abstract_tree_is_described_like_the_live_one() -> None:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from tests.conftest import count_traces
 from treewright import Module, TrainState, field, static
-from treewright.errors import ShardingError
-from treewright.sharding import Rules, abstract_state, init, sharded_init, sharding_report
+from treewright.errors import ShardingError, ShardingWarning
+from treewright.sharding import Rules, abstract_state, init, parts, sharded_init, sharding_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ def test_arguments_on_a_mesh_are_taken_where_they_are() -> None:
     mesh = mesh_of(AxisType.Explicit)
     table = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("fsdp")))
 
-    made = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh, rules=RULES)
+    made = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh, rules={})
 
     assert made["twice"].tolist() == [[2.0] * 4] * 4
 
@@ -144,41 +145,152 @@ def test_what_does_not_fit_is_known_before_anything_is_made() -> None:
     assert made.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
 
 
-def test_a_large_tree_is_made_in_parts_of_a_fourth(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+def programs_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The programs that are compiled from now on for an init."""
+    compiled: list[Any] = []
+    lowered = init._lowered
 
-    def make(key: jax.Array) -> Net:
-        made.append(1)
-        return Net([64] * 13, key)
+    def recorded(*args: Any) -> Any:
+        program = lowered(*args)
 
-    whole = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
-    assert len(made) == 2
-    monkeypatch.setattr(init, "_SMALL", 1)
-    parts = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
+        class Recorded:
+            def as_text(self) -> str:
+                return str(program.as_text())
 
-    assert len(made) == 2 + 1 + 5
-    assert allclose(parts.layers, whole.layers)
+            def compile(self) -> Any:
+                compiled.append(program.compile())
+                return compiled[-1]
+
+        return Recorded()
+
+    monkeypatch.setattr(init, "_lowered", recorded)
+    return compiled
+
+
+def test_an_init_is_traced_once_and_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = programs_of(monkeypatch)
+
+    def make(key: jax.Array) -> TrainState[Net]:
+        return TrainState.create(params=Net([256] * 9, key), tx=optax.adamw(1e-3))
+
+    state = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
+
+    assert counted.count == 1
+    assert len(programs) == 3  # what is small; the kernels; the moments
+    alone = jax.jit(make)(jax.random.key(0))
+    assert allclose(state.params.layers, alone.params.layers)
+    assert allclose(state.opt_state[0].nu.layers, alone.opt_state[0].nu.layers)
+
+
+def test_arrays_that_are_made_of_each_other_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = programs_of(monkeypatch)
+    table = np.arange(256 * 256, dtype=np.float32).reshape(256, 256)
+
+    def make(key: jax.Array, given: jax.Array) -> dict[str, Any]:
+        first, second = (jax.random.normal(one, (256, 256)) for one in jax.random.split(key))
+        norm = jnp.sqrt(jnp.sum(first**2) + jnp.sum(second**2))
+        jax.debug.callback(lambda _: None, norm)
+        jnp.cos(norm)  # of which nothing is made
+        return {
+            "a": Linear3(first / norm),
+            "b": Linear3(second / norm),
+            "norm": norm,
+            "same": Linear3(first / norm),
+            "given": Linear3(given),
+            "table": Linear3(jnp.asarray(table) + 1),
+            "one": 1,
+            "twice": Linear3(given * 2),
+        }
+
+    key = jax.random.key(0)
+    with pytest.warns(ShardingWarning, match=r"part:\n  \['table'\]\.kernel, .*\nRandom"):  # which is captured
+        made = sharded_init(make, key, jnp.asarray(table), mesh=mesh_of(), rules=RULES)
+
+    assert len(programs) == 4  # the argument itself and 1; a, b and same; table; twice
+    assert allclose(made, jax.jit(make)(key, jnp.asarray(table)))
+    assert made["twice"].kernel.sharding.spec == P("fsdp", "tensor")
+
+
+class Linear3(Module):
+    kernel: Any = field(sharding=("in", "out"))
+
+
+def test_arguments_by_name_reach_the_function() -> None:
+    made = sharded_init(Net, sizes=[8, 4], key=jax.random.key(1), act="gelu", mesh=mesh_of(), rules=RULES)
+    like = abstract_state(Net, [8, 4], key=jax.random.key(1), act="gelu", mesh=mesh_of(), rules=RULES)
+
+    assert made.act == like.act == "gelu"
+    assert allclose(made.layers, jax.jit(lambda key: Net([8, 4], key))(jax.random.key(1)).layers)
+
+
+@pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
+def test_a_plan_needs_no_devices_and_an_init_does(kind: AxisType | None) -> None:
+    pod = AbstractMesh((64, 16), ("fsdp", "tensor"))
+    rules: Rules = {**RULES, "out": ("tensor",)}
+
+    with jax.set_mesh(mesh_of(kind)) if kind else contextlib.nullcontext():
+        like = abstract_state(Net, [1024, 4096], key=jax.random.key(0), mesh=pod, rules=rules)
+
+    assert like.layers[0].kernel.sharding == NamedSharding(pod, P("fsdp", "tensor"))
+    with pytest.raises(TypeError, match=r"sharded_init makes arrays, and AbstractMesh.* has no devices to hold them"):
+        sharded_init(Net, [8, 4], key=jax.random.key(0), mesh=pod, rules=rules)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class Made(Module):
+    kernel: Any = field(sharding=("in", "out"))
+
+    def __init__(self, initialiser: Any, key: jax.Array) -> None:
+        self.kernel = initialiser(key, (256, 512))
+
+
+@pytest.mark.parametrize(
+    ("initialiser", "key"),
+    [
+        (jax.random.normal, jax.random.key(0, impl="rbg")),
+        (jax.nn.initializers.orthogonal(), jax.random.key(0)),
+        (lambda key, shape: jax.random.permutation(key, 256 * 512).reshape(shape) * 1.0, jax.random.key(0)),
+    ],
+)
+def test_what_each_device_computes_whole_is_a_warning(initialiser: Any, key: jax.Array) -> None:
+    with pytest.warns(
+        ShardingWarning, match=r"all of these arrays.*\n  \.kernel, f32\[256,512\].* keeps 1/4\n"
+    ) as caught:
+        sharded_init(Made, initialiser, key, mesh=mesh_of(), rules=RULES)
+
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("initialiser", [jax.nn.initializers.lecun_normal(), jax.nn.initializers.truncated_normal()])
+def test_what_is_computed_in_parts_is_none(initialiser: Any) -> None:
+    sharded_init(Made, initialiser, jax.random.key(0), mesh=mesh_of(), rules=RULES)
+
+
+def test_settings_of_equations_are_compared_with_their_type_and_by_identity_where_they_must() -> None:
+    unhashable: dict[str, int] = {}
+
+    assert parts._comparable([1, (2, None)]) == parts._comparable([1, (2, None)])
+    assert parts._comparable((1, 2)) != parts._comparable((1.0, 2))
+    assert parts._comparable([1]) != parts._comparable((1,))
+    assert parts._comparable(unhashable) == parts._comparable(unhashable) != parts._comparable({})
+
+
+def test_the_names_of_arguments_are_those_of_the_function() -> None:
+    array = jnp.ones(2)
+
+    assert init._given(Net, ([1], array), {"act": {"x": array}}).names == ["key", "act['x']"]
+    assert init._given(dict, ([array],), {}).names == ["args[0][0]"]
+    assert init._given(type, (array,), {}).names == ["args[0]"]  # which has no signature
+    assert init._given(lambda *all: all, (array, array), {}).names == ["all", "args[1]"]
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_no_device_makes_more_than_its_part(kind: AxisType, monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh, programs = mesh_of(kind), list[Any]()
-    jit: Any = jax.jit
+    mesh, programs = mesh_of(kind), programs_of(monkeypatch)
 
-    def recorded(function: Any, **options: Any) -> Any:
-        jitted = jit(function, **options)
-
-        def call(*args: Any) -> Any:
-            programs.append(jitted.lower(*args).compile().memory_analysis())
-            return jitted(*args)
-
-        return call if "out_shardings" in options else jitted
-
-    monkeypatch.setattr(jax, "jit", recorded)
     with jax.set_mesh(mesh):
         made = sharded_init(lambda key: Linear(512, 512, key), jax.random.key(0), mesh=mesh, rules=RULES)
 
-    (memory,) = programs  # one for a small tree
+    memory = programs[-1].memory_analysis()
     part = sharding_report(made, mesh, RULES).device_nbytes
     assert memory.output_size_in_bytes < 1.1 * part
     assert memory.temp_size_in_bytes < 4 * part  # random bits, a counter and what they become; whole, it were 16

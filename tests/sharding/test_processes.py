@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from examples.processes import ProcessesFailedError, run
+from tests.sharding.mismatches import CASES
+from treewright.sharding.folding import ranges_text
 
 SECONDS = 180  # a hard limit; a run takes a few
 
@@ -30,23 +32,44 @@ def is_there(process: int) -> bool:
     return True
 
 
-def test_what_differs_is_named_in_every_process() -> None:
-    found = results("checks")
+def hold_to_the_table(count: int) -> None:
+    """Each case is named in each process, by field and process, within seconds."""
+    found = results("mismatches", count)
 
-    messages = [{key: value for key, value in one.items() if key != "seconds"} for one in found]
-    assert len(messages) == 2
-    assert messages[0] == messages[1]
-    first = messages[0]
-    assert first["same tree"] == first["same program"] == "the same"
-    assert "  .params.act (static)\n    process 0: 'relu'\n    process 1: 'gelu'\n" in first["act"]
-    assert "  .tx (static)\n" in first["rate"]
-    assert "0.001" in first["rate"]
-    assert "0.002" in first["rate"]
-    assert "  [1].kernel\n    process 0: nothing\n    process 1: f32[4,4]\n" in first["depth"]
-    assert "  .kernel\n    process 0: f32[4,4]\n    process 1: bf16[4,4]\n" in first["dtype"]
-    assert "process 0: %cst = stablehlo.constant dense<2.0" in first["program"]
-    assert "process 1: %cst = stablehlo.constant dense<3.0" in first["program"]
-    assert first["order of a set"].startswith("The processes have lowered different programs:")
+    odd = count // 2
+    rest = [process for process in range(count) if process != odd]
+    who = {"odd": f"process {odd}", "rest": "process 0" if count == 2 else f"processes {ranges_text(rest)}"}
+    assert len(found) == count
+    for name, (_, said) in CASES.items():
+        messages = {one[name][0] for one in found}
+        assert len(messages) == 1, (name, messages)
+        (message,) = messages
+        for text in said:
+            wanted = text.replace("{odd}", who["odd"]).replace("{rest}", who["rest"])
+            assert wanted in message, (name, wanted, message)
+        assert max(one[name][1] for one in found) < 5, name
+
+
+def test_every_kind_of_difference_is_named_in_every_process() -> None:
+    assert len(CASES) >= 30
+
+    hold_to_the_table(2)
+
+
+@pytest.mark.exhaustive
+def test_one_of_four_processes_that_differs_is_named_in_every_process() -> None:
+    hold_to_the_table(4)
+
+
+def test_a_process_that_does_not_come_in_time_is_named_and_all_can_meet_again() -> None:
+    waiting, late = results("late")
+
+    assert waiting["said"].startswith(
+        "Process 1 has not come to assert_same_on_all_processes after 1 s; process 0 has.\nLook at the log of process 1"
+    )
+    assert 1 <= waiting["seconds"] < 5
+    assert late["said"].startswith("Process 1 has come to assert_same_on_all_processes when others had stopped waiting")
+    assert late["seconds"] < 1
 
 
 def test_a_state_is_made_over_two_processes_as_over_one_device() -> None:

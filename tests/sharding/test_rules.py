@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tests.conftest import count_traces
 from treewright import Module, TrainState, field, pytree_dataclass, static
-from treewright.errors import ShardingError
+from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, partition_specs, sharding_report, shardings
+from treewright.sharding.report import bytes_text
 
 P: Any = PartitionSpec  # whose constructor has no annotations
-RULES: Rules = {"embed": "fsdp", "mlp": "tensor", "layers": None, "batch": ("data", "fsdp")}
+RULES: Rules = {"embed": "fsdp", "mlp": "tensor", "layers": None}
 
 
 class Linear(Module):
@@ -105,7 +107,7 @@ def test_names_hold_for_arrays_in_containers_and_not_inside_nodes() -> None:
 
 
 def test_a_tree_without_nodes_is_replicated() -> None:
-    assert partition_specs({"w": jnp.ones((2, 3)), "n": 3}, None, RULES) == {"w": P(), "n": P()}
+    assert partition_specs({"w": jnp.ones((2, 3)), "n": 3}, None, {}) == {"w": P(), "n": P()}
 
 
 def test_a_class_computes_its_names_from_its_statics() -> None:
@@ -115,11 +117,11 @@ def test_a_class_computes_its_names_from_its_statics() -> None:
         up: bool = static(default=True)
         stacked: bool = static(default=False)
 
-    rules = {**RULES, "stage": "pipe"}
+    rules: Rules = {"embed": "fsdp", "mlp": "tensor", "stage": None}
     assert partition_specs(Projection(jnp.ones((2, 2))), None, rules).kernel == P("fsdp", "tensor")
     assert partition_specs(Projection(jnp.ones((2, 2)), up=False), None, rules).kernel == P("tensor", "fsdp")
     stacked = Projection(jnp.ones((2, 2)), jnp.ones((3, 4)), stacked=True)
-    assert partition_specs(stacked, None, rules).blocks == P("pipe")
+    assert partition_specs(stacked, None, {**rules, "stage": "pipe"}).blocks == P("pipe")
     assert partition_specs(Projection(jnp.ones((2, 2)), jnp.ones((3, 4))), None, rules).blocks == P()
 
 
@@ -210,7 +212,7 @@ def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, places: li
     first, *listed, cure = str(caught.value).splitlines()
     assert first.endswith("leaves can't be split as the rules say:")
     assert listed == [f"  {place}" for place in places]
-    assert cure == 'on_misfit="replicate" keeps such an axis, or array, whole on every device.'
+    assert re.match(r'on_misfit="replicate(_rank)?" keeps such an axis, or array, whole on every device\.', cure)
 
 
 def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
@@ -225,9 +227,11 @@ def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
     ]
 
 
-def test_at_most_twenty_leaves_are_listed() -> None:
+def test_at_most_twenty_lines_are_listed_and_equal_layers_are_one() -> None:
     with pytest.raises(ShardingError, match=r"^25 of 25 leaves (.*\n){21}  and 5 more\n"):
-        partition_specs(Single([jnp.ones(6)] * 25), None, RULES)
+        partition_specs(Single([jnp.ones(size) for size in range(2, 27)]), None, RULES)
+    with pytest.raises(ShardingError, match=r"\n  \[0-24\]\.value, f32\[6\]: 2 names"):
+        partition_specs([Single(jnp.ones(6))] * 25, None, RULES)
 
 
 def test_a_stack_counts_among_the_names() -> None:
@@ -290,6 +294,7 @@ def test_whatever_is_replicated_for_a_misfit_jax_takes_the_shardings(
     devices = jax.make_mesh((2, 2), ("x", "y"))
     node = Any1(np.zeros(shape, np.float32))
 
+    rules = {name: rule for name, rule in rules.items() if name in names}
     placed = jax.device_put(node, shardings(node, devices, rules, on_misfit="replicate"))
 
     parts = placed.value.addressable_shards[0].data.size
@@ -328,15 +333,16 @@ def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
     report = sharding_report(tree, mesh(data=2, fsdp=2, tensor=2), rules, on_misfit="replicate")
 
     assert str(report).splitlines() == [
-        "leaf                      array       split over   bytes  on a device",
-        "['key']                   key<fry>[]  replicated       8            8",
-        "['net'].layers[0].kernel  f32[4,7]    data x fsdp    112           28",
-        "['net'].layers[0].bias    bf16[7]     replicated      14           14",
-        "['net'].layers[0].scale   1.0         replicated       4            4",
+        "leaf                      array       split over   copies  bytes  on a device  beyond 1/8",
+        "['key']                   key<fry>[]  replicated        8    8 B          8 B         7 B",
+        "['net'].layers[0].kernel  f32[4,7]    data x fsdp       2  112 B         28 B        14 B",
+        "['net'].layers[0].bias    bf16[7]     replicated        8   14 B         14 B        13 B",
+        "['net'].layers[0].scale   1.0         replicated        8    4 B          4 B         4 B",
         "['net'].layers[0].kernel: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
         "['net'].layers[0].bias: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
         "not in the mesh, so not used: expert",
-        "138 bytes on 8 devices (data 2, fsdp 2, tensor 2): 54 on each, 26 of them replicated",
+        "rules for names that no field has: experts",
+        "138 B on 8 devices (data 2, fsdp 2, tensor 2): 54 B on each, 38 B of them beyond 1/8",
     ]
     assert (report.nbytes, report.device_nbytes, report.replicated_nbytes) == (138, 54, 26)
 
@@ -345,7 +351,129 @@ def test_the_report_of_one_device_and_of_an_inner_axis_reads_well() -> None:
     lines = str(
         sharding_report(Single(jnp.ones((2, 4))), mesh(tensor=4), {"embed": None, "mlp": "tensor"})
     ).splitlines()
-    assert lines[1].split() == [".value", "f32[2,4]", "-,", "tensor", "32", "8"]
+    assert lines[1].split() == [".value", "f32[2,4]", "-,", "tensor", "1", "32", "B", "8", "B", "0", "B"]
     assert str(sharding_report(Single(jnp.ones((2, 4))), mesh(tensor=1), RULES)).endswith(
-        "not in the mesh, so not used: data, fsdp\n32 bytes on 1 device (tensor 1): 32 on each, 32 of them replicated"
+        "not in the mesh, so not used: fsdp\n32 B on 1 device (tensor 1): 32 B on each, 0 B of them beyond 1/1"
     )
+
+
+def layers_of(count: int) -> Any:
+    """Parameters with unrolled layers, and the state of an optimiser."""
+
+    class Model(Module):
+        layers: tuple[Linear, ...]
+        table: Any = field(sharding=("vocab", "embed"))
+
+    def make() -> TrainState[Any]:
+        model = Model(tuple(linear(64, 256) for _ in range(count)), jnp.ones((1000, 64)))
+        return TrainState.create(params=model, tx=optax.adamw(1e-3))
+
+    return jax.eval_shape(make)
+
+
+def test_what_repeats_in_layers_and_in_the_moments_is_one_line() -> None:
+    rules: Rules = {"embed": "fsdp", "mlp": "tensor", "vocab": "tensor"}
+
+    report = sharding_report(layers_of(10), mesh(data=2, fsdp=8, tensor=4), rules)
+
+    assert [line.split("  ")[0] for line in str(report).splitlines()[1:-1]] == [
+        ".step",
+        ".params.layers[0-9].kernel, and in .opt_state[0].mu, .opt_state[0].nu",
+        ".params.layers[0-9].bias, and in .opt_state[0].mu, .opt_state[0].nu",
+        ".params.layers[0-9].scale, and in .opt_state[0].mu, .opt_state[0].nu",
+        ".params.table, and in .opt_state[0].mu, .opt_state[0].nu",
+        ".opt_state[0].count",
+    ]
+    assert len(report.table(fold=False).splitlines()) == len(report.leaves) + 2
+    kernel = next(leaf for leaf in report.leaves if leaf.path == ".params.layers[3].kernel")
+    assert (kernel.copies, kernel.device_nbytes, kernel.excess_nbytes) == (2, 4 * 64 * 256 // 32, 4 * 64 * 256 // 64)
+    assert report.excess_nbytes == sum(leaf.excess_nbytes for leaf in report.leaves)
+
+
+def test_the_report_can_be_short_ordered_and_exact() -> None:
+    rules: Rules = {"embed": "fsdp", "mlp": "tensor", "vocab": "tensor"}
+    report = sharding_report(layers_of(10), mesh(data=2, fsdp=8, tensor=4), rules)
+
+    short = report.table(depth=1, units="bytes").splitlines()
+    by_bytes = [line.split(",")[0].split("  ")[0] for line in report.table(order="bytes").splitlines()[1:3]]
+    by_excess = [line.split(",")[0].split("  ")[0] for line in report.table(order="excess").splitlines()[1:4]]
+
+    assert [line.split()[:3] for line in short[1:4]] == [
+        [".step", "f32[]", "replicated"] if "f32[]" in short[1] else [".step", "i32[]", "replicated"],
+        [".params", "31", "arrays"],
+        [".opt_state", "63", "arrays"],
+    ]
+    assert short[-1].startswith(f"{report.nbytes:,} bytes on 64 devices (data 2, fsdp 8, tensor 4): ")
+    assert by_bytes == [".params.layers[0-9].kernel", ".params.table"]
+    assert by_excess == [".params.layers[0-9].kernel", ".params.table", ".params.layers[0-9].bias"]
+    with pytest.raises(ValueError, match=r"order= is .*, got 'size' and 'auto'"):
+        report.table(order="size")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (9999, "9,999 B"), (2**14, "16 KiB"), (1500 * 1024, "1,500 KiB"), (947 * 10**9, "882 GiB")],
+)
+def test_bytes_are_shown_with_at_most_four_digits(count: int, shown: str) -> None:
+    assert bytes_text(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("rules", "close"),
+    [
+        ({"embed": "fsdp", "mlp": "tenser"}, "'tenser' for 'tensor'"),
+        ({"embed": "fdsp", "mlp": "tensor"}, "'fdsp' for 'fsdp'"),
+        ({"embed": ("data", "fsdpp"), "mlp": "tensors"}, "'fsdpp' for 'fsdp', 'tensors' for 'tensor'"),
+    ],
+)
+def test_a_mesh_axis_that_is_misspelt_is_an_error_with_the_right_one(rules: Rules, close: str) -> None:
+    for function in (partition_specs, shardings, sharding_report):
+        with pytest.raises(
+            ShardingError, match=rf"the mesh \(data 2, fsdp 2, tensor 2\) does not have, .*: {close}\. "
+        ):
+            function(linear(), mesh(data=2, fsdp=2, tensor=2), rules)
+
+
+@pytest.mark.parametrize("axis", ["dp", "expert", "model", "stage", "data2", "x"])
+def test_a_mesh_axis_of_another_machine_is_none_that_is_misspelt(axis: str) -> None:
+    specs = partition_specs(linear(), mesh(data1=2, fsdp=2, tensor=2, y=2), {"embed": axis, "mlp": "tensor"})
+
+    assert specs.kernel == P(None, "tensor")
+
+
+def test_a_rule_that_no_field_uses_is_a_warning_at_the_users_line() -> None:
+    rules: Rules = {**RULES, "experts": "fsdp"}
+    for function in (partition_specs, shardings):
+        with pytest.warns(ShardingWarning, match="name of this rule: 'experts'.*in the tree: embed, mlp") as caught:
+            function(linear(), mesh(fsdp=2), rules)
+        assert caught[0].filename == __file__
+    assert sharding_report(linear(), mesh(fsdp=2), rules).unused == ("experts",)
+
+
+def test_misfits_are_taken_by_place_or_by_rank_alone() -> None:
+    state = jax.eval_shape(lambda: TrainState.create(params=Single(jnp.ones((256, 256))), tx=optax.adafactor(1e-3)))
+    odd = jax.eval_shape(lambda: TrainState.create(params=Single(jnp.ones((255, 256))), tx=optax.adafactor(1e-3)))
+    on = mesh(fsdp=2, tensor=4)
+
+    for misfits in (
+        "replicate_rank",
+        {"opt_state": "replicate_rank"},
+        {"**.v_row": "replicate", "**.v_col": "replicate", "**.v": "replicate"},
+    ):
+        found = partition_specs(state, on, RULES, on_misfit=misfits)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert found.params.value == P("fsdp", "tensor")
+        assert found.opt_state[0].v_row.value == P()
+    with pytest.raises(ShardingError, match=r"1 of .*\n  \.params\.value, f32\[255,256\]\(abstract\): axis 0"):
+        partition_specs(odd, on, RULES, on_misfit={"opt_state": "replicate"})
+    with pytest.raises(ValueError, match=r"on_misfit= is .* or a mapping from places in the tree to these, got 'skip'"):
+        partition_specs(state, on, RULES, on_misfit={"opt_state": "skip"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_part_of_a_stack_is_told_what_is_above_it() -> None:
+    blocks = jax.eval_shape(lambda: jax.vmap(lambda _: linear())(jnp.arange(6)))
+
+    assert partition_specs(blocks, None, RULES, stack="layers").kernel == P(None, "fsdp", "tensor")
+    assert shardings(blocks, mesh(pipe=2), {**RULES, "layers": "pipe"}, stack=("layers",)).bias.spec == P("pipe")
+    assert sharding_report(blocks, mesh(pipe=2), {**RULES, "layers": "pipe"}, stack="layers").leaves[0].copies == 1
+    with pytest.raises(ShardingError, match='stack= names its leading axes, as in stack="layers"'):
+        partition_specs(blocks, None, RULES)

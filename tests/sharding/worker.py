@@ -7,68 +7,50 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.experimental import multihost_utils
 
 from examples.processes import joined
-from treewright import Module, TrainState, field, static
+from tests.sharding.mismatches import CASES, Net, equal
+from treewright import TrainState
 from treewright.errors import ProcessMismatchError
-from treewright.sharding import (
-    abstract_state,
-    assert_same_on_all_processes,
-    assert_same_program_on_all_processes,
-    sharded_init,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from treewright.sharding import abstract_state, assert_same_on_all_processes, sharded_init
 
 
-class Net(Module):
-    kernel: jax.Array = field(sharding=("embed", "mlp"))
-    act: str = static(default="relu")
-    log: str = static(default="", local=True)
+def mismatches() -> dict[str, Any]:
+    """What is said of each case, and after how many seconds; and whether nothing is said where nothing differs."""
+    me, count = jax.process_index(), jax.process_count()
+    found: dict[str, Any] = {}
+    for name, (check, _) in CASES.items():
+        multihost_utils.sync_global_devices(name)  # so that the seconds are those of the check
+        began = time.monotonic()
+        try:
+            check(me == count // 2)
+            said = "nothing"
+        except ProcessMismatchError as error:
+            said = str(error)
+        found[name] = (said, time.monotonic() - began)
+    equal()
+    return found
 
 
-def message_of(check: Callable[[Any], None], subject: Any) -> str:
-    try:
-        check(subject)
-    except ProcessMismatchError as error:
-        return str(error)
-    return "the same"
-
-
-def checks() -> dict[str, Any]:
-    """What the two checks say of trees and programs that agree or not, and how long a check takes that finds it."""
-    me = jax.process_index()
-    kernel = jnp.ones((4, 4))
-
-    def state(act: str, rate: float) -> TrainState[Net]:
-        return TrainState.create(params=Net(kernel, act, log=f"process {me}"), tx=optax.adamw(rate))
-
-    def program(scale: int) -> jax.stages.Lowered:
-        return jax.jit(lambda x: x * scale).lower(kernel)
-
-    found = {
-        "same tree": message_of(assert_same_on_all_processes, state("relu", 1e-3)),
-        "act": message_of(assert_same_on_all_processes, state(["relu", "gelu"][me], 1e-3)),
-        "rate": message_of(assert_same_on_all_processes, state("relu", [1e-3, 2e-3][me])),
-        "depth": message_of(assert_same_on_all_processes, [Net(kernel)] * (me + 1)),
-        "dtype": message_of(assert_same_on_all_processes, Net(kernel.astype([jnp.float32, jnp.bfloat16][me]))),
-        "same program": message_of(assert_same_program_on_all_processes, program(2)),
-        "program": message_of(assert_same_program_on_all_processes, program([2, 3][me])),
-        "order of a set": message_of(
-            assert_same_program_on_all_processes,
-            jax.jit(lambda x: [x + ord(name) for name in frozenset("abcdefgh")]).lower(kernel),
-        ),
-    }
+def late() -> dict[str, Any]:
+    """What is said where process 1 comes late, and then that both meet again."""
     began = time.monotonic()
-    message_of(assert_same_on_all_processes, state(["relu", "gelu"][me], 1e-3))
-    return {**found, "seconds": time.monotonic() - began}
+    if jax.process_index() == 1:
+        time.sleep(3)
+        began = time.monotonic()
+    try:
+        assert_same_on_all_processes(Net(1), timeout_seconds=1)
+        said = "nothing"
+    except ProcessMismatchError as error:
+        said = str(error)
+    seconds = time.monotonic() - began
+    assert_same_on_all_processes(Net(1))
+    return {"said": said, "seconds": seconds}
 
 
 def made() -> dict[str, Any]:
@@ -111,5 +93,6 @@ def fails() -> None:
 
 if __name__ == "__main__":
     with joined():
-        result = {"checks": checks, "made": made, "dies": dies, "fails": fails}[sys.argv[1]]()
+        scenarios: dict[str, Any] = {"mismatches": mismatches, "late": late, "made": made, "dies": dies, "fails": fails}
+        result = scenarios[sys.argv[1]]()
         sys.stdout.write(f"result: {json.dumps(result)}\n")

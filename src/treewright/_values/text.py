@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import re
 import reprlib
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -349,6 +350,12 @@ def portable_text(value: object, *, exact: bool) -> str:
     return written if exact else written[:_KEPT]
 
 
+def portable_text_and_modules(value: object) -> tuple[str, set[str]]:
+    """The exact text of a value, and the modules of the functions and classes in it."""
+    walk = _PortableText(exact=True)
+    return walk.of(value), walk.modules
+
+
 def full_name(value: Any) -> str:
     """`module.name` of a class or function; classes of Python itself without a module."""
     return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
@@ -361,17 +368,20 @@ class _PortableText(_Text):
         super().__init__(with_module=True)
         self.exact = exact
         self.most = None if exact else _MANY
+        self.modules: set[str] = set()
 
     def name(self, value: Any) -> str | None:
         kind = class_of(value)
         if kind in reach.CONSTANTS:
             return repr(value)
         if isinstance(value, enum.Enum):
-            return f"{full_name(kind)}.{value.name or value.value}"
+            return f"{self.full_name(kind)}.{value.name or value.value}"
         if isinstance(value, np.ndarray | jax.Array):
             return self.array(value)
         if isinstance(value, type) or (callable(value) and reach.import_path(value) is not None):
-            return full_name(value)
+            of_the_user = self.exact and isinstance(value, types.FunctionType) and not reach.library_made(value)
+            code = f"#{_digest(self.code(value).encode())}" if of_the_user else ""  # hosts may have it from other files
+            return f"{self.full_name(value)}{code}"
         return value.__name__ if isinstance(value, types.ModuleType) else None
 
     def array(self, value: Any) -> str | None:
@@ -395,17 +405,21 @@ class _PortableText(_Text):
         if isinstance(value, types.FunctionType):
             return self.function(value)
         if isinstance(value, _MAPPING) and not isinstance(value, _DICT):
-            return f"{full_name(kind)}({self.entries(value)})"
+            return f"{self.full_name(kind)}({self.entries(value)})"
         if isinstance(value, _SEQUENCES) and kind not in _SEQUENCES and not names_in(kind):
-            return f"{full_name(kind)}({self.items(value)})"
+            return f"{self.full_name(kind)}({self.items(value)})"
         if callable(value) and reach.wrapped_by(value) is not None:
-            return f"{full_name(kind)}({self.of(reach.wrapped_by(value))})"
+            return f"{self.full_name(kind)}({self.of(reach.wrapped_by(value))})"
         return super().opened(value)
 
     def function(self, value: types.FunctionType) -> str:
         held = self.joined(self.arguments((reach.held_by(value) | reach.read_by(value)).items()))
         code = f"#{_digest(self.code(value).encode())}" if self.exact else ""
-        return f"{full_name(value)}{code}({held})"
+        return f"{self.full_name(value)}{code}({held})"
+
+    def full_name(self, value: Any) -> str:
+        self.modules.add(str(getattr(value, "__module__", None)))
+        return full_name(value)
 
     def code(self, function: types.FunctionType | types.CodeType) -> str:
         parts, constants = reach.program_of(function)
@@ -413,14 +427,27 @@ class _PortableText(_Text):
         return " ".join([parts, *texts])
 
     def class_name(self, kind: type[Any]) -> str:
-        return full_name(kind)
+        return self.full_name(kind)
 
     def whole(self, value: Any) -> str:
+        kind = class_of(value)
+        held = self.held(value) if self.exact else {}
+        if held and kind.__repr__ is _OBJECT.__repr__:
+            return self.call(kind, held.items())
         try:
             shown = _ADDRESS.sub("", repr(value))
         except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
             shown = "..."
-        return f"{full_name(class_of(value))}: {shown}"
+        attributes = f" ({self.joined(self.arguments(held.items()))})" if held else ""
+        return f"{self.full_name(kind)}: {shown}{attributes}"
+
+    def held(self, value: Any) -> dict[str, Any]:
+        """What an object of a user's class consists of, whatever its `repr` tells, and without what it only keeps."""
+        kind = class_of(value)
+        if reach.library_class(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+            return {}
+        state = sorted(reach.state_of(value).items())
+        return {name: part for name, part in state if not reach.is_cached_property(kind, name)}
 
 
 def _digest(data: bytes) -> str:

@@ -1,19 +1,22 @@
 """One model for any mesh: values are split under Auto axes, typed under Explicit ones, left alone without a mesh."""
 
+import contextlib
 import functools
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._jax import untyped_jax
-from treewright._values.text import text
-from treewright.errors import ShardingError
+from treewright._jax import mesh_of_old_context, part_of_jit_key, untyped_jax
+from treewright._values.freeze import freeze
+from treewright._values.text import mesh_text, text
+from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.rules import MeshRules, Rules, partition_spec
-from treewright.sharding.specs import OnMisfit, fitted_leaves, with_leaves
+from treewright.sharding.specs import OnMisfit, StackNames, fitted_leaves, with_leaves
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
+_RULES: Any = part_of_jit_key((None, None))  # those of `use_rules`
 
 
 def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Array:
@@ -26,11 +29,15 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
         x: An array, traced or not.
         *names: For each axis of `x` what it is split over, or None for not at all. Without rules, a name is a mesh axis
             or a tuple of mesh axes.
-        rules: The mesh axes for each name. In a static field of the model (`treewright.freeze` makes them hashable)
-            they are part of what `jit` compiles for.
+        rules: The mesh axes for each name; None for those of `use_rules`. In a static field of the model
+            (`treewright.freeze` makes them hashable) they are part of what `jit` compiles for, and so are those of
+            `use_rules`.
 
     Raises:
         ShardingError: If there are more or fewer names than axes, a name has no rule, or a length does not divide.
+
+    Warns:
+        ShardingWarning: Inside `with mesh:`, which is JAX's old way to set a mesh and does not reach this function.
 
     Examples:
         >>> from treewright.sharding import constrain
@@ -46,16 +53,29 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
     return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
 
 
-def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
+def constrain_tree(
+    tree: T,
+    rules: Rules | None = None,
+    *,
+    kept: Rules | None = None,
+    on_misfit: OnMisfit = "error",
+    stack: StackNames = (),
+) -> T:
     """`constrain` for each leaf of a tree, by the names of its field.
 
     Rules for computing may differ from those for keeping: what `{"embed": "fsdp", ...}` keeps split is gathered by
-    `{"embed": None, ...}` where it is used. Gradients come back split as the parameters are.
+    `{"embed": None, ...}` where it is used. Under Explicit axes gradients come back split as the parameters are kept.
+    Under Auto axes they do so where `kept` says how that is; without it the compiler may leave them gathered.
+
+    Where layers are stacked, call it in the body of `jax.lax.scan`, on the one layer that the body is given. On the
+    whole stack it would gather all layers at once.
 
     Args:
         tree: A node, or any other tree with nodes in it.
-        rules: As for `partition_specs`.
+        rules: As for `partition_specs`; None for those of `use_rules`, which are needed only where a mesh is set.
+        kept: The rules by which the tree is kept, and by which its gradients are to be split.
         on_misfit: As for `partition_specs`.
+        stack: As for `partition_specs`.
 
     Raises:
         ShardingError: As for `partition_specs`.
@@ -71,8 +91,45 @@ def constrain_tree(tree: T, rules: Rules, *, on_misfit: OnMisfit = "error") -> T
         >>> kept.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    fitted = fitted_leaves(tree, MeshRules(rules, _usable_axes()), on_misfit)
-    return with_leaves(tree, [_split(leaf.value, fit.spec) for leaf, fit in fitted])
+    surrounding, surrounding_kept = _RULES.value
+    used, kept = (surrounding, kept or surrounding_kept) if rules is None else (rules, kept)
+    axes = _usable_axes()
+    if used is None and not axes:
+        return tree
+    if used is None:
+        raise TypeError("constrain_tree has no rules: give it some, or call it inside of `with use_rules(...):`.")
+    leaves = jax.tree.leaves(tree)
+    # The transpose of a constraint is the same one: the gradient passes these in the other order, and is kept last.
+    for one in (used,) if kept is None else (kept, used):
+        fitted = fitted_leaves(tree, MeshRules(one, axes), on_misfit, stack)
+        leaves = [_split(value, fit.spec) for value, (_, fit) in zip(leaves, fitted, strict=True)]
+    return with_leaves(tree, leaves)
+
+
+def use_rules(rules: Rules, *, kept: Rules | None = None) -> contextlib.AbstractContextManager[None]:
+    """Rules for all of `constrain`, `constrain_tree` and `out_sharding` in a block that are given none.
+
+    They are part of what `jit` compiles for: a function that is called under other rules is traced again, and under the
+    first ones it has its first program.
+
+    Args:
+        rules: The mesh axes for each name, in what is computed.
+        kept: Those by which parameters are kept, for `constrain_tree`: it brings gradients back to them.
+
+    Raises:
+        TypeError: If `rules` is not a mapping from names to mesh axes.
+
+    Examples:
+        >>> from treewright.sharding import constrain, use_rules
+        >>> double = jax.jit(lambda x: constrain(x * 2, "batch", None))
+        >>> with jax.set_mesh(jax.make_mesh((4,), ("data",))), use_rules({"batch": "data"}):
+        ...     double(jnp.ones((4, 3))).sharding.num_devices
+        4
+    """
+    for one in (rules, kept or {}):
+        MeshRules(one, None)  # which refuses what are not rules
+    block: contextlib.AbstractContextManager[None] = _RULES((freeze(dict(rules)), kept and freeze(dict(kept))))
+    return block
 
 
 def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
@@ -103,7 +160,14 @@ def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | No
 
 
 def _mesh() -> Any:
-    return jax.sharding.get_abstract_mesh()
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    if mesh.empty and mesh_of_old_context() is not None:
+        warn_user(
+            f"`with mesh:` does not reach constrain, constrain_tree and out_sharding, which leave their values as they "
+            f"are: {mesh_text(mesh_of_old_context())} is set by it. Write `with jax.set_mesh(mesh):`.",
+            ShardingWarning,
+        )
+    return mesh
 
 
 def _usable_axes() -> dict[str, int]:
@@ -118,7 +182,8 @@ def _usable_axes() -> dict[str, int]:
 
 def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> PartitionSpec:
     own_rules = {name: name for name in names if name is not None}
-    fit = MeshRules(own_rules if rules is None else rules, _usable_axes()).fit((), names, shape)
+    given = _RULES.value[0] if rules is None else rules
+    fit = MeshRules(own_rules if given is None else given, _usable_axes()).fit((), names, shape)
     problems = fit.unknown or fit.misfits
     if problems:
         raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")

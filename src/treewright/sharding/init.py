@@ -1,27 +1,47 @@
 """Making a tree where it will live: no host and no device ever holds all of it."""
 
+import contextlib
+import inspect
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from treewright._jax import untyped_jax
-from treewright.sharding.rules import MeshRules, Rules
-from treewright.sharding.specs import OnMisfit, fitted_leaves, sizes_of
+from treewright._jax import jax_trees, path_text, process_count, untyped_jax
+from treewright._values.text import portable_text, text
+from treewright.errors import ShardingWarning, warn_user
+from treewright.sharding.exchange import versions
+from treewright.sharding.hlo import arrays_in
+from treewright.sharding.parts import Part, parts_of
+from treewright.sharding.processes import TIMEOUT, compare, described, program_texts
+from treewright.sharding.rules import MeshRules, Rules, partition_spec
+from treewright.sharding.specs import AnyMesh, OnMisfit, fitted_leaves, sizes_of
 
 T = TypeVar("T")
-_SMALL = 2**26  # bytes on a device, below which one program makes all
+_SHOWN = 20  # arrays in one warning
 
 
-def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
-    """What `fn(*args)` gives, made in parts: each device computes and holds only its own part.
+def sharded_init(
+    fn: Callable[..., T],
+    /,
+    *args: Any,
+    mesh: Mesh,
+    rules: Rules,
+    on_misfit: OnMisfit = "error",
+    timeout_seconds: float = TIMEOUT,
+    **kwargs: Any,
+) -> T:
+    """What `fn(*args, **kwargs)` gives, made in parts: each device computes and holds only its own part.
 
-    `fn` runs under `jit`, twice; about five times for a large tree, which is made in about four parts. Its random
-    numbers are those of a run without a mesh, but for rounding. It may make statics that compare by identity, such as
-    optimisers. With several processes, each calls this with the same arguments.
+    `fn` is traced once. Each array of more than 64 KiB is made by a program of its own, and arrays that are made in the
+    same way by one program: 80 equal layers compile as one. Its random numbers are those of a run without a mesh, but
+    for rounding. It may make statics that compare by identity, such as optimisers.
+
+    With several processes, each calls this with the same arguments, and before anything is made they compare the values
+    of the arrays among them, the tree that is to be made, and the programs that make it.
 
     Args:
         fn: A function or class. Its result must have arrays at all leaves, or numbers, which become arrays.
@@ -30,39 +50,43 @@ def sharded_init(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, 
         mesh: The mesh, with Auto or Explicit axes. The result is on it, whatever mesh is set.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
+        timeout_seconds: How long to wait for the other processes.
+        **kwargs: More arguments of `fn`, as in `args`. One that has the name of an argument above goes into a
+            `functools.partial`.
 
     Raises:
+        ProcessMismatchError: If processes would make different trees, or some have not come in time.
         ShardingError: As for `partition_specs`.
-        TypeError: As for `partition_specs`.
+        TypeError: As for `partition_specs`, or if `mesh` is abstract: `abstract_state` takes such.
+
+    Warns:
+        ShardingWarning: If each device computes all of an array of which it keeps a part. Random keys of the
+            implementation `rbg`, sorting and QR decompositions do that.
 
     Examples:
         >>> from treewright.sharding import sharded_init
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
-        ...     def __init__(self, inputs, outputs, key):
+        ...     def __init__(self, inputs, outputs, *, key):
         ...         self.kernel = jax.random.normal(key, (inputs, outputs))
         >>> mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"))
-        >>> layer = sharded_init(Layer, 6, 4, jax.random.key(0), mesh=mesh, rules={"embed": "fsdp", "mlp": "tensor"})
+        >>> rules = {"embed": "fsdp", "mlp": "tensor"}
+        >>> layer = sharded_init(Layer, 6, 4, key=jax.random.key(0), mesh=mesh, rules=rules)
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    make, arrays = _of_arrays(fn, args)
+    _require_devices(mesh)
+    given = _given(fn, args, kwargs)
+    traced = _traced(given, mesh, rules, on_misfit)
     with jax.set_mesh(_with_auto_axes(mesh)):
-        treedef, leaves = _abstract(make, arrays, mesh, rules, on_misfit)
-
-        made: list[Any] = []
-        for part in _in_parts(leaves):
-            # Leaves and not the tree: a static that compares by identity differs from trace to trace of `fn`.
-            def leaves_of(given: list[Any], part: slice = part) -> list[Any]:
-                return jax.tree.leaves(make(given))[part]
-
-            jitted = untyped_jax.jit(leaves_of, out_shardings=[leaf.sharding for leaf in leaves[part]])
-            made += untyped_jax.block_until_ready(jitted(arrays))
-        result: T = treedef.unflatten(made)
+        made = _made(given, traced, timeout_seconds)
+    result: T = traced.treedef.unflatten(made[place] for place in range(len(traced.leaves)))
     return result
 
 
-def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules, on_misfit: OnMisfit = "error") -> T:
+def abstract_state(
+    fn: Callable[..., T], /, *args: Any, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit = "error", **kwargs: Any
+) -> T:
     """What `sharded_init` would give, with a `jax.ShapeDtypeStruct` that has its sharding for each array.
 
     Nothing is computed. It is the target for a restore: `treewright.checkpoint.load(path, like=...)` and Orbax put
@@ -71,9 +95,11 @@ def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules
     Args:
         fn: As for `sharded_init`.
         *args: As for `sharded_init`.
-        mesh: As for `sharded_init`. It need not be the mesh that the arrays were on when they were saved.
+        mesh: As for `sharded_init`, or a `jax.sharding.AbstractMesh` to plan for machines that are not here. It need
+            not be the mesh that the arrays were on when they were saved.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
+        **kwargs: As for `sharded_init`.
 
     Raises:
         ShardingError: As for `partition_specs`.
@@ -83,62 +109,194 @@ def abstract_state(fn: Callable[..., T], /, *args: Any, mesh: Mesh, rules: Rules
         >>> from treewright.sharding import abstract_state
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
-        >>> mesh = jax.make_mesh((4,), ("tensor",))
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("tensor",))
         >>> layer = abstract_state(lambda: Layer(jnp.ones((6, 4))), mesh=mesh, rules={"embed": None, "mlp": "tensor"})
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
-    make, arrays = _of_arrays(fn, args)
-    with jax.set_mesh(_with_auto_axes(mesh)):
-        treedef, leaves = _abstract(make, arrays, mesh, rules, on_misfit)
-    result: T = treedef.unflatten(leaves)
+    traced = _traced(_given(fn, args, kwargs), mesh, rules, on_misfit)
+    result: T = traced.treedef.unflatten(traced.leaves)
     return result
 
 
-def _of_arrays(fn: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[list[Any]], T], list[Any]]:
-    """`fn` as a function of the arrays in `args`, and the arrays."""
-    leaves, treedef = jax.tree.flatten(args)
-    traced = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-
-    def make(arrays: list[Any]) -> T:
-        given = iter(arrays)
-        return fn(
-            *treedef.unflatten(next(given) if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True))
+def _require_devices(mesh: object) -> None:
+    if isinstance(mesh, AbstractMesh):
+        raise TypeError(
+            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
+            f"jax.make_mesh makes one of devices."
         )
 
-    return make, [_untyped(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
+
+class _Given(NamedTuple):
+    """A function of arrays alone, and the arrays, each with the name of the argument that it is in."""
+
+    make: Callable[[list[Any]], Any]
+    arrays: list[Any]
+    names: list[str]
 
 
-def _in_parts(leaves: list[jax.ShapeDtypeStruct]) -> Iterator[slice]:
-    """The leaves that one program makes: all of a small tree, a fourth of the bytes of a large one.
+class _Traced(NamedTuple):
+    """A function, traced: what it gives, and how."""
 
-    A program holds its random bits beside the arrays that it makes of them, so one program for all leaves would need
-    twice the memory of the tree (benchmarks/sharding.py).
+    treedef: Any
+    leaves: list[jax.ShapeDtypeStruct]
+    paths: list[str]
+    jaxpr: Any
+
+
+def _given(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
+    entries, treedef = jax_trees.tree_flatten_with_path((args, dict(kwargs)))
+    leaves = [leaf for _, leaf in entries]
+    traced = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+
+    def make(arrays: list[Any]) -> Any:
+        values = iter(arrays)
+        filled = (next(values) if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True))
+        positional, named = treedef.unflatten(filled)
+        return fn(*positional, **named)
+
+    arrays = [_untyped(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
+    names = [_argument_name(fn, path) for (path, _), is_array in zip(entries, traced, strict=True) if is_array]
+    return _Given(make, arrays, names)
+
+
+def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
+    """`key`, or `args[0]` where the function does not tell the names of its parameters."""
+    kind, place, *rest = path
+    if kind.idx == 1:
+        return path_text(tuple(rest), str(place.key))
+    try:
+        names: tuple[str, ...] = tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        names = ()
+    name = names[place.idx] if place.idx < len(names) else f"args{place}"
+    return path_text(tuple(rest), name)
+
+
+def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Traced:
+    """The function, traced once. Its leaves and not its tree, which may hold statics that equal only themselves."""
+    sizes, structures = sizes_of(mesh), list[Any]()
+
+    def leaves_of(arrays: list[Any]) -> list[Any]:
+        leaves, treedef = jax.tree.flatten(given.make(arrays))
+        structures.append(treedef)
+        return leaves
+
+    with _mesh_for_tracing(_with_auto_axes(mesh)):
+        jaxpr: Any = untyped_jax.make_jaxpr(leaves_of)(given.arrays)
+    (treedef,) = structures
+    abstract = treedef.unflatten(
+        untyped_jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in jaxpr.out_avals
+    )
+    leaves: list[jax.ShapeDtypeStruct] = []
+    paths: list[str] = []
+    for declared, fit in fitted_leaves(abstract, MeshRules(rules, sizes), on_misfit, whole=True):
+        leaf, placed = declared.value, NamedSharding(mesh, fit.spec)
+        leaves.append(untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=leaf.weak_type))
+        paths.append(path_text(declared.path))
+    return _Traced(treedef, leaves, paths, jaxpr)
+
+
+def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object]:
+    """The mesh that `fn` sees. JAX can't set an abstract one where another is set: then `fn` sees that."""
+    if isinstance(mesh, Mesh):
+        return jax.set_mesh(mesh)
+    before: Mesh = jax.sharding.get_mesh()
+    return jax.sharding.use_abstract_mesh(mesh) if before.empty else jax.set_mesh(_with_auto_axes(before))
+
+
+def _places(part: Part, arrays: Mapping[Any, Any]) -> Hashable:
+    """Where the arguments lie that a part takes: one program is for arguments that lie alike."""
+    return tuple(getattr(arrays.get(variable), "sharding", None) for variable in part.inputs)
+
+
+def _lowered(part: Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
+    """The program of a part, under the mesh that is set. What it takes from another part every device has."""
+    everywhere = NamedSharding(jax.sharding.get_mesh(), partition_spec())
+    outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.outputs[len(part.leaves) :])]
+    inputs = [arrays[one] if one in arrays else _abstract(one.aval, everywhere) for one in part.inputs]
+    return untyped_jax.jit(part.run, out_shardings=outs).lower(*inputs)
+
+
+def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
+    """The results by their numbers, made under the mesh that is set once all processes agree."""
+    first, others = parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
+    parts = (first, *others)
+    arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
+    keys = [(part.key, _places(part, arrays)) for part in parts]
+    distinct = dict(zip(keys, parts, strict=True))
+    lowered = {key: _lowered(part, arrays, traced.leaves) for key, part in distinct.items()}
+    if process_count() > 1:
+        _compare(given, traced, [*lowered.values()], timeout_seconds)
+    compiled = {key: program.compile() for key, program in lowered.items()}
+    programs = [compiled[key] for key in keys]
+    _warn_of_whole_arrays(zip(others, programs[1:], strict=True), traced)
+    made: dict[int, Any] = {}
+    for part, program in zip(parts, programs, strict=True):
+        # One after the other: two programs at work would hold the random bits of both.
+        outputs = untyped_jax.block_until_ready(program(*(arrays[one] for one in part.inputs)))
+        made.update(zip(part.leaves, outputs, strict=False))
+        arrays.update(zip(part.outputs[len(part.leaves) :], outputs[len(part.leaves) :], strict=True))
+    return made
+
+
+def _abstract(aval: Any, sharding: NamedSharding) -> Any:
+    return untyped_jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def _compare(given: _Given, traced: _Traced, programs: list[Any], timeout_seconds: float) -> None:
+    """Whether all processes are about to make the same.
+
+    Of arguments that are not arrays nothing is compared but what becomes of them: one may be the name for a log.
     """
-    sizes = [_bytes_on_a_device(leaf) for leaf in leaves]
-    limit = max(_SMALL, sum(sizes) // 4)
-    start, held = 0, 0
-    for place, size in enumerate(sizes):
-        if held and held + size > limit:
-            yield slice(start, place)
-            start, held = place, 0
-        held += size
-    yield slice(start, len(leaves))
+    modules = set[str]()
+    pairs = zip(given.names, given.arrays, strict=True)
+    texts = {f"argument {name}": portable_text(array, exact=True) for name, array in pairs}
+    texts |= described(traced.treedef.unflatten(traced.leaves), modules) | versions(modules) | program_texts(programs)
+    compare("sharded_init", "The processes would make different trees:", texts, timeout_seconds)
 
 
-def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
-    sharding: Any = leaf.sharding
-    shape: tuple[int, ...] = sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * int(leaf.dtype.itemsize)
+def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced) -> None:
+    """Warn where a program computes a whole array on each device that keeps a part of it."""
+    lines: list[str] = []
+    largest: dict[int, int] = {}  # how many numbers each program computes on a device at once
+    for part, program in compiled:
+        if id(program) not in largest:
+            arrays = arrays_in(program.as_text(), computed=True)
+            largest[id(program)] = max((math.prod(array.shape) for array in arrays), default=0)
+        for place in part.leaves:
+            leaf: Any = traced.leaves[place]
+            whole, kept = (math.prod(shape) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
+            if kept < whole <= largest[id(program)]:
+                lines.append(f"  {traced.paths[place]}, {text(leaf)}, of which it keeps 1/{whole // kept}")
+    if lines:
+        more = [f"  and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN)
+        warn_user(
+            "\n".join(
+                [
+                    "Each device computes all of these arrays, to keep a part:",
+                    *lines[:_SHOWN],
+                    *more,
+                    "Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)",
+                    "and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its",
+                    "program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make",
+                    "each number by itself, and arguments for what was captured.",
+                ]
+            ),
+            ShardingWarning,
+        )
 
 
-def _with_auto_axes(mesh: Mesh) -> Mesh:
+def _with_auto_axes(mesh: AnyMesh) -> Any:
     """A mesh of the same devices that puts no shardings into types.
 
     Under Explicit axes random numbers are typed as replicated, so every device would make whole arrays: for a
     1024 x 1024 normal 16.8 MB beside the 0.5 MB that it keeps, instead of 1.6 MB.
     """
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def _untyped(array: Any) -> Any:
@@ -147,14 +305,3 @@ def _untyped(array: Any) -> Any:
     if not isinstance(placed, NamedSharding) or not isinstance(placed.mesh, Mesh):
         return array
     return untyped_jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
-
-
-def _abstract(
-    make: Callable[[list[Any]], Any], arrays: list[Any], mesh: Mesh, rules: Rules, on_misfit: OnMisfit
-) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    abstract = untyped_jax.eval_shape(make, arrays)
-    leaves: list[jax.ShapeDtypeStruct] = []
-    for declared, fit in fitted_leaves(abstract, MeshRules(rules, sizes_of(mesh)), on_misfit):
-        leaf, placed = declared.value, NamedSharding(mesh, fit.spec)
-        leaves.append(untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=leaf.weak_type))
-    return jax.tree.structure(abstract), leaves

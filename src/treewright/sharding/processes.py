@@ -1,38 +1,75 @@
 """Whether all processes hold the same tree: as texts that are the same in each, compared."""
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from treewright._jax import of_all_processes, path_text, process_allgather, process_count
+from treewright._jax import path_text, process_count
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import Place, is_node, walk
 from treewright._values.reach import class_of
-from treewright._values.text import excerpts, first_difference, full_name, portable_text, shape_text
+from treewright._values.text import (
+    excerpts,
+    first_difference,
+    full_name,
+    portable_text,
+    portable_text_and_modules,
+    shape_text,
+)
 from treewright.errors import ProcessMismatchError
+from treewright.sharding.exchange import Group, groups_of_processes, processes_text, versions
+from treewright.sharding.folding import folded
+
+TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
+_TUPLE: Any = tuple
+_SHOWN = 20  # differences in one message
+_WIDTH = 90  # characters of a value
+_LONG = 2000  # characters of a line of a program, beyond which it counts by a digest
+_ABSENT = "nothing"
+_CHECK = "the check"
+_PROGRAM = "the program"
+_ROOT = "the tree itself"
+_TREES = "The processes hold different trees:"
+_PROGRAMS = "The processes have lowered different programs:"
+_SAME_TREE = (
+    "Give every process the same. A static that may differ, since no program depends on it, is declared "
+    "static(local=True)."
+)
+_SAME_PROGRAM = (
+    "Something that the function reads differs: a global or environment variable, the order of a set, the version of a "
+    "library, a static(local=True) that the program does depend on."
+)
 
 
-def described(tree: object) -> dict[str, str]:
+def described(tree: object, modules: set[str] | None = None, *, values: bool = False) -> dict[str, str]:
     """What stands at each place of a tree: classes of nodes and containers, statics, shapes and dtypes of leaves.
 
-    Not the values of arrays, and no statics that are local to a process.
+    No statics that are local to a process.
+
+    Args:
+        tree: Any pytree.
+        modules: Where to add the modules of the functions and classes in it.
+        values: Whether to add a digest of each array that this process holds whole.
     """
     texts: dict[str, str] = {}
+    seen = set[str]() if modules is None else modules
     for place in walk(Place(tree)):
         path, value = path_text(place.path), place.value
         if place.level is None:
-            texts[path or "the tree itself"] = _leaf_text(value)
+            texts[path or _ROOT] = f"{_leaf_text(value)}{_digest(value) if values else ''}"
             continue
-        texts[path or "the tree itself"] = "None" if value is None else full_name(class_of(value))
+        kind = class_of(value)
+        seen.add(kind.__module__)
+        texts[path or _ROOT] = "None" if value is None else full_name(kind)
         if is_node(value):
             for field, (key, static) in zip(spec_of(value).statics, place.level.statics, strict=True):
                 if not field.local:
-                    texts[f"{path}{key} (static)"] = portable_text(static, exact=True)
+                    texts[f"{path}{key} (static)"], known = portable_text_and_modules(static)
+                    seen |= known
     return texts
 
 
@@ -50,27 +87,36 @@ def _leaf_text(leaf: Any) -> str:
     return f"{shape_text(dtype, shape)}{weak}{split}"
 
 
-_TUPLE: Any = tuple
-_SHOWN = 20  # differences in one message
-_WIDTH = 90  # characters of a value
-_ABSENT = "nothing"
+def _digest(leaf: Any) -> str:
+    """A digest of what an array holds, where this process has all of it."""
+    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
+        leaf = leaf.addressable_data(0)
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return ""
+    return f" {''.join(portable_text(leaf, exact=True).partition('#')[1:])}".rstrip()
 
 
-def assert_same_on_all_processes(tree: object) -> None:
-    """Return if all processes hold the same tree but for the values of arrays, and raise in every process if not.
+def assert_same_on_all_processes(tree: object, *, values: bool = False, timeout_seconds: float = TIMEOUT) -> None:
+    """Return if all processes hold the same tree, and raise in every process if not.
 
-    Classes, statics, containers, shapes, dtypes and shardings are compared. Statics that `static(local=True)` declares
-    are left out. Call it in every process before the first step: a different static is else silent, or lets a
-    collective wait without end. An abstract tree will do, from `jax.eval_shape` or `abstract_state`.
+    Classes, statics, containers, shapes, dtypes and shardings are compared, and the versions of Python, JAX and the
+    packages whose functions and classes are in the tree. Statics that `static(local=True)` declares are left out. Call
+    it in every process before the first step: a different static is else silent, or lets a collective wait without end.
+    An abstract tree will do, from `jax.eval_shape` or `abstract_state`.
 
-    Functions that can't be imported are compared by their code and what they captured, objects of other classes by
-    their `repr`.
+    Functions are compared by their code and what they captured, but those of libraries, which have versions; objects of
+    other classes by what they hold and by their `repr`.
 
     Args:
         tree: Any pytree.
+        values: Whether to compare the numbers too, of arrays of which each process has all. An array may say that it is
+            replicated and yet hold other numbers in each process, if each has made its own. They are copied to the host
+            for that.
+        timeout_seconds: How long to wait for the other processes.
 
     Raises:
         ProcessMismatchError: If two processes differ. The message has each place, and what each process has there.
+            Or if some process has not come in time; the message has its number.
 
     Examples:
         >>> from treewright.sharding import assert_same_on_all_processes
@@ -80,26 +126,13 @@ def assert_same_on_all_processes(tree: object) -> None:
         ...     log_name: str = static(default="", local=True)
         >>> assert_same_on_all_processes(Layer(jnp.ones(2), log_name=f"process {jax.process_index()}"))
     """
-    if process_count() == 1:
-        return
-    mine = described(tree)
-    everyones = _everyones(json.dumps(mine).encode())
-    if everyones is None:
-        return
-    trees: list[Mapping[str, str]] = [json.loads(one) for one in everyones]
-    places = list(dict.fromkeys(place for one in trees for place in one))
-    differing = {place: [one.get(place, _ABSENT) for one in trees] for place in places}
-    raise ProcessMismatchError(
-        _message(
-            "The processes hold different trees:",
-            [(place, values) for place, values in differing.items() if len({*values}) > 1],
-            "Give every process the same. A static that may differ, since no program depends on it, is declared "
-            "static(local=True).",
-        )
-    )
+    if process_count() > 1:
+        modules = set[str]()
+        texts = described(tree, modules, values=values)
+        compare("assert_same_on_all_processes", _TREES, texts | versions(modules), timeout_seconds)
 
 
-def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
+def assert_same_program_on_all_processes(lowered: jax.stages.Lowered, *, timeout_seconds: float = TIMEOUT) -> None:
     """Return if all processes have lowered the same program, and raise in every process if not.
 
     This finds what no tree shows: a global variable, an environment variable, the order of a set. Programs that differ
@@ -107,10 +140,11 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
 
     Args:
         lowered: What `jax.jit(step).lower(...)` gives. It can be compiled afterwards, so nothing is traced twice.
+        timeout_seconds: How long to wait for the other processes.
 
     Raises:
         ProcessMismatchError: If two processes differ. The message has the first line of the program that does, and how
-            it reads in each process.
+            it reads in each process. Or if some process has not come in time; the message has its number.
 
     Examples:
         >>> from treewright.sharding import assert_same_program_on_all_processes
@@ -120,55 +154,87 @@ def assert_same_program_on_all_processes(lowered: jax.stages.Lowered) -> None:
         >>> step(jnp.ones(2)).tolist()
         [2.0, 2.0]
     """
-    if process_count() == 1:
-        return
-    lines = lowered.as_text().splitlines()
-    digests = [hashlib.sha256(line.encode()).digest()[:8] for line in lines]
-    everyones = _everyones(b"".join(digests))
-    if everyones is None:
-        return
-    first = first_difference(everyones) // 8
-    line = lines[first].strip() if first < len(lines) else "the end of the program"
-    values = [one.decode() for one in of_all_processes(line.encode())]
-    raise ProcessMismatchError(
-        _message(
-            "The processes have lowered different programs:",
-            [(f"line {first + 1}", values)],
-            "Something that the function reads differs: a global or environment variable, the order of a set, the "
-            "version of a library, a static(local=True) that the program does depend on.",
-        )
-    )
+    if process_count() > 1:
+        texts = program_texts([lowered]) | versions(())
+        compare("assert_same_program_on_all_processes", _PROGRAMS, texts, timeout_seconds)
 
 
-def _everyones(mine: bytes) -> list[bytes] | None:
-    """What each process has, in order; None if all have the same."""
-    digest = np.frombuffer(hashlib.sha256(mine).digest(), np.uint8)
-    digests = process_allgather(digest)
-    return None if (digests == digests[0]).all() else of_all_processes(mine)
+def program_texts(programs: Sequence[jax.stages.Lowered]) -> dict[str, str]:
+    """Lowered programs as one text, by the place that they have in a comparison."""
+    lines = [line for program in programs for line in program.as_text().splitlines()]
+    return {_PROGRAM: "\n".join(map(_bounded, lines))}
 
 
-def _message(title: str, differing: Sequence[tuple[str, Sequence[str]]], cure: str) -> str:
-    lines = [title]
-    for place, values in differing[:_SHOWN]:
+def _bounded(line: str) -> str:
+    """A line without most of the numbers of a large array."""
+    return line if len(line) <= _LONG else f"{line[:_LONG]}#{hashlib.sha256(line.encode()).hexdigest()[:12]}"
+
+
+def compare(check: str, title: str, texts: Mapping[str, str], timeout_seconds: float) -> None:
+    """Return if what all processes say is the same; all of them have to call it.
+
+    Args:
+        check: The name of the check.
+        title: The first line of the message about places that differ.
+        texts: What this process says, by place.
+        timeout_seconds: How long to wait for the other processes.
+
+    Raises:
+        ProcessMismatchError: If two processes differ, or if some have not come in time.
+    """
+    groups = groups_of_processes({_CHECK: check, **texts}, check, timeout_seconds)
+    if len(groups) > 1:
+        raise ProcessMismatchError(_message(title, groups))
+
+
+def _message(title: str, groups: Sequence[Group]) -> str:
+    known = [group.texts for group in groups if group.texts is not None]
+    places = dict.fromkeys(place for texts in known for place in texts)
+    differing = {place: tuple(texts.get(place, _ABSENT) for texts in known) for place in places}
+    differing = {place: values for place, values in differing.items() if len({*values}) > 1}
+    if _CHECK in differing:
+        title, cure = "The processes are not at the same check:", "Every process calls the same checks in one order."
+        differing = {_CHECK: differing[_CHECK]}
+    else:
+        cure = _SAME_TREE
+        programs = differing.pop(_PROGRAM, None)
+        # A version that only some have is that of a package that only their trees use.
+        of_all = {
+            p: values for p, values in differing.items() if not (p.startswith("version of") and _ABSENT in values)
+        }
+        differing = {**dict(filter(_is_version, of_all.items())), **of_all}
+        if not differing and programs is not None:
+            title, cure = _PROGRAMS, _SAME_PROGRAM
+            differing = _first_line_that_differs(programs)
+    return "\n".join([title, *_lines(differing, groups), cure])
+
+
+def _is_version(entry: tuple[str, object]) -> bool:
+    return entry[0].startswith("version of")
+
+
+def _first_line_that_differs(programs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    lines = [program.splitlines() for program in programs]
+    first = first_difference(lines)
+    shown = tuple(one[first].strip() if first < len(one) else "the end of the program" for one in lines)
+    return {f"line {first + 1}": shown}
+
+
+def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[Group]) -> list[str]:
+    """Each place that differs, with what stands there and in which processes."""
+    rows = list(differing.items())
+    lines: list[str] = []
+    folds = folded(rows)
+    for fold in folds[:_SHOWN]:
+        values = rows[fold.members[0]][1]
         shown = dict(zip(values, excerpts(values, _WIDTH), strict=True))
-        lines.append(f"  {place}")
-        lines += [f"    {_names(_holders(values, value))}: {shown[value]}" for value in dict.fromkeys(values)]
-    if len(differing) > _SHOWN:
-        lines.append(f"  and {len(differing) - _SHOWN} places more")
-    return "\n".join([*lines, cure])
-
-
-def _holders(values: Sequence[str], value: str) -> list[int]:
-    return [process for process, one in enumerate(values) if one == value]
-
-
-def _names(processes: Iterable[int]) -> str:
-    """`process 3`, or `processes 0-2, 4`."""
-    ranges: list[list[int]] = []
-    for process in processes:
-        if ranges and ranges[-1][-1] == process - 1:
-            ranges[-1][1:] = [process]
-        else:
-            ranges.append([process])
-    plural = "es" if len(ranges) > 1 or len(ranges[0]) > 1 else ""
-    return f"process{plural} {', '.join('-'.join(map(str, one)) for one in ranges)}"
+        lines.append(f"  {fold}")
+        for value in dict.fromkeys(values):
+            holders = [group.processes for group, other in zip(groups, values, strict=False) if other == value]
+            lines.append(f"    {processes_text(sorted(sum(holders, ())))}: {shown[value]}")
+    if len(folds) > _SHOWN:
+        lines.append(f"  and {len(folds) - _SHOWN} places more")
+    others = sorted(process for group in groups if group.texts is None for process in group.processes)
+    if others:
+        lines.append(f"  {processes_text(others)}: still other values".replace("p", "P", 1))
+    return lines

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -13,16 +13,22 @@ from treewright._nodes.fields import AxisNames, names_problem
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._trees.level import is_node
+from treewright._trees.masks import spec_like
 from treewright._values.text import text
-from treewright.errors import ShardingError
+from treewright.errors import ShardingError, ShardingWarning, warn_user
+from treewright.sharding.folding import folded
 from treewright.sharding.rules import Fit, MeshRules, Rules
 
 T = TypeVar("T")
 AnyMesh: TypeAlias = Mesh | AbstractMesh
-OnMisfit: TypeAlias = Literal["error", "replicate"]
+Misfit: TypeAlias = Literal["error", "replicate", "replicate_rank"]
+OnMisfit: TypeAlias = Misfit | Mapping[str, Misfit]
+StackNames: TypeAlias = str | tuple[str, ...]
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
-_SHOWN = 20  # leaves in one message
+_SHOWN = 20  # lines of one message
+_MAPPING: Any = Mapping  # after `isinstance` with it, keys and values are still `Any`
+_MISFITS = '"error", "replicate" or "replicate_rank"'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,35 +103,73 @@ def _shape_of(leaf: Any) -> tuple[int, ...]:
     return tuple(shape) if issubclass(type(shape), tuple) else ()  # `shape` may be a method
 
 
-def fitted_leaves(tree: object, rules: MeshRules, on_misfit: OnMisfit) -> list[tuple[DeclaredLeaf, Fit]]:
+def fitted_leaves(
+    tree: object, rules: MeshRules, on_misfit: OnMisfit, stack: StackNames = (), *, whole: bool = False
+) -> list[tuple[DeclaredLeaf, Fit]]:
     """The leaves of a tree in JAX's order, each with how it is split.
+
+    Args:
+        tree: Any tree.
+        rules: The rules on a mesh.
+        on_misfit: As for `partition_specs`.
+        stack: As for `partition_specs`.
+        whole: Whether all that the rules are for is in this tree, so that one that is not used deserves a warning.
 
     Raises:
         ShardingError: If leaves can't be split as the rules say, unless they may be replicated. The message lists all.
     """
-    if on_misfit not in {"error", "replicate"}:
-        raise ValueError(f'on_misfit= is "error" or "replicate", got {on_misfit!r}.')
-    fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in declared_leaves(tree)]
+    leaves = [*declared_leaves(tree, stacks=(stack,) if isinstance(stack, str) else stack)]
+    fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in leaves]
     wrong = [
-        (leaf, fit.unknown or fit.misfits)
-        for leaf, fit in fitted
-        if fit.unknown or (fit.misfits and on_misfit == "error")
+        (leaf, fit)
+        for (leaf, fit), setting in zip(fitted, _settings(tree, on_misfit, len(leaves)), strict=True)
+        if fit.unknown or (fit.misfits and (setting == "error" or (setting == "replicate_rank" and not fit.wrong_rank)))
     ]
     if wrong:
         raise ShardingError(_message(wrong, len(fitted)))
+    if whole and rules.unused:
+        names = ", ".join(map(repr, rules.unused))
+        known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
+        warn_user(
+            f"No field of the tree has the name of {'these rules' if len(rules.unused) > 1 else 'this rule'}: {names}. "
+            f"Nothing is split by {'them' if len(rules.unused) > 1 else 'it'}. The names in the tree: "
+            f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            ShardingWarning,
+        )
     return fitted
 
 
-def _message(wrong: list[tuple[DeclaredLeaf, tuple[str, ...]]], count: int) -> str:
+def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
+    """What to do about a misfit of each leaf."""
+    given: Any = on_misfit
+    settings: list[Any] = [*given.values()] if isinstance(given, _MAPPING) else [given]
+    for setting in settings:
+        if setting not in get_args(Misfit):
+            raise ValueError(
+                f"on_misfit= is {_MISFITS}, or a mapping from places in the tree to these, got {setting!r}."
+            )
+    if not isinstance(given, _MAPPING):
+        return settings * count
+    places: Mapping[str, Misfit] = given
+    return jax.tree.leaves(spec_like(tree, "error", places))
+
+
+def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
     lines = [f"{len(wrong)} of {count} leaves can't be split as the rules say:"]
-    for leaf, problems in wrong[:_SHOWN]:
-        lines.append(f"  {_place(leaf.path)}, {text(leaf.value)}: {'; '.join(dict.fromkeys(problems))}")
-    if len(wrong) > _SHOWN:
-        lines.append(f"  and {len(wrong) - _SHOWN} more")
-    if any(problem.startswith("no rule") for _, problems in wrong for problem in problems):
+    rows = [(path_text(leaf.path), (text(leaf.value), fit.unknown or fit.misfits)) for leaf, fit in wrong]
+    folds = folded(rows)
+    for fold in folds[:_SHOWN]:
+        array, problems = rows[fold.members[0]][1]
+        lines.append(f"  {fold if fold.path else 'The tree itself'}, {array}: {'; '.join(dict.fromkeys(problems))}")
+    if len(folds) > _SHOWN:
+        lines.append(f"  and {sum(len(fold.members) for fold in folds[_SHOWN:])} more")
+    if any(fit.unknown for _, fit in wrong):
         lines.append("Each name needs a rule; None is the rule for an axis that is not split.")
-    else:
-        lines.append('on_misfit="replicate" keeps such an axis, or array, whole on every device.')
+        return "\n".join(lines)
+    if all(fit.wrong_rank and len(_shape_of(leaf.value)) > len(leaf.names or ()) for leaf, fit in wrong):
+        lines.append('If this is a part of a stack, stack= names its leading axes, as in stack="layers".')
+    setting = "replicate_rank" if all(fit.wrong_rank for _, fit in wrong) else "replicate"
+    lines.append(f'on_misfit="{setting}" keeps such an axis, or array, whole on every device.')
     return "\n".join(lines)
 
 
@@ -135,7 +179,9 @@ def with_leaves(tree: T, leaves: Iterable[object]) -> T:
     return other
 
 
-def partition_specs(tree: T, mesh: AnyMesh | None, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
+def partition_specs(
+    tree: T, mesh: AnyMesh | None, rules: Rules, *, on_misfit: OnMisfit = "error", stack: StackNames = ()
+) -> T:
     """A tree of the same treedef with a `PartitionSpec` for each leaf, by the names of its field.
 
     A leaf whose field has no names is replicated, and so is a leaf outside all nodes.
@@ -148,11 +194,20 @@ def partition_specs(tree: T, mesh: AnyMesh | None, rules: Rules, *, on_misfit: O
         rules: What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all.
         on_misfit: What to do if a length does not divide by the devices, two axes want one mesh axis, or there are
             more or fewer names than axes, as in optimisers that factor their moments. `"error"`, or `"replicate"`: keep
-            that axis whole, or the array if the number of names is wrong. A name without a rule is always an error.
+            that axis whole, or the array if the number of names is wrong. `"replicate_rank"` does so for such arrays
+            alone, and for those of one number. Or a mapping from places, as `spec_like` takes them, to these:
+            `{"opt_state": "replicate_rank"}`. A name without a rule is always an error.
+        stack: The names of the leading axes of all arrays, where the tree is a part of a stack, such as
+            `model.blocks`: the field with `stack=` is above it.
 
     Raises:
-        ShardingError: If leaves can't be split as the rules say; the message lists all of them by path.
+        MissingPlaceError: If a place in `on_misfit` is not there.
+        ShardingError: If leaves can't be split as the rules say; the message lists all of them by path. Or if a rule
+            names a mesh axis almost as the mesh has it, such as `"modle"`.
         TypeError: If `mesh` is not a mesh, or `rules` is not a mapping from names to mesh axes.
+
+    Warns:
+        ShardingWarning: If no field has the name of a rule that splits something.
 
     Examples:
         >>> from treewright.sharding import partition_specs
@@ -165,10 +220,10 @@ def partition_specs(tree: T, mesh: AnyMesh | None, rules: Rules, *, on_misfit: O
         P(None, 'tensor') P('tensor',)
     """
     on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
-    return with_leaves(tree, (fit.spec for _, fit in fitted_leaves(tree, on_mesh, on_misfit)))
+    return with_leaves(tree, (fit.spec for _, fit in fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)))
 
 
-def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error") -> T:
+def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error", stack: StackNames = ()) -> T:
     """A tree of the same treedef with a `NamedSharding` for each leaf: for `jax.device_put`, `jit` and checkpoints.
 
     Mesh axes that the mesh lacks are dropped, as are those of one device: one set of rules serves a laptop and a pod.
@@ -178,6 +233,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         mesh: A mesh, or a `jax.sharding.AbstractMesh` to plan for machines that are not here.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
+        stack: As for `partition_specs`.
 
     Raises:
         ShardingError: As for `partition_specs`.
@@ -193,7 +249,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
         (P(None, 'tensor'), (4, 4))
     """
-    fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit)
+    fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
     by_spec: dict[PartitionSpec, NamedSharding] = {fit.spec: NamedSharding(mesh, fit.spec) for _, fit in fitted}
     return with_leaves(tree, (by_spec[fit.spec] for _, fit in fitted))
 

@@ -1,0 +1,98 @@
+"""Rows of a table that repeat: those of equal layers, and those of an optimiser's moments, as one row each."""
+
+import dataclasses
+import re
+from collections.abc import Hashable, Iterable, Sequence
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]|[^.\[]+")
+_FEW = 3  # rows below a part that stands at the top of a tree, from which on another such part repeats it
+
+
+@dataclasses.dataclass(slots=True)
+class Fold:
+    """Rows that are equal but for their path.
+
+    Attributes:
+        path: The path of all of them, with the ranges of their indices: `.layers[0-79].kernel`.
+        members: The numbers of the rows.
+        also: The parts of the tree that repeat the rows, such as `.opt_state[0].mu`.
+    """
+
+    path: str
+    members: list[int]
+    also: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.path}, and in {', '.join(self.also)}" if self.also else self.path
+
+
+def folded(rows: Sequence[tuple[str, Hashable]]) -> list[Fold]:
+    """Rows in their order, each a path and what stands there, folded where what stands there is equal."""
+    folds = _without_indices(rows)
+    steps = [tuple(_STEP.findall(fold.path)) for fold in folds]
+    contents = [rows[fold.members[0]][1] for fold in folds]
+    first_of = _repeated_parts(steps, contents)
+    kept: dict[int, Fold] = dict(enumerate(folds))
+    places = {(path, content): number for number, (path, content) in enumerate(zip(steps, contents, strict=True))}
+    for number, path in enumerate(steps):
+        prefix = next((path[:end] for end in range(1, len(path)) if path[:end] in first_of), None)
+        if prefix is not None:
+            first = kept[places[(first_of[prefix], *path[len(prefix) :]), contents[number]]]
+            first.members += kept.pop(number).members
+            first.also.append("".join(prefix))
+    return list(kept.values())
+
+
+def _without_indices(rows: Sequence[tuple[str, Hashable]]) -> list[Fold]:
+    """The rows whose paths differ in indices alone as one."""
+    groups: dict[tuple[str, Hashable], list[int]] = {}
+    for number, (path, content) in enumerate(rows):
+        groups.setdefault((_INDEX.sub("[]", path), content), []).append(number)
+    folds: list[Fold] = []
+    for (pattern, _), members in groups.items():
+        columns = zip(*(map(int, _INDEX.findall(rows[number][0])) for number in members), strict=True)
+        ranges = [ranges_text(sorted({*column})) for column in columns]
+        texts = pattern.split("[]")
+        path = texts[0] + "".join(f"[{one}]{text}" for one, text in zip(ranges, texts[1:], strict=True))
+        folds.append(Fold(path, members, []))
+    return folds
+
+
+def _repeated_parts(steps: Sequence[tuple[str, ...]], contents: Sequence[Hashable]) -> dict[tuple[str, ...], str]:
+    """The parts of a tree that repeat a part at its top, row by row, each with the first step of that one."""
+    sizes: dict[tuple[str, ...], int] = {}
+    tops: dict[tuple[tuple[str, ...], Hashable], list[str]] = {}
+    for path, content in zip(steps, contents, strict=True):
+        for end in range(1, len(path)):
+            sizes[path[:end]] = sizes.get(path[:end], 0) + 1
+        if len(path) > 1:
+            tops.setdefault((path[1:], content), []).append(path[0])
+    equal: dict[tuple[tuple[str, ...], str], int] = {}
+    for path, content in zip(steps, contents, strict=True):
+        for end in range(1, len(path)):
+            for top in tops.get((path[end:], content), ()):
+                equal[path[:end], top] = equal.get((path[:end], top), 0) + 1
+    first_of: dict[tuple[str, ...], str] = {}
+    for (prefix, top), count in equal.items():
+        is_enough = len(prefix) > 1 or count >= _FEW
+        is_new = prefix != (top,) and prefix not in first_of and (top,) not in first_of
+        if is_new and is_enough and count == sizes[prefix] == sizes[top,]:
+            first_of[prefix] = top
+    return first_of
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """`0-2, 4` for numbers that ascend."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, one)) for one in ranges)
+
+
+def first_steps(path: str, count: int) -> str:
+    """The beginning of a path."""
+    return "".join(_STEP.findall(path)[:count])

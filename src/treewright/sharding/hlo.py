@@ -1,0 +1,218 @@
+"""What the text of a compiled program says: the arrays that a device holds, and the collectives, counted through loops.
+
+The text is HLO, which XLA writes for people, and which changes a little from version to version: what can't be read is
+left out of `axes` and `repeats`, and counts once.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
+_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{$")
+_INSTRUCTION = re.compile(
+    r"\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<result>\(.*?\)|\S+) (?P<operation>[\w-]+)\((?P<rest>.*)"
+)
+_ARRAY = re.compile(r"\b(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,<=]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_BODY = re.compile(r"body=%?([\w.-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_OF_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
+_TILED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\)?)?")
+_BITS = re.compile(r"[a-z]+(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeldArray:
+    """An array that a device holds while a program runs: `dtype` and `shape` as HLO has them, and what makes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    operation: str
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * _bits(self.dtype) // 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a program.
+
+    Attributes:
+        computation: The name of the function that it is in.
+        operation: Its operation, such as `add`.
+        arrays: What it gives: one array, or those of a tuple.
+        rest: Its operands and settings, as text.
+    """
+
+    computation: str
+    operation: str
+    arrays: tuple[HeldArray, ...]
+    rest: str
+
+
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    match = _BITS.match(dtype)
+    return int(match[1]) if match else 0  # tokens and the like
+
+
+def instructions(text: str) -> tuple[str, list[Instruction]]:
+    """The name of the computation that a program begins with, and all of its lines."""
+    entry, computation = "", ""
+    found: list[Instruction] = []
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            head = _COMPUTATION.match(line)
+            if head is not None:
+                computation = head["name"]
+                entry = computation if head["entry"] else entry
+            continue
+        match = _INSTRUCTION.match(line) if computation else None
+        if match is not None:
+            arrays = tuple(
+                HeldArray(
+                    one["dtype"],
+                    tuple(int(size.strip("<=")) for size in one["shape"].split(",") if size),
+                    match["operation"],
+                )
+                for one in _ARRAY.finditer(match["result"])
+            )
+            found.append(Instruction(computation, match["operation"], arrays, match["rest"]))
+    return entry, found
+
+
+def arrays_in(text: str, *, computed: bool = False) -> list[HeldArray]:
+    """The arrays that a device holds while a program runs; `computed`, also those that it has number by number."""
+    _, lines = instructions(text)
+    fused = {name for line in lines if line.operation == "fusion" for name in _CALLED.findall(line.rest)}
+    return [array for line in lines if computed or line.computation not in fused for array in line.arrays]
+
+
+def donated_parameters(text: str) -> frozenset[int]:
+    """The parameters of a program into whose memory it writes a result."""
+    head = text.split("\n", 1)[0]
+    start = head.find("input_output_alias={")
+    if start < 0:
+        return frozenset()
+    end = head.find("}, entry_computation_layout", start)
+    return frozenset(int(number) for number in _ALIAS.findall(head[start : end if end > 0 else None]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectiveLine:
+    """A collective as the program has it.
+
+    Attributes:
+        kind: One of `KINDS`.
+        arrays: The whole arrays that it is about, as text.
+        nbytes: Their bytes: of what is gathered the result, of what is scattered the operand.
+        axes: The mesh axes whose devices talk to each other; None where that can't be read.
+        repeats: How often it runs in one run of the program, in loops whose number of rounds is known.
+    """
+
+    kind: str
+    arrays: tuple[str, ...]
+    nbytes: int
+    axes: tuple[str, ...] | None
+    repeats: int
+
+
+def collectives_in(text: str, mesh: Mapping[str, int]) -> list[CollectiveLine]:
+    """The collectives of a program, in the order of its text."""
+    entry, lines = instructions(text)
+    runs = _runs(entry, lines)
+    found: list[CollectiveLine] = []
+    for line in lines:
+        kind = line.operation.removesuffix("-start")
+        if kind not in KINDS or not runs.get(line.computation):
+            continue
+        groups = _groups(line.rest, mesh)
+        # The asynchronous ones give their operands too, first; a permute also two numbers.
+        arrays = line.arrays
+        if line.operation != kind and kind in {"all-gather", "collective-permute"} and len(arrays) > 1:
+            arrays = arrays[1:2] if kind == "collective-permute" else arrays[len(arrays) // 2 :]
+        size = len(groups[0]) if kind == "reduce-scatter" and groups else 1
+        texts = tuple(f"{one.dtype}[{','.join(map(str, one.shape))}]" for one in arrays)
+        nbytes = size * sum(one.nbytes for one in arrays)
+        found.append(CollectiveLine(kind, texts, nbytes, _axes(groups, mesh), runs[line.computation]))
+    return found
+
+
+def _runs(entry: str, lines: Sequence[Instruction]) -> dict[str, int]:
+    """How often each computation runs."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for line in lines:
+        trips = _TRIPS.search(line.rest)
+        body = _BODY.search(line.rest)
+        called = [*_CALLED.findall(line.rest)]
+        for names in _BRANCHES.findall(line.rest):
+            called += [name.strip(" %") for name in names.split(",")]
+        for name in called:
+            repeats = int(trips[1]) if trips and body and body[1] == name else 1
+            calls.setdefault(line.computation, []).append((name, repeats))
+    runs: dict[str, int] = {}
+
+    def visit(name: str, times: int) -> None:
+        runs[name] = runs.get(name, 0) + times
+        for inner, repeats in calls.get(name, ()):
+            visit(inner, times * repeats)
+
+    visit(entry, 1)
+    return runs
+
+
+def _groups(rest: str, mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The devices that talk to each other, by their place in the mesh; nothing where the text has another form."""
+    listed, iota, of_mesh = _LISTED.search(rest), _IOTA.search(rest), _OF_MESH.search(rest)
+    if listed is not None:
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+        return groups or [tuple(range(math.prod(mesh.values())))]
+    if iota is not None:
+        return [tuple(map(int, group)) for group in _devices(iota[2], iota[3]).reshape(_numbers(iota[1]))]
+    if of_mesh is not None:
+        sizes = {name: int(size) for name, size in re.findall(r"'([\w-]+)'=(\d+)", of_mesh[1])}
+        taken = [name for name in sizes if re.search(rf"'{name}'(?!:)", of_mesh[3])]
+        if len(taken) == of_mesh[3].count(",") + 1:  # and no axis in parts
+            tiled = _TILED.match(of_mesh[2] or "")
+            devices = _devices(tiled[1], tiled[2]) if tiled else np.arange(math.prod(sizes.values()))
+            last = [place for place, name in enumerate(sizes) if name in taken]
+            apart = np.moveaxis(devices.reshape(tuple(sizes.values())), last, range(-len(last), 0))
+            rows = apart.reshape(-1, math.prod(sizes[name] for name in taken))
+            return [tuple(map(int, group)) for group in rows]
+    return []
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _devices(shape: str, order: str | None) -> Any:
+    """The numbers of devices, counted in this shape and read in another order of its axes."""
+    counted = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return (counted.transpose(_numbers(order)) if order else counted).reshape(-1)
+
+
+def _axes(groups: Sequence[tuple[int, ...]], mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The fewest mesh axes within which all these groups lie."""
+    if not groups:
+        return None
+    sizes = tuple(mesh.values())
+    moved: set[str] = set()
+    for group in groups:
+        places = [np.unravel_index(device, sizes) for device in group]
+        for name, column in zip(mesh, zip(*places, strict=True), strict=True):
+            if len({*map(int, column)}) > 1:
+                moved.add(name)
+    return tuple(name for name in mesh if name in moved)
