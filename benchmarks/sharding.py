@@ -74,7 +74,7 @@ def make(key: jax.Array, count: int, size: int, layer: type[Any] = Layer) -> Net
     return Net(tuple(layer(jax.random.normal(one, (size, size))) for one in jax.random.split(key, count)))
 
 
-OURS = ("partition_specs", "shardings", "sharding_report", "abstract_state without the trace")
+OF_A_STATE = ("partition_specs", "shardings", "sharding_report")  # plans that trace nothing
 
 # In each of the processes
 
@@ -200,9 +200,7 @@ def planned() -> dict[str, dict[str, float]]:
                 "abstract_state": lambda pod=pod, rules=rules, make=make: abstract_state(make, mesh=pod, rules=rules),
                 "jax.eval_shape": lambda make=make: jax.eval_shape(functools.partial(make)),  # made anew: traced anew
             }
-            times = {kind: seconds(plan) for kind, plan in plans.items()}
-            times["abstract_state without the trace"] = times["abstract_state"] - times["jax.eval_shape"]
-            found[f"{model}, {leaves:,} leaves, {name}"] = times
+            found[f"{model}, {leaves:,} leaves, {name}"] = {kind: seconds(plan) for kind, plan in plans.items()}
     return found
 
 
@@ -304,11 +302,20 @@ def report(*, quick: bool) -> list[Line]:
     plans = planned()
     for name, times_of in plans.items():
         print(f"{name}: {', '.join(f'{kind} {time * 1e3:.0f} ms' for kind, time in times_of.items())}")
-    slowest = max(time for found in plans.values() for kind, time in found.items() if kind in OURS)
+    slowest = max(time for times_of in plans.values() for kind, time in times_of.items() if kind in OF_A_STATE)
+    abstract = max(times_of["abstract_state"] for times_of in plans.values())
+    eval_shape = max(times_of["jax.eval_shape"] for times_of in plans.values())
     unrolled = traced_layers(80)
     tracing = unrolled["sharded_init"] / unrolled["jit"]
     lines = [
-        Line("the slowest plan of 15,000 leaves", "", f"{slowest * 1e3:.0f} ms", "< 1000 ms", slowest < 1),
+        Line("the slowest plan of a state of 15,000 leaves", "", f"{slowest * 1e3:.0f} ms", "< 1000 ms", slowest < 1),
+        Line(
+            "abstract_state of 15,000 leaves",
+            f"jax.eval_shape alone: {eval_shape * 1e3:.0f} ms",
+            f"{abstract * 1e3:.0f} ms",
+            "< 1000 ms",
+            abstract < 1,
+        ),
         Line("sharded_init before it compiles, 80 layers", "jit", f"{tracing:.2f}", "<= 2", tracing <= 2),
         Line(f"peak memory of sharded_init, {model}", "eager init, then split", f"{ratio:.2f}", "<= 0.5", ratio <= 0.5),
         Line("shardings() of 2,000 leaves", "", f"{split * 1e3:.0f} ms", "<= 50 ms", split <= 0.05),
