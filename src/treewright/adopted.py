@@ -196,7 +196,7 @@ def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
 
 
 def _sorted(aux: Any) -> Any:
-    """`aux_data` with its dicts sorted: their order is that of attributes, which differs after a layer was unflattened."""
+    """`aux_data` with its dicts sorted: their order is that of attributes, and differs once a layer was unflattened."""
     if isinstance(aux, dict):
         return {name: _sorted(value) for name, value in sorted(cast("dict[Any, Any]", aux).items(), key=str)}
     return tuple(map(_sorted, cast("Any", aux))) if class_of(aux) in {list, tuple} else aux
