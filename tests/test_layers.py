@@ -243,6 +243,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_trees.masks",
         "errors",
     ),
+    "adopted": (
+        "_jax",
+        "_nodes.fields",
+        "_nodes.module",
+        "_trees.level",
+        "_trees.masks",
+        "_values.freeze",
+        "_values.reach",
+        "_values.text",
+        "errors",
+    ),
     "typed": (),
     "retrace": (),
     "retrace.call": (

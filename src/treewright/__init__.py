@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adopted",
     "AsArray",
     "Converted",
     "Converter",
@@ -15,6 +16,7 @@ __all__ = [
     "Static",
     "StaticValue",
     "TrainState",
+    "adopt",
     "allclose",
     "at",
     "buffer",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from treewright._trees.stacking import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
     from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
+    from treewright.adopted import Adopted, adopt
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
@@ -89,6 +92,7 @@ else:
             "_trees.stacking": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
             "_values.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "adopted": ("Adopted", "adopt"),
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),

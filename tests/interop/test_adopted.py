@@ -1,0 +1,316 @@
+"""Layers of other libraries in a node: each layer of equinox, flax nnx and linen, under plain JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from equinox import nn
+
+from tests.conftest import count_traces, package_or_absent
+from treewright import (
+    Adopted,
+    Module,
+    TrainState,
+    adopt,
+    allclose,
+    at,
+    diff,
+    partition,
+    replace,
+    static,
+    summary,
+    trainable,
+)
+from treewright._jax import path_text
+from treewright.checkpoint import load, save
+from treewright.errors import CheckpointMismatchError, MissingPlaceError, StaticFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+nnx: Any = package_or_absent("flax", "flax.nnx").nnx
+linen: Any = package_or_absent("flax", "flax.linen").linen
+
+KEY = jax.random.key(0)
+VECTOR, LINE = jnp.arange(4.0), jnp.arange(32.0).reshape(4, 8)
+PLANE, BLOCK = jnp.arange(256.0).reshape(4, 8, 8), jnp.arange(128.0).reshape(2, 4, 4, 4)
+
+
+class Rectangle(eqx.Module):
+    sizes: Any = eqx.field(static=True)
+    side: jax.Array
+
+
+def linear(inputs: int = 4, outputs: int = 3) -> Any:
+    return nn.Linear(inputs, outputs, key=KEY)
+
+
+# All of equinox.nn that is a layer and returns its output alone, with what it is called with
+LAYERS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "AdaptiveAvgPool1d": (lambda: nn.AdaptiveAvgPool1d(2), (LINE,)),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), (PLANE,)),
+    "AdaptiveAvgPool3d": (lambda: nn.AdaptiveAvgPool3d(2), (BLOCK,)),
+    "AdaptiveMaxPool1d": (lambda: nn.AdaptiveMaxPool1d(2), (LINE,)),
+    "AdaptiveMaxPool2d": (lambda: nn.AdaptiveMaxPool2d(2), (PLANE,)),
+    "AdaptiveMaxPool3d": (lambda: nn.AdaptiveMaxPool3d(2), (BLOCK,)),
+    "AdaptivePool": (lambda: nn.AdaptivePool(2, 1, jnp.max), (LINE,)),
+    "AvgPool1d": (lambda: nn.AvgPool1d(2), (LINE,)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), (PLANE,)),
+    "AvgPool3d": (lambda: nn.AvgPool3d(2), (BLOCK,)),
+    "Conv": (lambda: nn.Conv(1, 4, 2, 3, key=KEY), (LINE,)),
+    "Conv1d": (lambda: nn.Conv1d(4, 2, 3, key=KEY), (LINE,)),
+    "Conv2d": (lambda: nn.Conv2d(4, 2, 3, key=KEY), (PLANE,)),
+    "Conv3d": (lambda: nn.Conv3d(2, 2, 3, key=KEY), (BLOCK,)),
+    "ConvTranspose": (lambda: nn.ConvTranspose(1, 4, 2, 3, key=KEY), (LINE,)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 2, 3, key=KEY), (LINE,)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 2, 3, key=KEY), (PLANE,)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(2, 2, 3, key=KEY), (BLOCK,)),
+    "Dropout": (lambda: nn.Dropout(0.5), (VECTOR, KEY)),
+    "Embedding": (lambda: nn.Embedding(5, 3, key=KEY), (jnp.array(2),)),
+    "GRUCell": (lambda: nn.GRUCell(4, 3, key=KEY), (VECTOR, jnp.ones(3))),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (LINE,)),
+    "Identity": (nn.Identity, (VECTOR,)),
+    "LSTMCell": (lambda: nn.LSTMCell(4, 3, key=KEY), (VECTOR, (jnp.ones(3), jnp.ones(3)))),
+    "Lambda": (lambda: nn.Lambda(jax.nn.relu), (VECTOR,)),
+    "LayerNorm": (lambda: nn.LayerNorm(4), (VECTOR,)),
+    "Linear": (linear, (VECTOR,)),
+    "MLP": (lambda: nn.MLP(4, 3, 8, 2, key=KEY), (VECTOR,)),
+    "MaxPool1d": (lambda: nn.MaxPool1d(2), (LINE,)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), (PLANE,)),
+    "MaxPool3d": (lambda: nn.MaxPool3d(2), (BLOCK,)),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(2, 4, key=KEY), (jnp.ones((3, 4)),) * 3),
+    "PReLU": (lambda: nn.PReLU(0.1), (VECTOR,)),
+    "Pool": (lambda: nn.Pool(0, jax.lax.add, 1, 2, 2), (LINE,)),
+    "RMSNorm": (lambda: nn.RMSNorm(4), (VECTOR,)),
+    "RotaryPositionalEmbedding": (lambda: nn.RotaryPositionalEmbedding(8), (LINE,)),
+    "Sequential": (lambda: nn.Sequential([linear(), nn.Lambda(jnp.tanh), nn.MLP(3, 1, 2, 1, key=KEY)]), (VECTOR,)),
+    "WeightNorm": (lambda: nn.WeightNorm(linear()), (VECTOR,)),
+}
+# With a state beside the output, or called in another way; each has a test below
+OTHERS = {"BatchNorm", "Shared", "SpectralNorm", "State", "StateIndex", "StatefulLayer"}
+
+
+def test_the_table_has_every_layer_of_equinox() -> None:
+    assert {name for name in vars(nn) if name[0].isupper()} == {*LAYERS, *OTHERS}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_adopted_layer_does_under_plain_jax_what_the_layer_does_alone(name: str) -> None:
+    make, arguments = LAYERS[name]
+    options = {"key": arguments[1]} if name == "Dropout" else {}
+    inputs = arguments[:1] if name == "Dropout" else arguments
+
+    def call(layer: Any, *inputs: Any) -> Any:
+        return layer(*inputs, **options)
+
+    def loss(layer: Any) -> Any:
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(call(layer, *inputs)))
+
+    layer, counted = make(), count_traces(call)
+    adopted, jitted = adopt(layer), jax.jit(counted)
+
+    assert allclose(jitted(adopted, *inputs), call(layer, *inputs), atol=1e-5)
+    jitted(adopt(make()), *inputs)
+    assert counted.count == 1  # made again, it is the same static
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(adopted))
+    gradients = jax.eval_shape(jax.grad(loss), adopted)
+    assert jax.tree.structure(gradients) == jax.tree.structure(adopted)
+
+
+def test_layers_with_a_state_take_it_and_give_it_back() -> None:
+    norm, state = nn.make_with_state(nn.BatchNorm)(4, axis_name="batch", mode="batch")
+    again = nn.make_with_state(nn.SpectralNorm)(linear(), "weight", key=KEY)
+    spectral, alone = (adopt(again[0]), again[1]), nn.make_with_state(nn.SpectralNorm)(linear(), "weight", key=KEY)
+
+    call = jax.jit(jax.vmap(lambda n, x, s: n(x, s), in_axes=(None, 0, None), out_axes=(0, None), axis_name="batch"))
+    normed, state = call(adopt(norm), LINE.T, state)
+    output, _ = jax.jit(lambda layer, x, s: layer(x, s))(spectral[0], VECTOR, spectral[1])
+
+    assert allclose(normed.mean(0), jnp.zeros(4), atol=1e-5)
+    assert allclose(output, alone[0](VECTOR, alone[1])[0], atol=1e-5)
+    assert adopt(norm).is_stateful()  # a method of StatefulLayer
+
+
+def test_shared_weights_stay_shared() -> None:
+    shared = nn.Shared((linear(4, 4), linear(4, 4)), lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+
+    first, second = adopt(shared)()
+    assert first.weight is second.weight
+
+
+class Net(Module):
+    mlp: Adopted[nn.MLP]
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.scale * self.mlp(x)
+
+
+def net(activation: Any = jax.nn.relu) -> Net:
+    return Net(adopt(nn.MLP(4, 1, 8, 1, activation, key=KEY)), jnp.ones(()))
+
+
+def test_it_trains_in_a_train_state_and_is_saved_and_loaded(tmp_path: Path) -> None:
+    state = TrainState.create(params=net(), tx=optax.adam(0.1))
+
+    @jax.jit
+    def step(state: TrainState[Net]) -> tuple[TrainState[Net], jax.Array]:
+        loss, grads = jax.value_and_grad(lambda net: jnp.sum((net(VECTOR) - 3) ** 2))(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    state, first = step(state)
+    for _ in range(20):
+        state, last = step(state)
+    save(tmp_path / "state.safetensors", state)
+
+    assert last < 0.1 * first
+    assert diff(load(tmp_path / "state.safetensors", like=state), state) == []
+    with pytest.raises(CheckpointMismatchError, match=r"\.params\.mlp\.others"):
+        load(tmp_path / "state.safetensors", like=at(state, "params").set(net(jax.nn.gelu)))
+
+
+def test_another_setting_or_function_retraces_and_is_named_by_its_path() -> None:
+    jitted = jax.jit(counted := count_traces(lambda net: net(VECTOR)))
+    jitted(net())
+    jitted(net(jax.nn.gelu))
+
+    assert counted.count == 2
+    (difference,) = diff(net(), net(jax.nn.gelu))
+    assert [path_text(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
+
+
+def test_a_batch_of_them_is_made_and_called_by_vmap() -> None:
+    many = jax.vmap(lambda key: adopt(nn.MLP(4, 1, 8, 1, key=key)))(jax.random.split(KEY, 3))
+
+    assert jax.vmap(lambda mlp: mlp(VECTOR))(many).shape == (3, 1)
+    assert many.layers[0].weight.shape == (3, 8, 4)
+
+
+def test_it_prints_the_layer_and_its_arrays_by_path() -> None:
+    adopted = adopt(linear())
+
+    assert repr(adopted).startswith("Adopted(arrays=Linear(")
+    assert ".arrays.weight" in str(summary(adopted))
+    assert at(adopted, ".arrays.bias").set(jnp.zeros(3)).bias.tolist() == [0, 0, 0]
+
+
+def test_attributes_items_and_methods_are_those_of_the_layer() -> None:
+    sequence = adopt(nn.Sequential([linear(), nn.Lambda(jnp.tanh)]))
+
+    assert sequence[0].out_features == 3
+    assert isinstance(sequence.tree, nn.Sequential)
+    with pytest.raises(AttributeError, match="wieght"):
+        _ = sequence.wieght
+    with pytest.raises(AttributeError, match="Adopted has no attribute '__array__'"):
+        _ = sequence.__array__
+
+
+def test_statics_that_compare_equal_and_are_not_the_same_are_two() -> None:
+    jitted = jax.jit(counted := count_traces(lambda layer: layer.sizes * layer.side))
+    side = jnp.ones((), int)
+
+    for count, sizes in enumerate([1, True, 1.0], start=1):
+        assert jitted(adopt(Rectangle(sizes, side))).dtype == (sizes * side).dtype
+        assert counted.count == count
+
+
+@pytest.mark.parametrize("mutable", [[2, 3], {"a": 1}, {1}])
+def test_what_changes_in_place_in_a_static_field_of_a_layer_is_refused(mutable: Any) -> None:
+    with pytest.raises(StaticFieldError, match=r"^adopt\(Rectangle\): Adopted\.settings is static but holds"):
+        adopt(Rectangle(mutable, jnp.ones(2)))
+
+
+# flax
+
+
+def test_what_training_leaves_alone_is_named_by_its_class_or_its_path() -> None:
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    by_class, by_path = adopt(norm, buffers=nnx.BatchStat), adopt(norm, buffers=lambda path, _: "mean" in path)
+
+    weights, _ = partition(by_class, trainable)
+    assert len(jax.tree.leaves(weights)) == 2
+    assert len(jax.tree.leaves(by_path.buffers)) == 1
+    assert by_class.tree.var[...].shape == (3,)
+
+
+def test_a_layer_that_changes_when_it_is_called_gives_the_change_back() -> None:
+    norm = adopt(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), buffers=nnx.BatchStat)
+
+    with pytest.raises(TypeError, match=r"^BatchNorm.__call__ has changed the layer.* layer\.call_and_update"):
+        norm(jnp.ones((2, 3)))
+    _, changed = jax.jit(lambda norm, x: norm.call_and_update(x))(norm, jnp.ones((2, 3)))
+
+    assert allclose(changed.mean[...], jnp.full(3, 0.01))
+    assert jax.tree.structure(changed) == jax.tree.structure(norm)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.relu),
+        lambda: nnx.Conv(4, 2, (3,), rngs=nnx.Rngs(0)),
+        lambda: nnx.LayerNorm(4, rngs=nnx.Rngs(0)),
+    ],
+)
+def test_modules_of_nnx_are_layers_too(make: Any) -> None:
+    jitted = jax.jit(counted := count_traces(lambda layer, x: layer(x)))
+
+    for _ in range(2):
+        assert allclose(jitted(adopt(make()), jnp.ones((8, 4))), make()(jnp.ones((8, 4))), atol=1e-5)
+    assert counted.count == 1
+
+
+def test_a_method_of_a_layer_runs_as_the_layer_does() -> None:
+    embed = adopt(nnx.Embed(5, 4, rngs=nnx.Rngs(0)))
+
+    assert jax.jit(lambda embed, x: embed.attend(x))(embed, VECTOR).shape == (5,)
+
+
+def test_dropout_of_nnx_counts_its_keys() -> None:
+    dropout = adopt(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    call = jax.jit(lambda layer, x: layer.call_and_update(x))
+
+    first, dropout = call(dropout, jnp.ones(32))
+    second, _ = call(dropout, jnp.ones(32))
+    assert not allclose(first, second)
+
+
+class Applied(Module):
+    variables: Any
+    module: Any = static()  # linen modules hold no arrays and compare by their fields
+
+    def __call__(self, x: jax.Array) -> Any:
+        return self.module.apply(self.variables, x)
+
+
+def test_a_module_of_linen_is_a_static_beside_its_variables() -> None:
+    jitted = jax.jit(counted := count_traces(lambda layer, x: layer(x)))
+
+    for _ in range(2):
+        dense = linen.Dense(3)
+        assert jitted(Applied(dense.init(KEY, VECTOR), dense), VECTOR).shape == (3,)
+    assert counted.count == 1
+
+
+# Refusals
+
+
+def test_buffers_that_choose_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"adopt\(Linear, buffers=.*\) chooses no array"):
+        adopt(linear(), buffers=nn.Dropout)
+    with pytest.raises(MissingPlaceError, match="wieght"):
+        adopt(linear(), buffers=".wieght")
+
+
+def test_a_node_inside_a_foreign_tree_stays_what_it_is() -> None:
+    pair = adopt({"net": net(), "act": jax.nn.relu})
+
+    assert pair["act"] is jax.nn.relu
+    assert jax.tree.structure(pair) == jax.tree.structure(adopt({"net": net(), "act": jax.nn.relu}))
+    assert replace(pair, buffers=None) == pair
