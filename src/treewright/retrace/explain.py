@@ -88,7 +88,7 @@ class explain_retraces:  # noqa: N801  it is used like a function
 
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
         self._on_report = on_report or to_log_and_stderr
-        self._watch = Watch(ended=self._trace_ended, recompiled=self._on_report)
+        self._watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: self._on_report(report))
 
     def __enter__(self) -> None:
         self._watch.__enter__()

@@ -112,9 +112,19 @@ class RetraceReport:
 
 def trace_report(history: History, number: int, finding: Finding, place: str) -> RetraceReport:
     """The report of a trace that begins."""
-    earlier = number - 1 if finding.entry is None else finding.entry.number
-    compared_with = earlier if finding.differences or finding.entry is not None else None
-    return RetraceReport(history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place)
+    compared_with = None if finding.entry is None else finding.entry.number
+    unseen = (
+        f"the closest of the last traces; {finding.forgotten} before them are not remembered" if finding.forgotten else ""
+    )
+    return RetraceReport(
+        history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place, unseen=unseen
+    )
+
+
+def recompile_report(name: str, number: int, finding: Finding, place: str) -> RetraceReport:
+    """The report of a compilation without a trace."""
+    compared_with = None if finding.entry is None else finding.entry.number
+    return RetraceReport(name, "recompile", number, finding.differences, compared_with, caller=place)
 
 
 def too_many(limit: int, report: RetraceReport) -> str:

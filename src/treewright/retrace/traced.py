@@ -183,11 +183,11 @@ def _trace(
         began = time.perf_counter()
         result = call.function(*call.args, **call.kwargs)
     except BaseException:
-        history.forget(entry)
+        history.failed(entry)
         raise
     report = dataclasses.replace(report, seconds=time.perf_counter() - began)
     if entry is not None:
-        history.succeeded()
+        history.succeeded(entry)
     if report.is_retrace:
         _deliver(report, on_report)
     return result
