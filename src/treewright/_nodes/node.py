@@ -104,7 +104,7 @@ class ChildView:
         try:
             return node._node[0][self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self.field, node, owner)
+            return _read_outside_pair(self, node)
 
     def __set__(self, node: Any, value: Any) -> None:
         if not is_open(node):
@@ -127,7 +127,7 @@ class StaticView(ChildView):
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self.field, node, owner)
+            return _read_outside_pair(self, node)
 
     def watch(self, cls: type[Any]) -> None:
         """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
@@ -160,12 +160,22 @@ def view(field: FieldSpec) -> ChildView:
     return StaticView(field) if field.is_static else ChildView(field)
 
 
-def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
-    """A field of the class itself (its default), or of an instance whose values still wait."""
+def _read_outside_pair(view: ChildView, node: Any) -> Any:
+    """A field of the class itself, or of an instance whose values still wait.
+
+    The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
+    each name of `dir(cls)`. Two readers take what they get for something else. `dataclasses`, which may make a subclass
+    of ours, would take the view for a default. IPython's autoreload writes what the new class gives into the old one,
+    where a default in place of the view would be the value in every instance.
+    """
+    field = view.field
     if node is None:
-        if field.default is MISSING:
-            raise AttributeError(f"type object {owner and owner.__name__!r} has no attribute {field.name!r}")
-        return field.default
+        reader = str(sys._getframe(2).f_globals.get("__name__"))  # noqa: SLF001
+        if reader.startswith("IPython.extensions."):
+            return view
+        if field.default is MISSING and reader == dataclasses.__name__:
+            raise AttributeError(f"the field {field.name!r} has no default")
+        return view if field.default is MISSING else field.default
     stored = pair_or_unfinished(node)
     if isinstance(stored, Unfinished) and stored.failure is not None:
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")

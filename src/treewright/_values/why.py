@@ -100,7 +100,11 @@ def _read_changes(left: Any, right: Any) -> Iterator[tuple[str, Any, Any]]:
     """Which globals had changed between two functions of the same code, by name."""
     ours, theirs = facts_of(left).read, facts_of(right).read
     for name in ours:
-        if name in theirs and not same_exactly(ours[name], theirs[name]) and not _in_one_container((name,), left, right):
+        if (
+            name in theirs
+            and not same_exactly(ours[name], theirs[name])
+            and not _in_one_container((name,), left, right)
+        ):
             yield name, ours[name], theirs[name]
 
 
@@ -145,6 +149,7 @@ CauseName: TypeAlias = Literal[
     "no answer",
     "identity",
     "same text",
+    "unequal hashes",
 ]
 
 
@@ -247,9 +252,13 @@ def cause_of_partials(left: "functools.partial[Any]", right: "functools.partial[
         return None
     function = f"a partial of {short_text(left.func)} made anew"
     if len(left.args) != len(right.args) or left.keywords.keys() != right.keywords.keys():
-        return Cause("partial made anew", f"{function}, with other arguments: {short_text(left)} -> {short_text(right)}")
-    ours, theirs = ({**{f"argument {index}": part for index, part in enumerate(partial.args)}, **partial.keywords}
-                    for partial in (left, right))
+        return Cause(
+            "partial made anew", f"{function}, with other arguments: {short_text(left)} -> {short_text(right)}"
+        )
+    ours, theirs = (
+        {**{f"argument {index}": part for index, part in enumerate(partial.args)}, **partial.keywords}
+        for partial in (left, right)
+    )
     changed = _listed((name, ours[name], theirs[name]) for name in ours if not same_content(ours[name], theirs[name]))
     return Cause("partial made anew", f"{function}, with {changed or 'the same arguments'}")
 

@@ -15,6 +15,7 @@ from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a call, by the name that the function gives it."""

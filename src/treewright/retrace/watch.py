@@ -32,16 +32,16 @@ _NO_CALLS = (
     f"name, and neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
 )
 _NO_OUTCOMES = (
-    f"JAX {jax.__version__} does not show whether a call was traced or got the trace of another as Treewright knows it: "
-    f"that is told by comparing the call with those before it in the block. Update Treewright."
+    f"JAX {jax.__version__} does not show as Treewright knows it whether a call was traced or got the trace of "
+    f"another: that is told by comparing the call with those before it in the block. Update Treewright."
 )
 _NOT_TOLD = (
     "under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in this "
     "block, and may have been traced before"
 )
 _CLEARED = (
-    "jax.monitoring.clear_event_listeners() was called within the block, which made JAX forget Treewright too: what was "
-    "traced after it was not seen."
+    "jax.monitoring.clear_event_listeners() was called within the block, which made JAX forget Treewright too: what "
+    "was traced after it was not seen."
 )
 _NO_COMPILATIONS = (
     f"JAX {jax.__version__} does not tell of compilations as Treewright knows it: neither recompiles nor traces under "
