@@ -21,7 +21,7 @@ from treewright._jax import jax_trees
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.reach import class_attribute, class_of, is_cached_property
+from treewright._values.reach import class_attribute, class_of, is_cached_property, of_earlier_class
 from treewright._values.text import did_you_mean
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
@@ -146,6 +146,8 @@ class WatchedStaticView(StaticView):
     __slots__ = ()
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
+        if node is None:
+            return _read_outside_pair(self, None)
         stored = pair_or_unfinished(node)
         if isinstance(stored, tuple):
             stored[1].still_hold(self.index)
@@ -335,7 +337,7 @@ def replaced(node: Any, /, **changes: Any) -> Any:
         names = list(spec.by_name)
         raise TypeError(
             f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
-            f"Its fields: {', '.join(names) or 'none'}."
+            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
         )
     new_children = list(children)
     new_statics: dict[int, Any] = {}

@@ -1,5 +1,7 @@
 """What differs between two trees, place by place; and whether they are close."""
 
+import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -13,7 +15,7 @@ from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
+from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 from treewright._values.reach import class_of, public
 from treewright._values.text import mesh_text, short_text, short_texts
 from treewright._values.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
@@ -99,6 +101,23 @@ def shown(tree: Any) -> str:
     level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
     return short_text(tree if as_it_is else level)
+
+
+@contextlib.contextmanager
+def telling_of_classes(*trees: Any) -> Iterator[None]:
+    """Add to an error within the block what it does not say: that two classes in the trees only share a name."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
+        names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
+        twice = ", ".join(name for (_, name), count in names.items() if count > 1)
+        if twice:
+            error.add_note(
+                f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a reloaded "
+                f"module does. Make all objects anew with the class as it is now."
+            )
+        raise
 
 
 def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:

@@ -213,5 +213,5 @@ def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     if unknown:
         raise TypeError(
             f"A draft of a {cls.__qualname__} was assigned to {', '.join(with_close_matches(unknown, names))}, which "
-            f"is not a field. Its fields: {', '.join(names) or 'none'}."
+            f"is not a field. Its fields: {', '.join(names) or 'none'}.{of_earlier_class(cls)}"
         )
