@@ -255,7 +255,7 @@ def test_a_function_may_be_traced_as_often_as_the_block_allows() -> None:
     with treewright.max_traces(2):
         for length in (1, 2, 3, 2, 1):
             jitted(jnp.ones(length))
-    with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1):
+    with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1):  # noqa: PT012
         jitted(jnp.ones(4))
         jitted(jnp.ones(5))
 

@@ -168,8 +168,8 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         [
             "state.name (static): <Plain object> -> <Plain object>",
             (
-                "    Plain has no __eq__, so each instance is a value of its own; the attributes of these two print the "
-                "same; give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
+                "    Plain has no __eq__, so each instance is a value of its own; the attributes of these two print "
+                "the same; give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
             ),
         ],
     ),

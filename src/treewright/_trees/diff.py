@@ -114,8 +114,8 @@ def telling_of_classes(*trees: Any) -> Iterator[None]:
         twice = ", ".join(name for (_, name), count in names.items() if count > 1)
         if twice:
             error.add_note(
-                f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a reloaded "
-                f"module does. Make all objects anew with the class as it is now."
+                f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a "
+                f"reloaded module does. Make all objects anew with the class as it is now."
             )
         raise
 
@@ -221,7 +221,8 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
         return
     keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
     if set(keys) == set(other_keys) and keys != other_keys:
-        yield Difference(path, tuple(keys), tuple(other_keys), "static", "the same entries in another order")
+        names, others = (tuple(getattr(key, "key", key) for key in order) for order in (keys, other_keys))
+        yield Difference(path, names, others, "static", "the same entries in another order")
     elif old.content is not None:
         yield from _differences_of_hashes(path, old, new)
     elif set(keys) == set(other_keys):

@@ -261,7 +261,8 @@ def _key(place: Place, step: Step) -> Key:
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
     names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
-    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}.{of_earlier_class(class_of(root.value))}"
+    again = of_earlier_class(class_of(root.value))
+    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}.{again}"
 
 
 # A predicate

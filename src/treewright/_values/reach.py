@@ -124,8 +124,8 @@ def of_earlier_class(cls: type[Any]) -> str:
     if not isinstance(current, type) or current is cls or current.__qualname__ != cls.__qualname__:
         return ""
     return (
-        f" This {cls.__qualname__} is of an earlier class of that name: the class statement ran again since, as a cell or "
-        f"a reloaded module does. Make the object anew."
+        f" This {cls.__qualname__} is of an earlier class of that name: the class statement ran again since, as a cell "
+        f"or a reloaded module does. Make the object anew."
     )
 
 

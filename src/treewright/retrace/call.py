@@ -122,8 +122,9 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
 
 def _setting(value: Any) -> Any:
     """What to keep of a setting: its value, or what prints short in its place."""
-    mesh = value[-1] if isinstance(value, tuple) and value else value  # `with mesh:` makes a stack of them
-    if isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+    stack = isinstance(value, tuple)  # of meshes, as `with mesh:` makes it; nothing else is a tuple
+    mesh = (value or (None,))[-1] if stack else value
+    if stack or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return MeshInUse(mesh)
     axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
     return remembered(value if axes is None else dict(axes))
@@ -165,12 +166,15 @@ def placement_of(value: Any) -> Placement | None:
 
 def call_differences(old: Signature, new: Signature) -> list[Difference]:
     """The differences between two calls: of arguments, then of settings and options."""
+    options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
+    if ("donate_argnums",) in options:
+        options.pop(("donate_argnames",), None)  # which jit makes of the numbers
     settings = list(_differences_by_name("setting", old.settings, new.settings))
     named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
     return [
         *_differences_of_arguments(old, new),
         *(named or settings),  # that without a name holds the others too
-        *_differences_by_name("option", old.options, new.options),
+        *options.values(),
     ]
 
 

@@ -151,8 +151,8 @@ class max_traces:  # noqa: N801  it is used like a function
         if self._only is not None or self._recompiles is not None:
             name = "only" if self._only is not None else "recompiles"
             raise TypeError(
-                f"max_traces({self._limit}, {name}=...) decorates {name_of(function)}, and a decorator counts the traces "
-                f"of its function alone. Drop {name}=, or write `with max_traces(...):` around the calls."
+                f"max_traces({self._limit}, {name}=...) decorates {name_of(function)}, and a decorator counts the "
+                f"traces of its function alone. Drop {name}=, or write `with max_traces(...):` around the calls."
             )
         return traced(max_traces=self._limit)(function)
 

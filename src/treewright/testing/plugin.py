@@ -18,8 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "max_traces(limit, *, only=None, recompiles=None): fail if jit traces a function more than `limit` times "
-        "during the test, or compiles it without a trace more than `recompiles` times; `only` names the one function that "
-        "counts (Treewright)",
+        "during the test, or compiles it without a trace more than `recompiles` times; `only` names the one function "
+        "that counts (Treewright)",
     )
 
 
