@@ -131,8 +131,8 @@ def test_after_autoreload_the_old_class_works_like_the_new_one(module: Any, rate
 
 
 EARLIER = (
-    r"This Net is of an earlier class of that name: the class statement ran again since, as a cell or a reloaded module "
-    r"does\. Make the object anew\."
+    r"This Net is of an earlier class of that name: the class statement ran again since, as a cell or a reloaded "
+    r"module does\. Make the object anew\."
 )
 
 
@@ -152,8 +152,8 @@ def test_where_an_old_instance_lacks_a_field_that_is_said(module: Any) -> None:
 
 
 TWICE = (
-    "Two classes are named Net: the class statement ran twice, as a cell that runs again or a reloaded module does. Make "
-    "all objects anew with the class as it is now."
+    "Two classes are named Net: the class statement ran twice, as a cell that runs again or a reloaded module does. "
+    "Make all objects anew with the class as it is now."
 )
 
 
