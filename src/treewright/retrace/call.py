@@ -169,13 +169,17 @@ def call_differences(old: Signature, new: Signature) -> list[Difference]:
     options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
     if ("donate_argnums",) in options:
         options.pop(("donate_argnames",), None)  # which jit makes of the numbers
-    settings = list(_differences_by_name("setting", old.settings, new.settings))
-    named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
-    return [
-        *_differences_of_arguments(old, new),
-        *(named or settings),  # that without a name holds the others too
-        *options.values(),
-    ]
+    return [*_differences_of_arguments(old, new), *_differences_of_settings(old, new), *options.values()]
+
+
+def _differences_of_settings(old: Signature, new: Signature) -> list[Difference]:
+    found = list(_differences_by_name("setting", old.settings, new.settings))
+    named = [difference for difference in found if difference.path != (UNNAMED_SETTINGS,)]
+    if len(named) == len(found):
+        return named
+    # Those without names hold those with a name too.
+    unnamed = zip(old.settings[UNNAMED_SETTINGS], new.settings[UNNAMED_SETTINGS], strict=True)
+    return named if sum(not same_to_jit(a, b) for a, b in unnamed) <= len(named) else found
 
 
 def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Difference]:
