@@ -115,7 +115,11 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
             traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
-    settings = {name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()}
+    settings: Mapping[str, Any] = {
+        name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()
+    }
+    if like is not None and like.settings == settings:
+        settings = like.settings
     options = {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
 
@@ -199,7 +203,7 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
 
 
 def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys((*old, *new)):
+    for name in () if old is new else dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if not same_to_jit(a, b):
             yield static_difference((name,), a, b, same_to_jit, kind)
