@@ -171,7 +171,8 @@ def test_where_two_classes_of_one_name_meet_that_is_said(module: Any) -> None:
         assert caught.value.__notes__ == [TWICE]
     with pytest.raises(ValueError, match="where= is not a prefix") as caught:
         treewright.partition(old, new)
-    assert caught.value.__cause__.__notes__ == [TWICE]
+    cause: Any = caught.value.__cause__
+    assert cause.__notes__ == [TWICE]
     with pytest.raises(ValueError, match="two classes are named Net"):
         treewright.stack([old, new])
 

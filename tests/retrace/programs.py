@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -397,6 +398,9 @@ def under(setting: Callable[[], Any]) -> Callable[[], None]:
     return program
 
 
+update: Any = jax.config.update
+
+
 class Updated:
     """A setting of `jax.config` for the time of a block."""
 
@@ -404,10 +408,10 @@ class Updated:
         self.name, self.value, self.before = name, value, getattr(jax.config, name)
 
     def __enter__(self) -> None:
-        jax.config.update(self.name, self.value)
+        update(self.name, self.value)
 
     def __exit__(self, *_: object) -> None:
-        jax.config.update(self.name, self.before)
+        update(self.name, self.before)
 
 
 SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -422,7 +426,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 UNNAMED_BEFORE: dict[str, tuple[Callable[[], Any], str]] = {
     name: (
-        (lambda name=name, value=value: Updated(name, value)),
+        functools.partial(Updated, name, value),
         f"jax.config.{name} (setting): {not value} -> {value}",
     )
     for name, value in (

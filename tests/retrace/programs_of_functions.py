@@ -33,7 +33,7 @@ class Comparable:
 
 
 OFFSET = 0.0
-CALLS: list[int] = []
+CALLS: Any = []
 
 
 def affine(a: Any, b: Any, c: Any = 1.0) -> Any:
@@ -123,14 +123,14 @@ def a_lambda_is_made_anew_and_an_argument_changes() -> None:
 
 @says("made anew", ANEW + "made anew by the same code, which captured calls")
 def the_trace_appends_to_a_captured_list() -> None:
-    calls: list[int] = []
+    calls: Any = []
     for _ in range(2):
         jax.jit(lambda x: calls.append(1) or x)(f32(4))
 
 
 @says("made anew", ANEW + "made anew by the same code, which captured names, seen")
 def the_trace_writes_into_a_list_in_a_captured_dict() -> None:
-    seen: dict[str, list[int]] = {"shapes": []}
+    seen: dict[str, Any] = {"shapes": []}
     names = ("a", "b")
     for _ in range(2):
         jax.jit(lambda x: (seen["shapes"].append(len(names)), x)[1])(f32(4))

@@ -527,6 +527,6 @@ def test_an_empty_container_is_no_hazard(tree: Any) -> None:
 def test_a_state_without_parameters_is_no_hazard() -> None:
     from flax.training.train_state import TrainState as FlaxState
 
-    states = (make.create(params={}, tx=optax.sgd(0.1), apply_fn=None) for make in (TrainState, FlaxState))
+    states: Any = (make.create(params={}, tx=optax.sgd(0.1), apply_fn=None) for make in (TrainState, FlaxState))
 
     assert not any(hazard.kind == "unhashable" for state in states for hazard in check_statics(state))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax._src import monitoring
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 def double(x: Any) -> Any:
     return x * 2
+
+
+clear: Any = jax.monitoring.clear_event_listeners
 
 
 def on_two_devices(jitted: Any) -> None:
@@ -171,10 +175,10 @@ def test_listeners_that_were_cleared_are_made_anew_and_a_block_says_so() -> None
 
     with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called within the block"):
         with treewright.max_traces(0):
-            jax.monitoring.clear_event_listeners()
+            clear()
             jitted(jnp.ones(2))
     outer = EventListener()
-    jax.monitoring.clear_event_listeners()
+    clear()
     with pytest.raises(TooManyTracesError), treewright.max_traces(0):
         jitted(jnp.ones(3))
     assert outer.has_heard
@@ -187,7 +191,7 @@ def test_a_block_ends_where_unregistering_would_fail() -> None:
     reports: list[RetraceReport] = []
 
     with pytest.warns(RetraceWarning), treewright.explain_retraces(on_report=reports.append):
-        jax.monitoring.clear_event_listeners()
+        clear()
 
     assert not PROCESS.listeners
     assert not _jax._RELAY.is_known_to_jax()
@@ -246,6 +250,35 @@ def test_a_trace_from_before_the_block_is_known_as_such() -> None:
     [report] = reports
     assert str(report).splitlines()[0].startswith("double retraced (1st trace, ")
     assert str(report).splitlines()[-1] == "    compared with a trace from before the block"
+
+
+def test_what_was_traced_before_the_block_is_compiled_in_it_in_silence() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    jitted(np.ones(2, np.float32))
+    reports: list[RetraceReport] = []
+
+    with treewright.max_traces(0), treewright.explain_retraces(on_report=reports.append):
+        jitted(jax.device_put(np.ones(2, np.float32), jax.devices()[0]))
+        assert not reports
+        jitted(jax.device_put(np.ones(2, np.float32), jax.devices()[1]))
+
+    [report] = reports
+    assert (report.event, report.compared_with) == ("recompile", 0)
+
+
+class Hostile:
+    """Tells nothing of itself."""
+
+    def __getattribute__(self, name: str) -> Never:
+        raise RuntimeError("no attributes")
+
+
+def test_a_shared_trace_whose_arguments_can_not_be_read_is_not_counted() -> None:
+    hostile, function = Hostile(), fresh(lambda x, _: x * 2)
+
+    with treewright.max_traces(1):
+        for options in ({}, {"donate_argnums": ()}, {"keep_unused": True}):
+            jax.jit(function, static_argnums=1, **options)(np.ones(2, np.float32), hostile)
 
 
 def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
