@@ -253,6 +253,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_trees.diff",
         "_trees.level",
+        "_values.reach",
         "_values.snapshot",
         "_values.text",
         "_values.why",

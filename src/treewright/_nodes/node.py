@@ -172,7 +172,7 @@ def _read_outside_pair(view: ChildView, node: Any) -> Any:
     """
     field = view.field
     if node is None:
-        reader = str(sys._getframe(2).f_globals.get("__name__"))
+        reader = str(sys._getframe(2).f_globals.get("__name__"))  # pyright: ignore[reportPrivateUsage]  public, by its docs
         if reader.startswith("IPython.extensions."):
             return view
         if field.default is MISSING and reader == dataclasses.__name__:

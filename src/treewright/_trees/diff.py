@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -104,7 +104,7 @@ def shown(tree: Any) -> str:
 
 
 @contextlib.contextmanager
-def telling_of_classes(*trees: Any) -> Iterator[None]:
+def telling_of_classes(*trees: Any) -> "Generator[None, None, None]":
     """Add to an error within the block what it does not say: that two classes in the trees only share a name."""
     try:
         yield

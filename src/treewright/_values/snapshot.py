@@ -83,7 +83,7 @@ def _containers(named: Mapping[str, Any]) -> dict[Path, int]:
     waiting: list[tuple[Path, Any]] = [((name,), value) for name, value in named.items()]
     while waiting:
         path, value = waiting.pop()
-        if isinstance(value, MUTABLE):
+        if issubclass(class_of(value), MUTABLE):
             found[path] = id(value)
         parts: Iterable[tuple[Any, Any]] = ()
         if isinstance(value, dict) and len(path) < _LEVELS:

@@ -246,7 +246,7 @@ def _of_partials(left: Any, right: Any) -> Cause | None:
     return cause_of(left.func, right.func)
 
 
-def cause_of_partials(left: "functools.partial[Any]", right: "functools.partial[Any]") -> Cause | None:
+def cause_of_partials(left: Any, right: Any) -> Cause | None:
     """With which arguments two partials of one function were made; None if they are of two functions."""
     if not same_content(left.func, right.func):
         return None

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, remembered_tree
+from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit
@@ -124,11 +125,15 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     return Signature(traced, compared, passed, settings, options)
 
 
+def _is_mesh(value: object) -> bool:
+    return isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh)
+
+
 def _setting(value: Any) -> Any:
     """What to keep of a setting: its value, or what prints short in its place."""
-    is_stack = isinstance(value, tuple) and all(isinstance(mesh, jax.sharding.Mesh) for mesh in value)
+    is_stack = class_of(value) is tuple and all(map(_is_mesh, value))
     mesh = (value or (None,))[-1] if is_stack else value  # as `with mesh:` makes it
-    if is_stack or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+    if is_stack or _is_mesh(mesh):
         return MeshInUse(mesh)
     axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
     return remembered(value if axes is None else dict(axes))

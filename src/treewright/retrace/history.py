@@ -209,6 +209,6 @@ def why_another(last: Any, this: Any) -> str:
     """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
     if last == this:
         return Cause("function made anew", "the same function, decorated and jitted anew")
-    if isinstance(last, functools.partial) and isinstance(this, functools.partial):
+    if class_of(last) is class_of(this) is functools.partial:
         return cause_of_partials(last, this) or why(last.func, this.func)
     return why(last, this)
