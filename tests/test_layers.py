@@ -34,7 +34,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_values.reach",
     ),
     "_values.snapshot": (
+        "_jax",
         "_values.freeze",
+        "_values.plain",
         "_values.reach",
         "_values.text",
     ),
@@ -203,6 +205,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_nodes.node",
         "_nodes.spec",
+        "_trees.diff",
         "_trees.level",
         "_trees.where",
         "_values.reach",
@@ -240,6 +243,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "train": (
         "_nodes.fields",
         "_nodes.module",
+        "_trees.diff",
         "_trees.masks",
         "errors",
     ),
@@ -260,6 +264,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_trees.diff",
         "_trees.level",
+        "_values.reach",
         "_values.snapshot",
         "_values.text",
         "_values.why",
@@ -281,6 +286,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.call",
     ),
     "retrace.remedies": (
+        "_jax",
         "_trees.diff",
         "_trees.level",
         "_values.reach",
@@ -291,6 +297,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_trees.diff",
         "_values.reach",
+        "_values.text",
+        "errors",
         "retrace.history",
         "retrace.remedies",
     ),
@@ -314,6 +322,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "retrace.explain": (
         "_jax",
+        "_values.text",
         "errors",
         "retrace.call",
         "retrace.history",

@@ -277,11 +277,11 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
 def test_containers_of_others_are_matched_by_key() -> None:
     assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
     assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [
-        ".<aux_data>[0] (static): list -> int"
+        ".default_factory (static): list -> int"
     ]
     ordered = collections.OrderedDict
     assert lines(ordered(a=1, b=2), ordered(b=2, a=1)) == [
-        ".<aux_data> (static): ('a', 'b') -> ('b', 'a'); the same entries in another order"
+        "the whole tree (static): ('a', 'b') -> ('b', 'a'); the same entries in another order"
     ]
 
 

@@ -163,11 +163,11 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     ),
     "an object without __eq__": (
         lambda: (Plain(1), Plain(2)),
-        "Plain has no __eq__, so each instance is a value of its own",
+        "Plain has no __eq__, so each instance is a value of its own; here size: 1 -> 2",
     ),
     "an object without __eq__ and with the same attributes": (
         lambda: (Plain(1), Plain(1)),
-        "Plain has no __eq__, so each instance is a value of its own; these two have the same attributes",
+        "Plain has no __eq__, so each instance is a value of its own; the attributes of these two print the same",
     ),
 }
 

@@ -8,24 +8,13 @@ from typing import Any, Literal
 import jax
 from jax.core import Tracer
 
-from treewright._jax import Call, user_frame
+from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, remembered_tree
+from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit
-
-# What a trace depends on besides its arguments. All public, and all read the setting of the thread.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_device",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_threefry_partitionable",
-    "jax_random_seed_offset",
-    "jax_debug_key_reuse",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,10 +116,27 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
             traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
-    settings = {f"jax.config.{name}": remembered(getattr(jax.config, name, None)) for name in _SETTINGS}
-    settings["the mesh in use"] = MeshInUse(jax.sharding.get_abstract_mesh())
+    settings: Mapping[str, Any] = {
+        name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()
+    }
+    if like is not None and like.settings == settings:
+        settings = like.settings
     options = {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
+
+
+def _is_mesh(value: object) -> bool:
+    return isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh)
+
+
+def _setting(value: Any) -> Any:
+    """What to keep of a setting: its value, or what prints short in its place."""
+    is_stack = class_of(value) is tuple and all(map(_is_mesh, value))
+    mesh = (value or (None,))[-1] if is_stack else value  # as `with mesh:` makes it
+    if is_stack or _is_mesh(mesh):
+        return MeshInUse(mesh)
+    axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
+    return remembered(value if axes is None else dict(axes))
 
 
 # Where arrays lie
@@ -169,11 +175,20 @@ def placement_of(value: Any) -> Placement | None:
 
 def call_differences(old: Signature, new: Signature) -> list[Difference]:
     """The differences between two calls: of arguments, then of settings and options."""
-    return [
-        *_differences_of_arguments(old, new),
-        *_differences_by_name("setting", old.settings, new.settings),
-        *_differences_by_name("option", old.options, new.options),
-    ]
+    options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
+    if ("donate_argnums",) in options:
+        options.pop(("donate_argnames",), None)  # which jit makes of the numbers
+    return [*_differences_of_arguments(old, new), *_differences_of_settings(old, new), *options.values()]
+
+
+def _differences_of_settings(old: Signature, new: Signature) -> list[Difference]:
+    found = list(_differences_by_name("setting", old.settings, new.settings))
+    named = [difference for difference in found if difference.path != (UNNAMED_SETTINGS,)]
+    if len(named) == len(found):
+        return named
+    # Those without names hold those with a name too.
+    unnamed = zip(old.settings[UNNAMED_SETTINGS], new.settings[UNNAMED_SETTINGS], strict=True)
+    return named if sum(not same_to_jit(a, b) for a, b in unnamed) <= len(named) else found
 
 
 def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Difference]:
@@ -193,7 +208,7 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
 
 
 def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys((*old, *new)):
+    for name in () if old is new else dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if not same_to_jit(a, b):
             yield static_difference((name,), a, b, same_to_jit, kind)

@@ -1,0 +1,48 @@
+"""What is said of whole programs: a report that is not in the table, or a line more, is a failure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import treewright
+from tests.conftest import skip_before_jax
+from tests.retrace.programs_of_functions import KINDS
+
+if TYPE_CHECKING:
+    from treewright import RetraceReport
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
+    pytest.mark.filterwarnings("ignore:.with mesh.. context manager has been deprecated:DeprecationWarning"),
+]
+
+
+def written(report: RetraceReport) -> str:
+    """A report as the table has it."""
+    lines = [line[4:] for line in str(report).splitlines()[1:] if not line.startswith("     ")]
+    told = [line for line in lines if not line.startswith("compared with trace ")]
+    return re.sub(r"( at | \()programs\w*\.py:\d+\)?", "", f"{report.event} {report.number}: {' | '.join(told)}")
+
+
+PROGRAMS = [pytest.param(kind, name, id=f"{kind}: {name}") for kind, programs in KINDS.items() for name in programs]
+
+
+@pytest.mark.parametrize(("kind", "name"), PROGRAMS)
+def test_a_program_is_told_what_happened_and_nothing_else(kind: str, name: str) -> None:
+    program, expected = KINDS[kind][name]
+    if kind == "settings without a name before JAX 0.10.2":
+        skip_before_jax(0, 10, 2)
+    reports: list[RetraceReport] = []
+
+    with treewright.explain_retraces(on_report=reports.append):
+        program()
+
+    assert [written(report) for report in reports] == expected
+
+
+def test_there_are_programs_of_each_kind() -> None:
+    assert len(PROGRAMS) >= 60
+    assert all(len(programs) >= 2 for programs in KINDS.values())
