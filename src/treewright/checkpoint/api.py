@@ -13,6 +13,7 @@ from treewright.checkpoint.tree import ReadingCodec, manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
+Modules = str | ModuleType | Sequence[str | ModuleType]
 
 
 def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
@@ -54,12 +55,12 @@ def load(
     progress: bool | None = ...,
 ) -> T: ...
 @overload
-def load(path: StrPath, *, modules: Sequence[str | ModuleType] = ..., progress: bool | None = ...) -> Any: ...
+def load(path: StrPath, *, modules: Modules = ..., progress: bool | None = ...) -> Any: ...
 def load(
     path: StrPath,
     *,
     like: Any = ...,  # None is a tree
-    modules: Sequence[str | ModuleType] = (),
+    modules: Modules = (),
     on_static: OnStatic = "error",
     allow_cast: bool = False,
     strict: bool = True,
@@ -76,7 +77,7 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        modules: Where classes and functions may come from, as modules or their names. They are imported. Only their
+        modules: Where classes and functions may come from, as modules or their names, or one of them. They are imported. Only their
             own classes and functions are found, and Treewright's.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
             static that has no exact form, such as a closure, is compared by a description, and only warned of.
@@ -114,7 +115,8 @@ def load(
         read = file.reader(progress=progress)
         if like is not ...:
             return restored(file.manifest, read, like, options)
-        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *modules]))
+        given = [modules] if isinstance(modules, str | ModuleType) else modules
+        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *given]))
 
 
 def read_manifest(path: StrPath) -> Manifest:

@@ -116,9 +116,9 @@ def index_of(place: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(slice(0, size) for size in shape)
     bounds = [tuple(map(int, part.split(":"))) for part in place.split(",")]
     if len(bounds) != len(shape) or any(len(bound) != 2 for bound in bounds):
-        raise ValueError(f"{place!r} is not a block of an array of rank {len(shape)}")
+        raise ValueError(f"{place[:60]!r} is not a block of an array of rank {len(shape)}")
     if any(not 0 <= start < stop <= size for (start, stop), size in zip(bounds, shape, strict=True)):
-        raise ValueError(f"{place!r} is not a block of an array of shape {shape}")
+        raise ValueError(f"{place[:60]!r} is not a block of an array of shape {shape}")
     return tuple(slice(start, stop) for start, stop in bounds)
 
 
