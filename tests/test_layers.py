@@ -71,7 +71,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_values.reach",
         "errors",
     ),
+    "_nodes.json_kinds": (
+        "_jax",
+        "_values.reach",
+        "errors",
+    ),
     "_nodes.as_json": (
+        "_nodes.json_kinds",
         "_nodes.spec",
         "_nodes.statics",
         "_values.freeze",
@@ -310,7 +316,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.traced",
         "retrace.watch",
     ),
-    "checkpoint.atomic": (),
+    "checkpoint.atomic": ("errors",),
     "checkpoint.leaves": (
         "_jax",
         "_values.freeze",
@@ -324,6 +330,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
     ),
     "checkpoint.manifest": (
+        "_nodes.as_json",
+        "_nodes.json_kinds",
         "_values.reach",
         "checkpoint.digests",
         "checkpoint.leaves",
@@ -335,6 +343,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.spec",
         "_trees.level",
         "_trees.paths",
+        "_values.freeze",
         "_values.reach",
         "_values.text",
         "checkpoint.leaves",
@@ -342,6 +351,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
     ),
     "checkpoint.compare": (
+        "_nodes.as_json",
+        "_nodes.json_kinds",
         "_values.freeze",
         "_values.reach",
         "_values.text",
@@ -358,10 +369,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "checkpoint.tree",
         "errors",
     ),
+    "checkpoint.layout": (
+        "checkpoint.leaves",
+        "checkpoint.manifest",
+        "errors",
+    ),
     "checkpoint.file": (
         "_jax",
         "checkpoint.atomic",
         "checkpoint.digests",
+        "checkpoint.layout",
         "checkpoint.leaves",
         "checkpoint.manifest",
         "checkpoint.restore",

@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp

@@ -390,11 +390,11 @@ def nested(depth: int) -> Any:
 HOSTILE: dict[str, tuple[Any, str]] = {
     "a kind that is no string": ([[1], 2], r"a list is not of a kind of static value that this version"),
     "an unknown kind": (["later", 1], r"\['later', \.\.\.\] is not of a kind"),
-    "too few parts": (["node"], r"\['node', \.\.\.\] is not of the form that a node has"),
-    "too many parts": (["bytes", "", ""], r"\['bytes', \.\.\.\] is not of the form that a bytes has"),
-    "a part of another kind": (["enum", "a", 3], r"is not of the form that a enum has"),
-    "a size below nothing": (["FrozenArray", "int8", [-1], ""], r"is not of the form that a FrozenArray has"),
-    "a pair of three": (["FrozenMapping", [1, 2, 3]], r"is not of the form that a FrozenMapping has"),
+    "too few parts": (["node"], r".*has other parts than its kind"),
+    "too many parts": (["bytes", "", ""], r".*has other parts than its kind"),
+    "a part of another kind": (["enum", "a", 3], r".*has other parts than its kind"),
+    "a size below nothing": (["FrozenArray", "int8", [-1], ""], r".*has other parts than its kind"),
+    "a pair of three": (["FrozenMapping", [1, 2, 3]], r".*has other parts than its kind"),
     "an object": ({"a": 1}, r"a dict is not of a kind of static value"),
     "deep": (nested(65), r"it goes more than 64 levels deep"),
     "very deep": (nested(300), r"it goes more than 64 levels deep"),
@@ -491,9 +491,9 @@ def test_children_that_are_nowhere_take_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "int"}, "is a int of shape \\(2, 3\\) and dtype float32, and there are none"),
-        ({"kind": "numpy scalar"}, "is a numpy scalar of shape"),
-        ({"kind": "key", "key": "threefry2x32"}, "is a key of shape"),
+        ({"kind": "int"}, r"of kind int, has the shape \(2, 3\) and the dtype float32"),
+        ({"kind": "numpy scalar"}, "of kind numpy scalar, has the shape"),
+        ({"kind": "key", "key": "threefry2x32"}, "of kind key, has the shape"),
         ({"shape": [True, 6]}, "has an impossible shape"),
     ],
 )

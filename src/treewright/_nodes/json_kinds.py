@@ -120,7 +120,7 @@ def statics_in(encoded: Any, forms: "types.MappingProxyType[str, Form]") -> Iter
             return [inner for value, part in parts for inner in part(value)]
         except _WrongPartError:
             pass
-    raise StaticSerializationError(f"{shown(encoded)} is not of the form that a {name} has.")
+    raise StaticSerializationError(f"{shown(encoded)} has other parts than its kind.")
 
 
 def shown(encoded: Any) -> str:

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from treewright._nodes.as_json import FORMS
-from treewright._nodes.json_kinds import shown, statics_in
-from treewright._values.reach import public
+from treewright._nodes.json_kinds import PLAIN, shown, statics_in
+from treewright._values.reach import class_of, public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
 from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, can_be, of_one_name
 from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
@@ -236,7 +236,7 @@ def check_static(encoded: Any) -> None:
     Raises:
         StaticSerializationError: If it is not.
     """
-    waiting = [(encoded, 0)]
+    waiting = [(encoded, 0)] if class_of(encoded) not in PLAIN else []
     while waiting:
         static, depth = waiting.pop()
         if depth > STATIC_DEPTH:
@@ -320,7 +320,7 @@ def _leaf(entry: Any) -> Leaf:
     if len(shape) > 64 or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise _WrongError(f"{shown(path)} has an impossible shape")
     if not can_be(kind, shape, dtype):
-        raise _WrongError(f"{shown(path)} is a {kind} of shape {shape} and dtype {dtype}, and there are none")
+        raise _WrongError(f"{shown(path)}, of kind {kind}, has the shape {shape} and the dtype {dtype}")
     key = _take(entry, "key", str) if kind == "key" else None
     form = Form(kind, shape, dtype, _take_if_there(entry, "weak", bool, otherwise=False), key)
     _check_digests(entry["digest"], shape, path)
