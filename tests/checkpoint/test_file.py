@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import stat
 import subprocess
@@ -263,3 +264,34 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(
     with pytest.raises(ImportError, match=rf"{message}.*Install it with: pip install 'treewright\[checkpoint\]'"):
         use()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_search_for_cycles_is_as_it_was_after_saving_and_loading(enabled: bool, tmp_path: Path) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        save(tmp_path / "x", 1)
+        assert gc.isenabled() == enabled
+        load(tmp_path / "x")
+        with pytest.raises(CheckpointError):
+            load(tmp_path / "none")
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_small_arrays_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = os.write
+
+    def watched(descriptor: int, data: Any) -> int:
+        sizes.append(len(data))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", watched)
+    tree = {f"{i}": np.full(i % 5, i, np.int32) for i in range(3000)} | {"large": np.arange(1 << 17)}
+    save(tmp_path / "x", tree)
+
+    assert len(sizes) <= 4
+    assert_same(load(tmp_path / "x"), tree)

@@ -19,7 +19,7 @@ import numpy as np
 
 from treewright._nodes.json_kinds import (
     EXACT,
-    Form,
+    StaticForm,
     listed,
     named,
     number,
@@ -344,33 +344,33 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 
 # Kinds that are not of one class of Python's or JAX's: what parts they have, and how they are read.
-_OWN: tuple[tuple[str, Form, Callable[..., Any]], ...] = (
-    ("int", Form((text,)), lambda _, digits: int(digits, 16)),
-    ("float", Form((text,)), StaticCodec.read_float),
-    ("complex", Form((text, text)), StaticCodec.read_complex),
-    ("bytes", Form((text,)), StaticCodec.read_bytes),
-    ("dtype", Form((text,)), StaticCodec.read_dtype),
-    ("FrozenArray", Form((text, sizes, text)), StaticCodec.read_array),
-    ("scalar", Form((text, sizes, text)), StaticCodec.read_scalar),
-    ("tuple", Form((), static), StaticCodec.read_items),
-    ("list", Form((), static), lambda codec, *items: list(map(codec.decode, items))),
-    ("dict", Form((), pair), lambda codec, *items: dict(codec.read_mapping(*items))),
-    ("frozenset", Form((), static), StaticCodec.read_frozenset),
-    ("FrozenMapping", Form((), pair), StaticCodec.read_mapping),
-    ("enum", Form((text, text)), StaticCodec.read_enum),
-    ("flag", Form((text, number)), StaticCodec.read_flag),
-    ("partial", Form((static, listed, named)), StaticCodec.read_partial),
-    ("namedtuple", Form((text,), static), StaticCodec.read_namedtuple),
-    ("node", Form((text, named), static), StaticCodec.read_node),
-    ("dataclass", Form((text, named)), StaticCodec.read_dataclass),
-    ("name", Form((text,)), StaticCodec.read_name),
-    ("described", Form((text,)), StaticCodec.read_described),
+_OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
+    ("int", StaticForm((text,)), lambda _, digits: int(digits, 16)),
+    ("float", StaticForm((text,)), StaticCodec.read_float),
+    ("complex", StaticForm((text, text)), StaticCodec.read_complex),
+    ("bytes", StaticForm((text,)), StaticCodec.read_bytes),
+    ("dtype", StaticForm((text,)), StaticCodec.read_dtype),
+    ("FrozenArray", StaticForm((text, sizes, text)), StaticCodec.read_array),
+    ("scalar", StaticForm((text, sizes, text)), StaticCodec.read_scalar),
+    ("tuple", StaticForm((), static), StaticCodec.read_items),
+    ("list", StaticForm((), static), lambda codec, *items: list(map(codec.decode, items))),
+    ("dict", StaticForm((), pair), lambda codec, *items: dict(codec.read_mapping(*items))),
+    ("frozenset", StaticForm((), static), StaticCodec.read_frozenset),
+    ("FrozenMapping", StaticForm((), pair), StaticCodec.read_mapping),
+    ("enum", StaticForm((text, text)), StaticCodec.read_enum),
+    ("flag", StaticForm((text, number)), StaticCodec.read_flag),
+    ("partial", StaticForm((static, listed, named)), StaticCodec.read_partial),
+    ("namedtuple", StaticForm((text,), static), StaticCodec.read_namedtuple),
+    ("node", StaticForm((text, named), static), StaticCodec.read_node),
+    ("dataclass", StaticForm((text, named)), StaticCodec.read_dataclass),
+    ("name", StaticForm((text,)), StaticCodec.read_name),
+    ("described", StaticForm((text,)), StaticCodec.read_described),
 )
 _DECODERS = types.MappingProxyType({kind: read for kind, _, read in _OWN})
 _EXACT = types.MappingProxyType({exact.cls: exact for exact in EXACT})
 _EXACT_READERS = types.MappingProxyType({exact.kind: exact.read for exact in EXACT})
 
 # What every kind consists of.
-FORMS: types.MappingProxyType[str, Form] = types.MappingProxyType(
+FORMS: types.MappingProxyType[str, StaticForm] = types.MappingProxyType(
     {kind: form for kind, form, _ in _OWN} | {exact.kind: exact.form for exact in EXACT}
 )

@@ -35,7 +35,7 @@ _UNCONSTRAINED = "UNCONSTRAINED"
 # The grammar
 
 
-class Form(NamedTuple):
+class StaticForm(NamedTuple):
     """The parts of a kind."""
 
     parts: tuple[Part, ...]
@@ -93,12 +93,12 @@ def named(part: Any) -> Iterable[Any]:
     return cast("Iterable[Any]", _held(part, dict).values())
 
 
-def parts_of(form: Form, start: int = 0) -> Iterator[Part]:
+def parts_of(form: StaticForm, start: int = 0) -> Iterator[Part]:
     """The parts that a static of this form has from one of them on, without end where there may be any number."""
     return itertools.islice(itertools.chain(form.parts, itertools.repeat(form.rest or text)), start, None)
 
 
-def statics_in(encoded: Any, forms: "types.MappingProxyType[str, Form]") -> Iterable[Any]:
+def statics_in(encoded: Any, forms: "types.MappingProxyType[str, StaticForm]") -> Iterable[Any]:
     """The statics directly inside of one in typed form, which has to be of one of these forms.
 
     Raises:
@@ -157,7 +157,7 @@ class Exact(NamedTuple):
 
     cls: type[Any]
     kind: str
-    form: Form
+    form: StaticForm
     write: Callable[[Any, Write], Iterable[Any] | None]
     read: Callable[..., Any]
 
@@ -225,9 +225,9 @@ def _read_pattern(read: Read, pattern: Any, flags: int) -> Any:
 
 
 def _write_spec(value: Any, write: Write) -> Iterable[Any] | None:
-    spec = untyped_jax.sharding.PartitionSpec
-    if spec(*value) != value:  # it has axes that are not reduced, besides
+    if value.unreduced or value.reduced:
         return None
+    spec = untyped_jax.sharding.PartitionSpec
     return [[_UNCONSTRAINED] if axes is spec.UNCONSTRAINED else write(axes) for axes in value]
 
 
@@ -270,39 +270,39 @@ def _read_sharding(read: Read, mesh: Any, spec: Any, memory: Any) -> Any:
 
 def _by_text(cls: type[Any], kind: str, write: Callable[[Any], str], read: Callable[[str], Any] | None = None) -> Exact:
     """A class whose values are one string."""
-    return Exact(cls, kind, Form((text,)), lambda value, _: [write(value)], lambda _, value: (read or cls)(value))
+    return Exact(cls, kind, StaticForm((text,)), lambda value, _: [write(value)], lambda _, value: (read or cls)(value))
 
-
-_MESH = Form((listed, sizes, listed))
 
 EXACT: tuple[Exact, ...] = (
-    Exact(slice, "slice", Form((static, static, static)), _write_bounds, _read_slice),
-    Exact(range, "range", Form((static, static, static)), _write_bounds, _read_range),
+    Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _read_slice),
+    Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _read_range),
     _by_text(decimal.Decimal, "Decimal", str),
-    Exact(fractions.Fraction, "Fraction", Form((static, static)), _write_fraction, _read_fraction),
+    Exact(fractions.Fraction, "Fraction", StaticForm((static, static)), _write_fraction, _read_fraction),
     _by_text(dt.date, "date", dt.date.isoformat, dt.date.fromisoformat),
-    Exact(dt.time, "time", Form((text, number, static)), _write_time, _read_time),
-    Exact(dt.datetime, "datetime", Form((text, number, static)), _write_time, _read_moment),
+    Exact(dt.time, "time", StaticForm((text, number, static)), _write_time, _read_time),
+    Exact(dt.datetime, "datetime", StaticForm((text, number, static)), _write_time, _read_moment),
     Exact(
         dt.timedelta,
         "timedelta",
-        Form((number, number, number)),
+        StaticForm((number, number, number)),
         lambda value, _: [value.days, value.seconds, value.microseconds],
         lambda _, *parts: dt.timedelta(*parts),
     ),
-    Exact(dt.timezone, "timezone", Form((static, static)), _write_zone, _read_zone),
-    Exact(zoneinfo.ZoneInfo, "ZoneInfo", Form((text,)), _write_place, lambda _, key: zoneinfo.ZoneInfo(key)),
-    Exact(uuid.UUID, "UUID", Form((text,)), _write_uuid, lambda _, digits: uuid.UUID(digits)),
-    Exact(re.Pattern, "Pattern", Form((static, number)), _write_pattern, _read_pattern),
+    Exact(dt.timezone, "timezone", StaticForm((static, static)), _write_zone, _read_zone),
+    Exact(zoneinfo.ZoneInfo, "ZoneInfo", StaticForm((text,)), _write_place, lambda _, key: zoneinfo.ZoneInfo(key)),
+    Exact(uuid.UUID, "UUID", StaticForm((text,)), _write_uuid, lambda _, digits: uuid.UUID(digits)),
+    Exact(re.Pattern, "Pattern", StaticForm((static, number)), _write_pattern, _read_pattern),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath)),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PosixPath, pathlib.WindowsPath)),
-    Exact(jax.sharding.PartitionSpec, "PartitionSpec", Form((), _axes), _write_spec, _read_spec),
-    Exact(jax.sharding.Mesh, "Mesh", _MESH, _write_mesh, _read_mesh),
-    Exact(jax.sharding.AbstractMesh, "AbstractMesh", _MESH, _write_mesh, _read_abstract_mesh),
+    Exact(jax.sharding.PartitionSpec, "PartitionSpec", StaticForm((), _axes), _write_spec, _read_spec),
+    Exact(jax.sharding.Mesh, "Mesh", StaticForm((listed, sizes, listed)), _write_mesh, _read_mesh),
+    Exact(
+        jax.sharding.AbstractMesh, "AbstractMesh", StaticForm((listed, sizes, listed)), _write_mesh, _read_abstract_mesh
+    ),
     Exact(
         jax.sharding.NamedSharding,
         "NamedSharding",
-        Form((static, static, static)),
+        StaticForm((static, static, static)),
         _write_sharding,
         _read_sharding,
     ),

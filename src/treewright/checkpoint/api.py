@@ -96,8 +96,7 @@ def load(
         CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
             was saved and what the tree has; `differences` has them as data.
         CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it can't be opened, is a file of another kind, needs a newer Treewright, or can't be made
-            from `modules`.
+        CheckpointError: If it can't be opened, is of another kind, needs a newer Treewright, or other `modules`.
 
     Examples:
         >>> import tempfile, os
@@ -119,8 +118,11 @@ def load(
         read = file.reader(progress=progress)
         if like is not ...:
             return restored(file.manifest, read, like, options)
-        given = [modules] if isinstance(modules, str | ModuleType) else modules
-        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *given]))
+        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *_listed(modules)]))
+
+
+def _listed(modules: Modules) -> Sequence[str | ModuleType]:
+    return [modules] if isinstance(modules, str | ModuleType) else modules
 
 
 def read_manifest(path: StrPath) -> Manifest:

@@ -24,24 +24,27 @@ WHOLE = "all"
 _LARGE = 1 << 20  # bytes from which on an array is worth a thread
 
 
-def new_digest() -> Any:
-    """A running digest with `update` and `hexdigest`.
+def _xxhash() -> Any:
+    """The package.
 
     Raises:
-        ImportError: If xxhash is not installed.
+        ImportError: If it is not installed.
     """
     try:
         import xxhash
     except ImportError as error:
         raise missing_extra("The digest of a checkpoint", "xxhash", "checkpoint") from error
-    return xxhash.xxh3_128()
+    return xxhash
+
+
+def new_digest() -> Any:
+    """A running digest with `update` and `hexdigest`."""
+    return _xxhash().xxh3_128()
 
 
 def digest_of(data: Any) -> str:
     """The digest of bytes or of a buffer, as 32 hexadecimal digits."""
-    digest = new_digest()
-    digest.update(data)
-    return str(digest.hexdigest())
+    return str(_xxhash().xxh3_128_hexdigest(data))
 
 
 def digests_of(arrays: Iterable[Any]) -> list[dict[str, str]]:

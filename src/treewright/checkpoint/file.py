@@ -15,7 +15,7 @@ import jax
 
 from treewright._jax import untyped_jax
 from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write_all
-from treewright.checkpoint.digests import WHOLE, digests_of, new_digest
+from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
 from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous, empty, stored
 from treewright.checkpoint.manifest import with_digests
@@ -117,9 +117,9 @@ class SafetensorsFile:
         self.descriptor = _opened(path)
         try:
             size = os.fstat(self.descriptor).st_size
-            length = length_of(self.bytes_at(0, LENGTH.size * 4), size)
-            self.begin = LENGTH.size + length
-            self.manifest, self.starts = contents(self.bytes_at(LENGTH.size, length), size - self.begin)
+            length = length_of(self.bytes_at(0, 4 * LENGTH), size)
+            self.begin = LENGTH + length
+            self.manifest, self.starts = contents(self.bytes_at(LENGTH, length), size - self.begin)
         except CheckpointError as error:
             os.close(self.descriptor)
             raise type(error)(f"{path} can't be loaded: {error}") from error
@@ -193,19 +193,28 @@ class SafetensorsFile:
 
     def _read(self, leaf: Leaf) -> Any:
         """An array, read in chunks, whose digest is taken while they are at hand."""
-        array, digest, start = empty(leaf.form), new_digest(), self.begin + self.starts[leaf.name]
+        array, start = empty(leaf.form), self.begin + self.starts[leaf.name]
         memory = memoryview(bytes_of(array))
-        for offset in range(0, len(memory), _CHUNK):
-            chunk = memory[offset : offset + _CHUNK]
-            if self.fill(chunk, start + offset) != len(chunk):
-                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            digest.update(chunk)
-        saved, now = leaf.digests.get(WHOLE), digest.hexdigest()
+        if len(memory) <= _CHUNK:
+            self._fill(memory, start, leaf)
+            now = digest_of(memory)
+        else:
+            digest = new_digest()
+            for offset in range(0, len(memory), _CHUNK):
+                chunk = memory[offset : offset + _CHUNK]
+                self._fill(chunk, start + offset, leaf)
+                digest.update(chunk)
+            now = digest.hexdigest()
+        saved = leaf.digests.get(WHOLE)
         if now != saved:
             raise CheckpointDamagedError(
                 f"{leaf.path} is damaged in {self.path}: its bytes have the digest {now}, and {saved} was saved."
             )
         return array
+
+    def _fill(self, memory: memoryview, start: int, leaf: Leaf) -> None:
+        if self.fill(memory, start) != len(memory):
+            raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
 
 
 def _opened(path: Path) -> int:

@@ -5,7 +5,6 @@ nothing. Tests hold that it reads what is written here, and the other way round.
 """
 
 import json
-import struct
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -15,7 +14,7 @@ from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 RESERVED = "__metadata__"  # the name that is not an array's
-LENGTH = struct.Struct("<Q")
+LENGTH = 8  # bytes of the number that says how long the header is
 _KEY = "treewright"  # of the manifest in the metadata
 
 # What safetensors has a name for. Anything else is written as bytes, with one dimension more.
@@ -70,7 +69,7 @@ def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
             f"most. CheckpointManager saves trees of any size."
         )
     text += b" " * (-len(text) % 8)
-    return LENGTH.pack(len(text)) + text
+    return len(text).to_bytes(LENGTH, "little") + text
 
 
 def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
@@ -90,9 +89,9 @@ def length_of(head: bytes, size: int) -> int:
         CheckpointError: If this is a file of another kind.
         CheckpointDamagedError: If there can't be such a header.
     """
-    length = LENGTH.unpack_from(head)[0] if len(head) >= LENGTH.size else -1
-    if 2 <= length <= min(size - LENGTH.size, 100_000_000):
-        return cast("int", length)
+    length = int.from_bytes(head[:LENGTH], "little")
+    if 2 <= length <= min(size - LENGTH, LONGEST):
+        return length
     for start, words in _OTHERS:
         if head.startswith(start):
             raise CheckpointError(f"it is {words}, not a safetensors file.")

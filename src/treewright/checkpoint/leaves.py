@@ -135,14 +135,14 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     cls = class_of(leaf)
     if cls in _SCALARS:
         return Form(_SCALARS[cls], (), _stored_scalar(leaf).dtype.name)
+    if cls in _PLAIN_ARRAYS:
+        return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     if isinstance(leaf, Tracer):
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
         return _jax_form(leaf)
     if issubclass(cls, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
-    if cls in _PLAIN_ARRAYS:
-        return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     raise CanNotBeSavedError(f"is {_shown(leaf)}, not an array or a number. Make it a static, or wrap it in Static")
 
 

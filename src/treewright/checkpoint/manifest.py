@@ -33,6 +33,7 @@ _OF_BRANCH: Mapping[str, type[Any]] = MappingProxyType({"steps": list, "path": s
 _OF_LEAF: Mapping[str, type[Any]] = MappingProxyType(
     {"steps": list, "path": str, "kind": str, "shape": list, "dtype": str, "digest": dict}
 )
+_STRINGS, _INTS = frozenset({str}), frozenset({int})
 
 
 @public("treewright.checkpoint")
@@ -275,7 +276,7 @@ def _take_if_there(entry: dict[str, Any], key: str, kind: type[Any], otherwise: 
 
 
 def _texts(items: list[Any], key: str) -> tuple[str, ...]:
-    if not set(map(type, items)) <= {str}:
+    if not _STRINGS.issuperset(map(type, items)):
         raise _WrongError(f"{key!r} holds more than strings")
     return tuple(items)
 
@@ -317,7 +318,11 @@ def _leaf(entry: Any) -> Leaf:
     path, kind, dtype, shape = entry["path"], entry["kind"], entry["dtype"], tuple(entry["shape"])
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"{shown(path)} is a {shown(kind)} of {shown(dtype)}, and no such leaf can be saved")
-    if len(shape) > 64 or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+    if (
+        len(shape) > 64
+        or not _INTS.issuperset(map(type, shape))
+        or (shape and not 0 <= min(shape) <= max(shape) < 2**63)
+    ):
         raise _WrongError(f"{shown(path)} has an impossible shape")
     if not can_be(kind, shape, dtype):
         raise _WrongError(f"{shown(path)}, of kind {kind}, has the shape {shape} and the dtype {dtype}")
