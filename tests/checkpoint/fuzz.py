@@ -40,6 +40,7 @@ from treewright.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+PARTIAL: Any = jax.tree_util.Partial
 SECONDS = 5.0  # of the processor that one file may take
 MEGABYTES = 400  # that the process may grow by, with all it has loaded
 CLASSES = [
@@ -252,7 +253,7 @@ class Fuzzer:
         self.chance = random.Random(seed)
         self.path = folder / "x"
         whole = tree()
-        foreign = {"key": whole["key"], "foreign": jax.tree_util.Partial(max, 1), "array": [jnp.ones(3)] * 3}
+        foreign = {"key": whole["key"], "foreign": PARTIAL(max, 1), "array": [jnp.ones(3)] * 3}
         self.saved = [Saved(self.path, each) for each in (foreign, whole)]
         self.tree = whole
         self.seen: Counter[str] = Counter()

@@ -252,7 +252,8 @@ def test_a_forged_factory_of_a_defaultdict_is_refused(factory: Any, tmp_path: Pa
     from treewright.checkpoint.restore import restored_alone
     from treewright.checkpoint.tree import ReadingCodec
 
-    save(tmp_path / "x", defaultdict(list, a=1))
+    saved: Any = defaultdict(list, a=1)
+    save(tmp_path / "x", saved)
     assert load(tmp_path / "x").default_factory is list
     document = read_manifest(tmp_path / "x").to_json()
     forged = from_json(changed(document, ("nodes", 0, "statics", "default_factory"), factory))
@@ -266,7 +267,8 @@ def test_a_forged_factory_of_a_defaultdict_is_refused(factory: Any, tmp_path: Pa
 def test_a_single_module_is_enough(tmp_path: Path) -> None:
     save(tmp_path / "x", Settings(jax.nn.relu))
 
-    for modules in ([models, "jax.nn"], (models, jax.nn)):
+    several: list[Any] = [[models, "jax.nn"], (models, jax.nn)]
+    for modules in several:
         assert load(tmp_path / "x", modules=modules) == Settings(jax.nn.relu)
     save(tmp_path / "x", Settings(1))
     for module in (models, models.__name__):

@@ -312,6 +312,18 @@ def test_a_step_given_to_load_leads_to_the_manager(tmp_path: Path) -> None:
             load(path)
 
 
+def test_a_file_is_closed_when_opening_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    save(tmp_path / "x", 1)
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208  the number is all that is asked
+    monkeypatch.setattr("treewright.checkpoint.file.contents", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path / "x")
+    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
+
+
 # What was left by writers that died
 
 

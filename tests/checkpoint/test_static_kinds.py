@@ -1,4 +1,4 @@
-"""Statics of Python's and JAX's own classes: exact where they have a form, described where a form would lose something."""
+"""Statics of Python's and JAX's own classes: exact where they have a form, described where it would lose a part."""
 
 from __future__ import annotations
 
@@ -99,3 +99,32 @@ def test_a_key_that_has_no_form_needs_a_template(tmp_path: Path) -> None:
     assert load(tmp_path / "x", like={key: 0}) == {key: 1}
     with pytest.raises(CheckpointError, match=r"it was saved as a description only, .*Key"):
         load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["Pattern", "a" * 10_001, 0],
+        ["Pattern", "(" * 5000, 0],
+        ["Pattern", "a", int(re.DEBUG)],
+        ["date", "2024-13-01"],
+        ["Fraction", 1, 0],
+        ["UUID", "0"],
+        ["ZoneInfo", "../../etc/passwd"],
+        ["Decimal", "x"],
+        ["int", "1_"],
+        ["range", 1, 2, 0],
+        ["FrozenArray", "int8", [2**60], ""],
+        ["datetime", "2024-01-01", 7, None],
+        ["timedelta", 10**30, 0, 0],
+        ["NamedSharding", 1, 2, 3],
+        ["bytes", "a"],
+    ],
+    ids=lambda form: f"{form[0]} {form[1]}"[:20],
+)
+def test_a_forged_part_is_an_error_of_ours(forged: Any, tmp_path: Path) -> None:
+    document = document_of(Settings(1), tmp_path)
+    manifest = from_json(changed(document, ("nodes", 0, "statics", "value"), ["tuple", forged]))
+
+    with pytest.raises(CheckpointError, match=r"The tree can't be made from its file alone:\n.* can't be read: "):
+        restored_alone(manifest, lambda _: iter(()), ReadingCodec([models]))

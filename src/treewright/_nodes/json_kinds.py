@@ -107,11 +107,12 @@ def statics_in(encoded: Any, forms: "types.MappingProxyType[str, StaticForm]") -
     kind = class_of(encoded)
     if kind in PLAIN:
         return ()
-    name = encoded[0] if kind is list and encoded else None
+    name: Any = encoded[0] if kind is list and encoded else None
     form = forms.get(name) if class_of(name) is str else None
     if form is None:
         raise StaticSerializationError(
-            f"{shown(encoded)} is not of a kind of static value that this version of Treewright knows."
+            f"{shown(encoded if name is None else name)} is not a kind of static value that this version of Treewright "
+            f"knows."
         )
     given = len(encoded) - 1 - len(form.parts)
     if given == 0 or (given > 0 and form.rest is not None):
@@ -204,7 +205,8 @@ def _read_zone(read: Read, offset: Any, name: Any) -> Any:
 
 
 def _write_place(value: zoneinfo.ZoneInfo, _: Write) -> Iterable[Any] | None:
-    return None if value.key is None else [value.key]
+    key: str | None = value.key  # none, where it was read from a file
+    return None if key is None else [key]
 
 
 def _write_uuid(value: uuid.UUID, _: Write) -> Iterable[Any] | None:

@@ -120,11 +120,10 @@ class SafetensorsFile:
             length = length_of(self.bytes_at(0, 4 * LENGTH), size)
             self.begin = LENGTH + length
             self.manifest, self.starts = contents(self.bytes_at(LENGTH, length), size - self.begin)
-        except CheckpointError as error:
+        except BaseException as error:
             os.close(self.descriptor)
-            raise type(error)(f"{path} can't be loaded: {error}") from error
-        except BaseException:
-            os.close(self.descriptor)
+            if isinstance(error, CheckpointError):
+                raise type(error)(f"{path} can't be loaded: {error}") from error
             raise
 
     def bytes_at(self, start: int, length: int) -> bytes:
