@@ -52,19 +52,21 @@ CLASSES = [
 ]
 # What stands in the parts of forms: dates, digits, keys of time zones, paths, regular expressions, base64.
 TEXTS = [
-    "2024-02-29",
-    "01:02:03",
-    "0x1f",
-    "inf",
-    "nan",
-    "0" * 32,
-    "UTC",
-    "../a",
-    "(" * 50 + ")" * 50,
-    "a{1,9999}",
-    "AAAA",
+    *(
+        "2024-02-29",
+        "01:02:03",
+        "0x1f",
+        "inf",
+        "nan",
+        "0" * 32,
+        "UTC",
+        "../a",
+        "(" * 50 + ")" * 50,
+        "a{1,9999}",
+        "AAAA",
+    ),
+    *("READ", "BLUE", "Auto", "relu", "-1e999999", "\ud800", "\0", "x" * 100),
 ]
-TEXTS += ["READ", "BLUE", "Auto", "relu", "-1e999999", "\ud800", "\0", "x" * 100]
 
 
 def tree() -> Any:

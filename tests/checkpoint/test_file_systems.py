@@ -28,7 +28,7 @@ from treewright.checkpoint import atomic, load, read_manifest, save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 TREE = {"large": np.arange(50_000), "small": [np.arange(3), 1, 2.5], "jax": jnp.ones((4, 5))}
@@ -331,7 +331,7 @@ def left(folder: Path, table: str, process: int, *, age: float) -> Path:
     """An unfinished file of a process, to which nobody has written for so many seconds."""
     path = folder / f".treewright-saving-{table}-{process}-0123"
     path.write_bytes(b"half")
-    os.utime(path, (time.time() - age,) * 2)
+    os.utime(path, (time.time() - age, time.time() - age))
     return path
 
 
@@ -409,7 +409,7 @@ def test_another_error_of_a_lock_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 @contextlib.contextmanager
-def patched(**calls: Any) -> Iterator[None]:
+def patched(**calls: Any) -> Generator[None]:
     """Other calls of `os`, and `flock`, for a while."""
     with pytest.MonkeyPatch.context() as patch:
         for name, call in calls.items():

@@ -81,7 +81,7 @@ class StaticCodec:
         """JSON for a value; anything but plain scalars is a list that begins with its kind."""
         kind = class_of(value)
         if kind in _PLAIN or (kind is float and math.isfinite(value)):
-            return value if kind is not int or value.bit_length() <= _WRITTEN_BITS else ["int", hex(value)]
+            return ["int", hex(value)] if kind is int and value.bit_length() > _WRITTEN_BITS else value
         if kind in _ENCODERS:
             parts = _ENCODERS[kind](self, value)
             return self.unnamed(value) if parts is None else [kind.__name__, *parts]
@@ -199,6 +199,9 @@ class StaticCodec:
             )
         return cls
 
+    def read_int(self, digits: str) -> Any:
+        return int(digits, 16)
+
     def read_float(self, text: str) -> Any:
         return float(text)
 
@@ -219,6 +222,12 @@ class StaticCodec:
 
     def read_items(self, *items: Any) -> Any:
         return tuple(map(self.decode, items))
+
+    def read_list(self, *items: Any) -> Any:
+        return list(map(self.decode, items))
+
+    def read_dict(self, *items: Any) -> Any:
+        return dict(self.read_mapping(*items))
 
     def read_frozenset(self, *items: Any) -> Any:
         return frozenset(self.decode_keys(items))
@@ -345,7 +354,7 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 # Kinds that are not of one class of Python's or JAX's: what parts they have, and how they are read.
 _OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
-    ("int", StaticForm((text,)), lambda _, digits: int(digits, 16)),
+    ("int", StaticForm((text,)), StaticCodec.read_int),
     ("float", StaticForm((text,)), StaticCodec.read_float),
     ("complex", StaticForm((text, text)), StaticCodec.read_complex),
     ("bytes", StaticForm((text,)), StaticCodec.read_bytes),
@@ -353,8 +362,8 @@ _OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
     ("FrozenArray", StaticForm((text, sizes, text)), StaticCodec.read_array),
     ("scalar", StaticForm((text, sizes, text)), StaticCodec.read_scalar),
     ("tuple", StaticForm((), static), StaticCodec.read_items),
-    ("list", StaticForm((), static), lambda codec, *items: list(map(codec.decode, items))),
-    ("dict", StaticForm((), pair), lambda codec, *items: dict(codec.read_mapping(*items))),
+    ("list", StaticForm((), static), StaticCodec.read_list),
+    ("dict", StaticForm((), pair), StaticCodec.read_dict),
     ("frozenset", StaticForm((), static), StaticCodec.read_frozenset),
     ("FrozenMapping", StaticForm((), pair), StaticCodec.read_mapping),
     ("enum", StaticForm((text, text)), StaticCodec.read_enum),

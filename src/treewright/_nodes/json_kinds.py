@@ -195,6 +195,22 @@ def _read_moment(read: Read, text: str, fold: int, zone: Any) -> Any:
     return dt.datetime.fromisoformat(text).replace(fold=fold, tzinfo=read(zone))
 
 
+def _write_delta(value: dt.timedelta, _: Write) -> Iterable[Any]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _read_delta(_: Read, days: int, seconds: int, microseconds: int) -> Any:
+    return dt.timedelta(days, seconds, microseconds)
+
+
+def _read_place(_: Read, key: str) -> Any:
+    return zoneinfo.ZoneInfo(key)
+
+
+def _read_uuid(_: Read, digits: str) -> Any:
+    return uuid.UUID(digits)
+
+
 def _write_zone(value: dt.timezone, write: Write) -> Iterable[Any]:
     offset, name = value.utcoffset(None), value.tzname(None)
     return [write(offset), None if name == dt.timezone(offset).tzname(None) else name]
@@ -205,7 +221,7 @@ def _read_zone(read: Read, offset: Any, name: Any) -> Any:
 
 
 def _write_place(value: zoneinfo.ZoneInfo, _: Write) -> Iterable[Any] | None:
-    key: str | None = value.key  # none, where it was read from a file
+    key: Any = value.key  # None, where it was read from a file
     return None if key is None else [key]
 
 
@@ -272,7 +288,14 @@ def _read_sharding(read: Read, mesh: Any, spec: Any, memory: Any) -> Any:
 
 def _by_text(cls: type[Any], kind: str, write: Callable[[Any], str], read: Callable[[str], Any] | None = None) -> Exact:
     """A class whose values are one string."""
-    return Exact(cls, kind, StaticForm((text,)), lambda value, _: [write(value)], lambda _, value: (read or cls)(value))
+
+    def parts(value: Any, _: Write) -> Iterable[Any]:
+        return [write(value)]
+
+    def from_parts(_: Read, part: str) -> Any:
+        return (read or cls)(part)
+
+    return Exact(cls, kind, StaticForm((text,)), parts, from_parts)
 
 
 EXACT: tuple[Exact, ...] = (
@@ -287,12 +310,12 @@ EXACT: tuple[Exact, ...] = (
         dt.timedelta,
         "timedelta",
         StaticForm((number, number, number)),
-        lambda value, _: [value.days, value.seconds, value.microseconds],
-        lambda _, *parts: dt.timedelta(*parts),
+        _write_delta,
+        _read_delta,
     ),
     Exact(dt.timezone, "timezone", StaticForm((static, static)), _write_zone, _read_zone),
-    Exact(zoneinfo.ZoneInfo, "ZoneInfo", StaticForm((text,)), _write_place, lambda _, key: zoneinfo.ZoneInfo(key)),
-    Exact(uuid.UUID, "UUID", StaticForm((text,)), _write_uuid, lambda _, digits: uuid.UUID(digits)),
+    Exact(zoneinfo.ZoneInfo, "ZoneInfo", StaticForm((text,)), _write_place, _read_place),
+    Exact(uuid.UUID, "UUID", StaticForm((text,)), _write_uuid, _read_uuid),
     Exact(re.Pattern, "Pattern", StaticForm((static, number)), _write_pattern, _read_pattern),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath)),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PosixPath, pathlib.WindowsPath)),

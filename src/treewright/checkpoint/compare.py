@@ -1,7 +1,6 @@
 """What a checkpoint and a tree disagree about, and what to do about it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -198,9 +197,11 @@ def _alike_forms(saved: list[Any], wanted: list[Any]) -> Likeness:
     if kind in _NAMED and not same_name(saved[1], wanted[1]):
         return "different"
     start = 2 if kind in _NAMED else 1
-    in_order: Callable[[list[Any]], list[Any]] = functools.partial(sorted, key=repr) if kind in _UNORDERED else list
-    parts = zip(in_order(saved[start:]), in_order(wanted[start:]), parts_of(FORMS[kind], start - 1), strict=False)
-    return _worst(_alike_parts(*part) for part in parts)
+    sides: list[list[Any]] = [saved[start:], wanted[start:]]
+    if kind in _UNORDERED:
+        sides = [sorted(side, key=repr) for side in sides]
+    parts = parts_of(FORMS[kind], start - 1)
+    return _worst(_alike_parts(*each) for each in zip(*sides, parts, strict=False))
 
 
 def _alike_parts(saved: Any, wanted: Any, part: Any) -> Likeness:

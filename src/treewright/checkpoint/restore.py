@@ -231,7 +231,7 @@ class _Parts:
         """What makes an empty dict of this kind."""
         if branch.kind != "defaultdict":
             return OrderedDict if branch.kind == "OrderedDict" else dict
-        empty: Any = functools.partial(defaultdict, self.codec.decode(branch.statics["default_factory"]))
+        empty: Any = functools.partial(cast("Any", defaultdict), self.codec.decode(branch.statics["default_factory"]))
         empty()  # a forged factory is none: said here, before an array is read
         return empty
 
