@@ -119,7 +119,7 @@ FIRST_STATICS: dict[str, tuple[Any, Any]] = {
     "node": (Settings(3, "inside"), ["node", f"{__name__}:Settings", {"value": 3}, "inside"]),
 }
 HOUR = dt.timedelta(hours=1)
-MESH: Any = jax.sharding.AbstractMesh((2, 2), ("a", "b"))
+MESH: Any = jax.sharding.AbstractMesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 NEW_STATICS: dict[str, tuple[Any, Any]] = {
     "long int": (-(16**600), ["int", "-0x1" + "0" * 600]),
     "slice": (slice(1, None, -2), ["slice", 1, None, -2]),

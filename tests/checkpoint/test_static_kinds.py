@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import fractions
 import re
 import uuid
 import zoneinfo
@@ -28,10 +29,11 @@ from treewright.errors import CheckpointError, CheckpointMismatchError
     [
         uuid.UUID(int=1, is_safe=uuid.SafeUUID.safe),
         re.compile("a" * 10_001),
+        fractions.Fraction(10**30, 7),
         models.spec("a", unreduced={"b"}),
         (1, re.compile("b" * 10_001)),
     ],
-    ids=["uuid", "pattern", "spec", "inside"],
+    ids=["uuid", "pattern", "fraction", "spec", "inside"],
 )
 def test_what_a_form_would_lose_is_described(value: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", Settings(value))
@@ -109,6 +111,7 @@ def test_a_key_that_has_no_form_needs_a_template(tmp_path: Path) -> None:
         ["Pattern", "a", int(re.DEBUG)],
         ["date", "2024-13-01"],
         ["Fraction", 1, 0],
+        ["Fraction", 2**61 - 1, 1],
         ["UUID", "0"],
         ["ZoneInfo", "../../etc/passwd"],
         ["Decimal", "x"],

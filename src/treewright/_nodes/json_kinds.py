@@ -175,12 +175,23 @@ def _read_range(read: Read, *bounds: Any) -> Any:
     return range(*map(read, bounds))
 
 
-def _write_fraction(value: fractions.Fraction, write: Write) -> Iterable[Any]:
-    return [write(value.numerator), write(value.denominator)]
+def _write_fraction(value: fractions.Fraction, _: Write) -> Iterable[Any] | None:
+    parts = [value.numerator, value.denominator]
+    return None if _can_share_hashes(*parts) else parts
 
 
-def _read_fraction(read: Read, numerator: Any, denominator: Any) -> Any:
-    return fractions.Fraction(read(numerator), read(denominator))
+def _read_fraction(_: Read, numerator: int, denominator: int) -> Any:
+    if _can_share_hashes(numerator, denominator):
+        raise ValueError("a fraction of such long numbers is not written")
+    return fractions.Fraction(numerator, denominator)
+
+
+def _can_share_hashes(*parts: int) -> bool:
+    """Whether ints are so long that others have their hashes.
+
+    Python keeps the hashes of fractions in a dict by numerator and denominator, which takes quadratic time then.
+    """
+    return any(part.bit_length() > 60 for part in parts)
 
 
 def _write_time(value: Any, write: Write) -> Iterable[Any]:
@@ -302,7 +313,7 @@ EXACT: tuple[Exact, ...] = (
     Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _read_slice),
     Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _read_range),
     _by_text(decimal.Decimal, "Decimal", str),
-    Exact(fractions.Fraction, "Fraction", StaticForm((static, static)), _write_fraction, _read_fraction),
+    Exact(fractions.Fraction, "Fraction", StaticForm((number, number)), _write_fraction, _read_fraction),
     _by_text(dt.date, "date", dt.date.isoformat, dt.date.fromisoformat),
     Exact(dt.time, "time", StaticForm((text, number, static)), _write_time, _read_time),
     Exact(dt.datetime, "datetime", StaticForm((text, number, static)), _write_time, _read_moment),
