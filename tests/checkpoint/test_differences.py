@@ -187,7 +187,8 @@ def of_flax(static: Any) -> Any:
         x: Any
         act: Any = struct.field(pytree_node=False)
 
-    return Layer(1.0, static)
+    made: Any = Layer
+    return made(1.0, static)
 
 
 def of_equinox(static: Any) -> Any:

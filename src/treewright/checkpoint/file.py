@@ -33,7 +33,7 @@ _CHUNK = 1 << 23  # bytes that are written and read at once: smaller ones wait f
 def uncollected() -> Generator[None]:
     """Python's search for cycles, paused: it would look at the entries of many leaves again and again while they grow.
 
-    With 100,000 leaves it takes a third of the time (benchmarks/checkpoint.py).
+    Of saving and loading 100,000 leaves it took 3 to 4 seconds in 10.
     """
     paused = gc.isenabled()
     gc.disable()

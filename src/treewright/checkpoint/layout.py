@@ -137,7 +137,7 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
 def _start_of(tensor: Any, form: Form) -> int:
     """Where an array begins, as its entry says, which has to be that of an array of this form; else -1."""
     offsets: Any = cast("dict[str, Any]", tensor).get("data_offsets") if type(tensor) is dict else None
-    start: Any = cast("list[Any]", offsets)[0] if type(offsets) is list and offsets else None
+    start: Any = next(iter(cast("Any", offsets))) if type(offsets) is list and offsets else None
     if type(start) is not int:
         return -1
     code, shape = _stored_as(form)
