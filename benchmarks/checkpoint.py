@@ -1,4 +1,4 @@
-"""What a checkpoint costs beside the bytes themselves: against a raw write and read, and against bare Orbax.
+"""What a checkpoint costs beside the bytes themselves: against a raw write and read, safetensors, and bare Orbax.
 
 `python benchmarks/checkpoint.py` prints throughputs and ratios of medians from one interleaved run; README.md beside
 this file says how to read them.
@@ -15,7 +15,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -27,13 +26,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors.flax
 import xxhash
 from _lines import Line, add_option, lines_text, table, write
 
 from treewright.checkpoint import CheckpointManager, load, save
-from treewright.checkpoint.atomic import FREEING
 
 LARGE = 48  # arrays
+MANY = 100_000  # leaves
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
@@ -55,6 +55,8 @@ class Ways:
         self.tree = tree
         self.abstract = jax.eval_shape(lambda: tree)
         self.arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        self.flat = {"/".join(key.key for key in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        safetensors.flax.save_file(self.flat, folder / "plain.safetensors")
         self.step = 0
         self.manager = CheckpointManager(folder / "manager", keep=1)
         self.orbax = ocp.CheckpointManager(
@@ -84,6 +86,25 @@ class Ways:
     def load(self) -> None:
         """It again, as JAX arrays."""
         jax.block_until_ready(load(self.folder / "file.safetensors", like=self.abstract))
+
+    def plain_save(self) -> None:
+        """What safetensors writes by itself, and fsync."""
+        safetensors.flax.save_file(self.flat, self.folder / "new-plain.safetensors")
+        with (self.folder / "new-plain.safetensors").open("rb") as file:
+            os.fsync(file.fileno())
+
+    def new_save(self) -> None:
+        """One safetensors file, where there was none."""
+        save(self.folder / "new-file.safetensors", self.tree)
+
+    def plain_load(self) -> None:
+        """It again, as JAX arrays."""
+        jax.block_until_ready(safetensors.flax.load_file(self.folder / "plain.safetensors"))
+
+    def remove(self) -> None:
+        """Both files of the last round, so that neither way has memory at hand that it has just given back."""
+        for name in ("new-plain.safetensors", "new-file.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Take both files out of the cache of the system, as far as it does that."""
@@ -131,7 +152,9 @@ class Comparison:
 def pairs(ways: Ways) -> tuple[Comparison, ...]:
     """What is measured."""
     return (
+        Comparison("save, file", "safetensors + fsync", 1 / 1.15, ways.new_save, ways.plain_save, ways.remove),
         Comparison("save", "raw write + fsync", 0.8, ways.save, ways.raw_write),
+        Comparison("load, file", "safetensors", 1.0, ways.load, ways.plain_load),
         Comparison("load", "raw readinto", 0.8, ways.load, ways.raw_read),
         Comparison("load from the disk", "raw readinto", 0.8, ways.load, ways.raw_read, ways.forget),
         Comparison("manager.save + wait", "Orbax, uncompressed", 0.7, ways.manager_save, ways.orbax_save),
@@ -152,21 +175,54 @@ def fresh_memory() -> None:
 def settle() -> None:
     """Wait for what the run before left behind, and have memory at hand.
 
-    Dirty pages are written, replaced files freed. A virtual machine's host takes back what has been free for a while,
+    Dirty pages are written. A virtual machine's host takes back what has been free for a while,
     and is slow to give it again, so that a run would measure which memory it happened to get: some is used and freed.
     """
-    for thread in threading.enumerate():
-        if thread.name == FREEING:
-            thread.join()
     os.sync()
     np.ones(1 << 30, np.uint8)
 
 
-def seconds(run: Callable[[], None]) -> float:
-    """How long one run takes."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run takes: seconds, seconds of the processors, and megabytes at most besides those of before."""
+
+    wall: float
+    cpu: float
+    peak: float
+
+    @classmethod
+    def of(cls, run: Callable[[], object]) -> "Cost":
+        """The cost of one run. The peak is that of Linux, which alone can forget the last one; elsewhere it is 0."""
+        before = resident("VmRSS", forget=True)
+        cpu, wall = time.process_time(), time.perf_counter()
+        run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return cls(wall, cpu, resident("VmHWM") - before)
+
+
+def resident(name: str, *, forget: bool = False) -> float:
+    """The megabytes of memory that this process has, or has had at most since the last one was forgotten."""
+    with contextlib.suppress(OSError):
+        if forget:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
+    return 0.0
+
+
+def median(costs: Sequence[Cost], what: str) -> float:
+    """The median of the seconds, say, of some runs."""
+    return statistics.median(getattr(cost, what) for cost in costs)
+
+
+def many_leaves(folder: Path) -> list[Line]:
+    """Seconds of the processor that very many small arrays take."""
+    path = folder / "many.safetensors"
+    tree = [{"kernel": np.full(4, index, np.float32), "bias": np.zeros(1)} for index in range(MANY // 2)]
+    ways: dict[str, Callable[[], object]] = {"save": lambda: save(path, tree), "load": lambda: load(path, like=tree)}
+    costs = {name: min(Cost.of(way).cpu for _ in range(3)) for name, way in ways.items()}
+    against = f"{MANY:,} numpy arrays"
+    return [Line(f"CPU s of {name}", against, f"{cost:.2f}", "<= 2.0", cost <= 2) for name, cost in costs.items()]
 
 
 def digests(repeats: int) -> list[list[str]]:
@@ -187,8 +243,8 @@ def digests(repeats: int) -> list[list[str]]:
         ways["BLAKE3"] = lambda data: blake3.blake3(data).digest()
     rows = [["digest", "GB/s"]]
     for name, way in ways.items():
-        median = statistics.median(seconds(lambda way=way: way(data)) for _ in range(repeats))
-        rows.append([name, f"{len(data) / median / 1e9:.1f}"])
+        taken = statistics.median(Cost.of(lambda way=way: way(data)).wall for _ in range(repeats))
+        rows.append([name, f"{len(data) / taken / 1e9:.1f}"])
     return rows
 
 
@@ -216,7 +272,7 @@ def main() -> int:
         counts = f"{LARGE} large and {options.small} small arrays"
         print(f"{size / 1e6:.0f} MB in {counts}, {options.repeats} rounds, in {folder}\n")
         compared = pairs(Ways(folder, tree))
-        times: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in compared}
+        times: dict[str, tuple[list[Cost], list[Cost]]] = {one.name: ([], []) for one in compared}
         for round_ in range(-1, options.repeats):
             for one in compared:
                 both = [one.base, one.ours] if round_ % 2 else [one.ours, one.base]
@@ -226,19 +282,25 @@ def main() -> int:
                 for run in both:
                     settle()
                     one.before()
-                    taken[run] = seconds(run)
+                    taken[run] = Cost.of(run)
                 if round_ >= 0:
                     times[one.name][0].append(taken[one.ours])
                     times[one.name][1].append(taken[one.base])
+        many = many_leaves(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows, lines = [["", "GB/s", "against", "GB/s"]], []
+    head = ["GB/s", "CPU s", "peak MB"]
+    rows, lines = [["", *head, "against", *head]], many
     for one in compared:
-        ours, base = (statistics.median(values) for values in times[one.name])
-        rows.append([one.name, f"{size / ours / 1e9:.2f}", one.against, f"{size / base / 1e9:.2f}"])
-        ratio = base / ours
+        ours, base = times[one.name]
+        cells = [
+            [f"{size / median(each, 'wall') / 1e9:.2f}", f"{median(each, 'cpu'):.2f}", f"{median(each, 'peak'):.0f}"]
+            for each in (ours, base)
+        ]
+        rows.append([one.name, *cells[0], one.against, *cells[1]])
+        ratio = median(base, "wall") / median(ours, "wall")
         lines.append(
-            Line(f"throughput of {one.name}", one.against, f"{ratio:.2f}", f">= {one.target}", ratio >= one.target)
+            Line(f"throughput of {one.name}", one.against, f"{ratio:.2f}", f">= {one.target:.2f}", ratio >= one.target)
         )
     print(table(rows), table(digests(options.repeats)), lines_text(lines), sep="\n\n")
     write(options.lines, lines)

@@ -73,7 +73,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_values.reach",
         "errors",
     ),
+    "_nodes.json_kinds": (
+        "_jax",
+        "_values.reach",
+        "errors",
+    ),
     "_nodes.as_json": (
+        "_nodes.json_kinds",
         "_nodes.spec",
         "_nodes.statics",
         "_values.freeze",
@@ -330,7 +336,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.traced",
         "retrace.watch",
     ),
-    "checkpoint.atomic": (),
+    "checkpoint.atomic": ("errors",),
     "checkpoint.leaves": (
         "_jax",
         "_values.freeze",
@@ -344,6 +350,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
     ),
     "checkpoint.manifest": (
+        "_nodes.as_json",
+        "_nodes.json_kinds",
         "_values.reach",
         "checkpoint.digests",
         "checkpoint.leaves",
@@ -355,6 +363,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.spec",
         "_trees.level",
         "_trees.paths",
+        "_values.freeze",
         "_values.reach",
         "_values.text",
         "checkpoint.leaves",
@@ -362,6 +371,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
     ),
     "checkpoint.compare": (
+        "_nodes.as_json",
+        "_nodes.json_kinds",
         "_values.freeze",
         "_values.reach",
         "_values.text",
@@ -378,10 +389,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "checkpoint.tree",
         "errors",
     ),
+    "checkpoint.layout": (
+        "checkpoint.leaves",
+        "checkpoint.manifest",
+        "errors",
+    ),
     "checkpoint.file": (
         "_jax",
         "checkpoint.atomic",
         "checkpoint.digests",
+        "checkpoint.layout",
         "checkpoint.leaves",
         "checkpoint.manifest",
         "checkpoint.restore",

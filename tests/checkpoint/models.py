@@ -1,8 +1,15 @@
 """Classes, functions and trees that the tests of checkpoints save; other processes import them too."""
 
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import fractions
 import functools
+import pathlib
+import re
+import uuid
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -85,7 +92,8 @@ def scaled(factor: float) -> Callable[[float], float]:
     return lambda x: factor * x
 
 
-STATICS: dict[str, tuple[Any, Any]] = {
+# What has had a form since the first version of the format.
+FIRST_STATICS: dict[str, tuple[Any, Any]] = {
     "none": (None, None),
     "bool": (True, True),
     "int": (2**70, 2**70),
@@ -110,6 +118,38 @@ STATICS: dict[str, tuple[Any, Any]] = {
     "partial": (functools.partial(twice, x=1), ["partial", ["name", f"{__name__}:twice"], [], {"x": 1}]),
     "node": (Settings(3, "inside"), ["node", f"{__name__}:Settings", {"value": 3}, "inside"]),
 }
+HOUR = dt.timedelta(hours=1)
+MESH: Any = jax.sharding.AbstractMesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+NEW_STATICS: dict[str, tuple[Any, Any]] = {
+    "long int": (-(16**600), ["int", "-0x1" + "0" * 600]),
+    "slice": (slice(1, None, -2), ["slice", 1, None, -2]),
+    "range": (range(3, 10, 2), ["range", 3, 10, 2]),
+    "decimal": (decimal.Decimal("-1.10E+9"), ["Decimal", "-1.10E+9"]),
+    "fraction": (fractions.Fraction(-1, 3), ["Fraction", -1, 3]),
+    "date": (dt.date(2024, 2, 29), ["date", "2024-02-29"]),
+    "time": (dt.time(1, 2, 3, 4, fold=1), ["time", "01:02:03.000004", 1, None]),
+    "datetime": (
+        dt.datetime(2024, 2, 29, 1, tzinfo=dt.timezone(HOUR, "here")),
+        ["datetime", "2024-02-29T01:00:00", 0, ["timezone", ["timedelta", 0, 3600, 0], "here"]],
+    ),
+    "timezone": (dt.UTC, ["timezone", ["timedelta", 0, 0, 0], None]),
+    "timedelta": (-HOUR, ["timedelta", -1, 82800, 0]),
+    "uuid": (uuid.UUID(int=7), ["UUID", "00000000000000000000000000000007"]),
+    "pattern": (re.compile("a+(?i:b)", re.MULTILINE), ["Pattern", "a+(?i:b)", 40]),
+    "pattern of bytes": (re.compile(b"a"), ["Pattern", ["bytes", "YQ=="], 0]),
+    "path": (pathlib.PosixPath("a/../b"), ["PosixPath", "a/../b"]),
+    "windows path": (pathlib.PureWindowsPath("c:/a"), ["PureWindowsPath", "c:\\a"]),
+    "spec": (
+        spec("a", ("b", "c"), None, spec.UNCONSTRAINED),
+        ["PartitionSpec", "a", ["tuple", "b", "c"], None, ["UNCONSTRAINED"]],
+    ),
+    "abstract mesh": (MESH, ["AbstractMesh", ["a", "b"], [2, 2], ["Auto", "Auto"]]),
+    "sharding": (
+        jax.sharding.NamedSharding(MESH, spec("a")),
+        ["NamedSharding", ["AbstractMesh", ["a", "b"], [2, 2], ["Auto", "Auto"]], ["PartitionSpec", "a"], None],
+    ),
+}
+STATICS: dict[str, tuple[Any, Any]] = {**FIRST_STATICS, **NEW_STATICS}
 
 
 def net() -> Net:
@@ -123,9 +163,9 @@ def train_state() -> TrainState[Net]:
     return state.replace(opt_state=state.tx.update(grads, state.opt_state)[1])
 
 
-def every_kind() -> dict[str, Any]:
-    """A tree with every kind of leaf, container and static that a checkpoint holds exactly."""
-    return {
+def every_kind(version: int = 2) -> dict[str, Any]:
+    """A tree with every kind of leaf, container and static that a checkpoint of this version holds exactly."""
+    first: dict[str, Any] = {
         "jax": {name: jnp.ones(2, name) for name in ("float32", "bfloat16", "int8", "uint32", "bool", "int4")},
         "weak": jnp.asarray(1.5),
         "empty": jnp.zeros((0, 3)),
@@ -134,6 +174,13 @@ def every_kind() -> dict[str, Any]:
         "numbers": [True, 7, 0.5, 2 + 3j],
         "containers": {"none": None, "list": [], "tuple": (), "dict": {1: 2.0, 3: 4.0}, "named": Size(5, 6)},
         "net": net(),
-        "statics": [Settings(value) for value, _ in STATICS.values()],
+        "statics": [Settings(value) for value, _ in FIRST_STATICS.values()],
         "of Treewright": [Static(trainable), Static(Module)],
+    }
+    if version == 1:
+        return first
+    return {
+        **first,
+        "more statics": [Settings(value) for value, _ in NEW_STATICS.values()],
+        "dicts": [OrderedDict([("b", 1), ("a", 2)]), defaultdict(list, a=1), defaultdict(None, {2: 3})],
     }

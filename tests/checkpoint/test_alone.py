@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -226,7 +227,7 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
     for place, key, value in forgeries:
         forged = {**content, "nodes": [dict(node) for node in content["nodes"]]}
         forged["nodes"][place][key] = value
-        with pytest.raises(CheckpointError, match="The tree can't be made from its file alone"):
+        with pytest.raises(CheckpointError, match=r"The tree can't be made from|The manifest is damaged"):
             restored_alone(from_json(signed(forged)), no_arrays, ReadingCodec(["treewright", *MODELS]))
 
 
@@ -241,3 +242,34 @@ def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="two of its keys are the same"):
         restored_alone(manifest, lambda _: iter(()), ReadingCodec())
+
+
+@pytest.mark.parametrize("factory", [3, ["tuple"], ["described", "f"], ["name", "os:system"]])
+def test_a_forged_factory_of_a_defaultdict_is_refused(factory: Any, tmp_path: Path) -> None:
+    from tests.checkpoint.test_manifest import changed
+    from treewright.checkpoint import read_manifest
+    from treewright.checkpoint.manifest import from_json
+    from treewright.checkpoint.restore import restored_alone
+    from treewright.checkpoint.tree import ReadingCodec
+
+    saved: Any = defaultdict(list, a=1)
+    save(tmp_path / "x", saved)
+    assert load(tmp_path / "x").default_factory is list
+    document = read_manifest(tmp_path / "x").to_json()
+    forged = from_json(changed(document, ("nodes", 0, "statics", "default_factory"), factory))
+
+    with pytest.raises(CheckpointError, match="The tree can't be made from its file alone"):
+        restored_alone(forged, no_arrays, ReadingCodec())
+    with pytest.raises(CheckpointError, match="is a defaultdict without its factory"):
+        from_json(changed(document, ("nodes", 0, "statics"), {}))
+
+
+def test_a_single_module_is_enough(tmp_path: Path) -> None:
+    save(tmp_path / "x", Settings(jax.nn.relu))
+
+    several: list[Any] = [[models, "jax.nn"], (models, jax.nn)]
+    for modules in several:
+        assert load(tmp_path / "x", modules=modules) == Settings(jax.nn.relu)
+    save(tmp_path / "x", Settings(1))
+    for module in (models, models.__name__):
+        assert load(tmp_path / "x", modules=module) == Settings(1)

@@ -16,7 +16,7 @@ from tests.checkpoint.test_manifest import changed
 from tests.test_snapshots import compare
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names, load, read_manifest, save
-from treewright.checkpoint.manifest import from_json, from_text
+from treewright.checkpoint.manifest import VERSION, from_json, from_text
 from treewright.errors import CheckpointError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def flipped(folder: Path) -> Any:
 
 def newer(folder: Path) -> Any:
     save(folder / "x", TREE)
-    return from_json(changed(read_manifest(folder / "x").to_json(), ("version",), 2))
+    return from_json(changed(read_manifest(folder / "x").to_json(), ("version",), VERSION + 1))
 
 
 def soft(folder: Path) -> Any:
@@ -103,7 +103,7 @@ def test_every_message_is_the_one_on_file(tmp_path: Path) -> None:
         with pytest.raises((CheckpointError, CheckpointWarning)) as caught:
             case(folder)
         text = f"{type(caught.value).__name__}: {caught.value}".replace(str(folder), "FOLDER")
-        text = re.sub(r"\.treewright-saving-[0-9a-f]+|(\[0\]){20,}", "...", text)
+        text = re.sub(r"\.treewright-saving-[-0-9a-f]+|(\[0\]){20,}", "...", text)
         lines = [wrapped for line in text.splitlines() for wrapped in textwrap.wrap(line, 110, break_on_hyphens=False)]
         parts.append(f"[{name}]\n" + "\n".join(lines))
     compare("checkpoint_messages.txt", "\n\n".join(parts) + "\n")

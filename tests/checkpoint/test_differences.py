@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.checkpoint.engines import ByManager
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
-from tests.checkpoint.models import STATICS, Net, Other, Settings, net, twice
+from tests.checkpoint.models import STATICS, Net, Other, Settings, net, scaled, twice
+from tests.checkpoint.test_manifest import signed
 from treewright import replace
-from treewright.checkpoint import Mismatch, load, save
+from treewright.checkpoint import Mismatch, load, read_manifest, save
 from treewright.checkpoint.file import SafetensorsFile
-from treewright.errors import CheckpointMismatchError
+from treewright.checkpoint.manifest import from_json
+from treewright.checkpoint.restore import LoadOptions, restored
+from treewright.errors import CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,15 +159,148 @@ def test_sets_and_mappings_are_compared_without_their_order() -> None:
     assert alike(["frozenset", "a", "b"], ["frozenset", "b", "a"]) == "same"
     assert alike(["FrozenMapping", ["a", 1], ["b", 2]], ["FrozenMapping", ["b", 2], ["a", 1]]) == "same"
     assert alike(["tuple", 1, 2], ["tuple", 2, 1]) == "different"
-    assert alike({"a": 1}, {"b": 1}) == "different"
-    assert alike([], []) == "same"
+    assert alike(["partial", 1, ["frozenset", "a"], {}], ["partial", 1, ["a", "frozenset"], {}]) == "different"
+    assert alike(["partial", 1, ["described"], {"a": 1}], ["partial", 1, ["other"], {"a": 1}]) == "different"
+    assert alike(["partial", 1, [], {"a": 1}], ["partial", 1, [], {"b": 1}]) == "different"
     assert alike(["tuple"], ["tuple", 1]) == "different"
     assert shown_static(["tuple", 1]) == "(1,)"
     assert shown_static(["enum", "m:Color", "RED"]) == "m:Color.RED"
-    assert shown_static(["node", "m:Net", {"a": 1}]) == "m:Net({'a': 1})"
+    assert shown_static(["node", "m:Net", {"a": 1}]) == "m:Net(a=1)"
+    assert shown_static(["partial", 1, [["tuple"]], {"a": None}]) == "partial(1, [()], a=None)"
+    assert shown_static(["FrozenMapping", ["a", 1]]) == "FrozenMapping('a': 1)"
     one, other = (
         Mismatch("x", "static", "A" * 400 + "B" * 400, "A" * 400 + "C" * 400),
         Mismatch("", "static", "", "a"),
     )
     assert str(one) == (f"x: static ...{'A' * 66}{'B' * 134}... saved, ...{'A' * 66}{'C' * 134}... in the tree")
     assert str(other) == ": static  saved, a in the tree"
+
+
+# Statics of other libraries
+
+
+def of_flax(static: Any) -> Any:
+    struct: Any = pytest.importorskip("flax.struct")
+
+    @struct.dataclass
+    class Layer:
+        x: Any
+        act: Any = struct.field(pytree_node=False)
+
+    made: Any = Layer
+    return made(1.0, static)
+
+
+def of_equinox(static: Any) -> Any:
+    import equinox as eqx
+
+    class Layer(eqx.Module):
+        x: Any
+        act: Any = eqx.field(static=True)
+
+    return Layer(1.0, static)
+
+
+def of_jax(static: Any) -> Any:
+    @functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["act"])
+    @dataclasses.dataclass
+    class Layer:
+        x: Any
+        act: Any
+
+    return Layer(1.0, static)
+
+
+def of_nobody(static: Any) -> Any:
+    @jax.tree_util.register_pytree_node_class
+    class Layer:
+        def __init__(self, x: Any, act: Any) -> None:
+            self.x, self.act = x, act
+
+        def tree_flatten(self) -> Any:
+            return (self.x,), {"act": self.act}
+
+        @classmethod
+        def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+            return cls(*children, **aux)
+
+    return Layer(1.0, static)
+
+
+LIBRARIES = [of_flax, of_equinox, of_jax, of_nobody]
+
+
+@pytest.mark.parametrize("make", LIBRARIES)
+@pytest.mark.parametrize(("saved", "wanted"), [("relu", "gelu"), (1, True), ((1, 2), (1, 3)), ("a", None)])
+def test_statics_of_other_libraries_are_compared(make: Any, saved: Any, wanted: Any, engine: Any) -> None:
+    found = differences(engine, {"layer": make(saved)}, {"layer": make(wanted)})
+
+    assert [(one.path.removesuffix("<aux_data>"), one.kind, one.soft) for one in found] == [
+        ("['layer']." if make is of_nobody else "['layer'].act", "static", False)
+    ]
+    loaded = engine.load(like={"layer": make(wanted)}, on_static="ignore")["layer"]
+    assert (loaded.act, loaded.x) == (wanted, 1.0)
+
+
+@pytest.mark.parametrize("make", LIBRARIES)
+@pytest.mark.parametrize("static", ["relu", [1, {"a": (2,)}], {"b": 1, "a": [2]}, np.arange(3)], ids=repr)
+def test_equal_statics_of_other_libraries_load(make: Any, static: Any, engine: Any) -> None:
+    if make is of_equinox and isinstance(static, np.ndarray):
+        pytest.skip("equinox warns of arrays in static fields")
+    engine.save(make(static))
+
+    assert engine.load(like=make(static)).x == 1.0
+
+
+@pytest.mark.parametrize("make", LIBRARIES)
+def test_statics_of_other_libraries_that_are_only_described_are_warned_of(make: Any, engine: Any) -> None:
+    engine.save(make(scaled(1.0)))
+
+    with pytest.warns(CheckpointWarning, match=r"factor=1\.0.*factor=2\.0"):
+        engine.load(like=make(scaled(2.0)))
+
+
+def test_the_first_version_says_nothing_of_statics_of_other_libraries(tmp_path: Path) -> None:
+    def read(wanted: Any) -> Any:
+        for leaf, _ in wanted:
+            yield [leaf], [np.array(1.0)]
+
+    save(tmp_path / "x", of_jax("relu"))
+    content: Any = read_manifest(tmp_path / "x").to_json()["manifest"]
+    content["version"] = 1
+    del content["nodes"][0]["statics"]
+
+    assert restored(from_json(signed(content)), read, of_jax("gelu"), LoadOptions()).act == "gelu"
+
+
+def test_the_factory_of_a_defaultdict_is_compared(engine: Any) -> None:
+    (difference,) = differences(engine, defaultdict(list, a=1), defaultdict(int, a=1))
+    assert (difference.path, difference.saved, difference.wanted) == (
+        ".default_factory",
+        "builtins:list",
+        "builtins:int",
+    )
+    for like in ({"a": 0}, OrderedDict(a=0)):
+        assert engine.load(like=like) == {"a": 1}
+
+
+# Very many
+
+
+def test_the_message_of_very_many_differences_can_be_read(tmp_path: Path) -> None:
+    saved = {f"{i}": np.zeros(1) for i in range(5000)}
+    found = [np.zeros(2) if i % 2 else np.zeros(1, np.int8) for i in range(5000)]
+    save(tmp_path / "x", saved)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        load(tmp_path / "x", like=dict(zip(saved, found, strict=True)))
+
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "The checkpoint does not fit the tree, 5,000 differences:"
+    assert lines[1].startswith("  ['0']: dtype float64 saved, int8")
+    assert "  and 2,495 more of the kind 'dtype'" in lines
+    assert len(str(caught.value)) < 1500
+    assert len(caught.value.differences) == 5000
+
+
+def test_a_long_path_is_cut_in_a_message() -> None:
+    assert str(Mismatch("['" + "x" * 10**6, "missing", "nothing", "y" * 10**6)).count("...") == 2

@@ -1,8 +1,8 @@
 """Checkpoints that were written once and stay in `kept`: each must load, and what is written today must be the same.
 
 `state.safetensors` and `steps` are of the first version. `private-names.safetensors` is older than the rule that a
-manifest names nothing private of Treewright's. `every-kind.safetensors` is what is written today: where the format has
-to change, it is written again under a new name, and the old one stays.
+manifest names nothing private of Treewright's. Of each version `every-kind.safetensors` has all that it can hold, and
+that of the last is what is written today: where the format has to change, it is written again in a new folder.
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ def test_checkpoints_of_every_released_version_load(version: int, tmp_path: Path
         assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
 
 
-def test_a_kept_file_of_every_kind_loads_into_a_tree_and_without_one() -> None:
-    path = KEPT / "version-1" / "every-kind.safetensors"
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+def test_a_kept_file_of_every_kind_loads_into_a_tree_and_without_one(version: int) -> None:
+    path, expected = KEPT / f"version-{version}" / "every-kind.safetensors", every_kind(version)
 
-    assert_same(plain(load(path, like=every_kind())), plain(every_kind()))
-    assert_same(plain(load(path, modules=[models, jax.nn])), plain(every_kind()))
+    assert read_manifest(path).version == version
+    assert_same(plain(load(path, like=expected)), plain(expected))
+    assert_same(plain(load(path, modules=[models, jax.nn])), plain(expected))
 
 
 def test_what_is_written_today_is_what_was_kept(tmp_path: Path) -> None:
     save(tmp_path / "now", every_kind())
 
-    kept = read_manifest(KEPT / "version-1" / "every-kind.safetensors")
+    kept = read_manifest(KEPT / f"version-{VERSION}" / "every-kind.safetensors")
     assert read_manifest(tmp_path / "now").to_json() == kept.to_json()
 
 

@@ -186,7 +186,8 @@ def test_another_learning_rate_is_warned_of(engine: Any) -> None:
         (jnp.float32([1.5, 2]), jnp.bfloat16([0, 0]), jnp.bfloat16([1.5, 2])),
         (jnp.int32([3]), jnp.float32([0]), jnp.float32([3])),
         (1.5, jnp.float32(0), jnp.float32(1.5)),
-        (jnp.float32(1.5), 0.0, 1.5),
+        (jnp.float16(1.5), 0.0, 1.5),
+        (jnp.float32(1.5), 0, 1),
         (2, np.float16(0), np.float16(2)),
         (np.ones(2), jnp.zeros(2, jnp.float32), jnp.ones(2)),
     ],
@@ -197,6 +198,13 @@ def test_a_leaf_is_cast_only_if_that_is_allowed(saved: Any, like: Any, expected:
     with pytest.raises(CheckpointMismatchError, match="allow_cast=True"):
         engine.load(like={"x": like})
     assert_same(engine.load(like={"x": like}, allow_cast=True), {"x": expected})
+
+
+def test_what_went_through_jit_loads_into_the_tree_that_went_in(engine: Any) -> None:
+    fresh: Any = {"int": 3, "float": 0.5, "bool": True, "complex": 1j, "wide": np.arange(3.0), "scalar": np.int64(4)}
+    engine.save(jax.jit(lambda tree: tree)(fresh))
+
+    assert_same(engine.load(like={**jax.tree.map(lambda leaf: leaf * 0, fresh), "bool": False}), fresh)
 
 
 def test_numpy_and_jax_arrays_stand_for_each_other(engine: Any) -> None:

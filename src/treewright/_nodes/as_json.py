@@ -17,13 +17,28 @@ from typing import Any, cast
 
 import numpy as np
 
+from treewright._nodes.json_kinds import (
+    EXACT,
+    StaticForm,
+    listed,
+    named,
+    number,
+    pair,
+    refuse_one_hash,
+    shown,
+    sizes,
+    static,
+    statics_in,
+    text,
+)
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
-from treewright.errors import StaticSerializationError
+from treewright.errors import CheckpointError, StaticSerializationError
 
 _PLAIN = (str, int, bool, type(None))
+_WRITTEN_BITS = 2000  # of an int that is written in digits: Python reads and writes no more than 640 for sure
 _DTYPE = re.compile(r"[<>|=]?\w+(\[\w+\])?")
 
 
@@ -66,10 +81,13 @@ class StaticCodec:
         """JSON for a value; anything but plain scalars is a list that begins with its kind."""
         kind = class_of(value)
         if kind in _PLAIN or (kind is float and math.isfinite(value)):
-            return value
+            return ["int", hex(value)] if kind is int and value.bit_length() > _WRITTEN_BITS else value
         if kind in _ENCODERS:
             parts = _ENCODERS[kind](self, value)
             return self.unnamed(value) if parts is None else [kind.__name__, *parts]
+        if kind in _EXACT:
+            parts = _EXACT[kind].write(value, self.encode)
+            return self.unnamed(value) if parts is None else [_EXACT[kind].kind, *parts]
         for matches, method in _FAMILIES:
             if matches(kind):
                 return self.unnamed(value) if _holds_more(kind, value) else method(self, value)
@@ -143,17 +161,20 @@ class StaticCodec:
         """The value that `encode` wrote.
 
         Raises:
-            StaticSerializationError: If it is of no known kind, or a name is not found.
+            StaticSerializationError: If it is of no known kind, a part of it is wrong, or a name is not found.
         """
+        statics_in(encoded, FORMS)
         if class_of(encoded) is not list:
             return encoded
         kind, *parts = encoded
-        decoder = _DECODERS.get(kind) if isinstance(kind, str) else None
-        if decoder is None:
-            raise StaticSerializationError(
-                f"{kind!r} is not a kind of static value that this version of Treewright knows."
-            )
-        return decoder(self, *parts)
+        try:
+            if kind in _DECODERS:
+                return _DECODERS[kind](self, *parts)
+            return _EXACT_READERS[kind](self.decode, *parts)
+        except (StaticSerializationError, CheckpointError):
+            raise
+        except Exception as error:  # whoever forges a file finds them all
+            raise StaticSerializationError(f"{shown(encoded)} can't be read: {error!r}") from error
 
     def decode_statics(self, cls: type[Any], encoded: dict[str, Any]) -> Statics:
         """The statics of `cls` from what `encode_statics` wrote.
@@ -178,6 +199,9 @@ class StaticCodec:
             )
         return cls
 
+    def read_int(self, digits: str) -> Any:
+        return int(digits, 16)
+
     def read_float(self, text: str) -> Any:
         return float(text)
 
@@ -199,14 +223,34 @@ class StaticCodec:
     def read_items(self, *items: Any) -> Any:
         return tuple(map(self.decode, items))
 
+    def read_list(self, *items: Any) -> Any:
+        return list(map(self.decode, items))
+
+    def read_dict(self, *items: Any) -> Any:
+        return dict(self.read_mapping(*items))
+
     def read_frozenset(self, *items: Any) -> Any:
-        return frozenset(map(self.decode, items))
+        return frozenset(self.decode_keys(items))
 
     def read_mapping(self, *items: Any) -> Any:
-        return FrozenMapping({self.decode(key): self.decode(item) for key, item in items})
+        keys = self.decode_keys(key for key, _ in items)
+        return FrozenMapping(dict(zip(keys, (self.decode(item) for _, item in items), strict=True)))
+
+    def decode_keys(self, encoded: Iterable[Any]) -> list[Any]:
+        """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set.
+
+        Raises:
+            StaticSerializationError: As `decode` does, or if very many of them have one hash.
+        """
+        keys = list(map(self.decode, encoded))
+        refuse_one_hash(keys)
+        return keys
 
     def read_name(self, name: str) -> Any:
         return self.find(name)
+
+    def read_described(self, description: str) -> Any:
+        raise StaticSerializationError(f"it was saved as a description only, {description[:80]}: load(path, like=...).")
 
     def read_enum(self, name: str, member: str) -> Any:
         return self.find_class(name, "an enum", enum.Enum, "__members__").__members__[member]
@@ -262,10 +306,10 @@ def _is_frozen_dataclass(kind: type[Any]) -> bool:
 
 def _dtype_text(dtype: Any) -> str | None:
     """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
-    for text in (dtype.name, dtype.str):
+    for name in (dtype.name, dtype.str):
         with contextlib.suppress(TypeError):
-            if np.dtype(text) == dtype:
-                return str(text)
+            if np.dtype(name) == dtype:
+                return str(name)
     return None
 
 
@@ -308,23 +352,34 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
     return np.frombuffer(base64.b64decode(data), _dtype(dtype)).reshape(shape)
 
 
-_DECODERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
-    {
-        "float": StaticCodec.read_float,
-        "complex": StaticCodec.read_complex,
-        "bytes": StaticCodec.read_bytes,
-        "dtype": StaticCodec.read_dtype,
-        "FrozenArray": StaticCodec.read_array,
-        "scalar": StaticCodec.read_scalar,
-        "tuple": StaticCodec.read_items,
-        "frozenset": StaticCodec.read_frozenset,
-        "FrozenMapping": StaticCodec.read_mapping,
-        "enum": StaticCodec.read_enum,
-        "flag": StaticCodec.read_flag,
-        "partial": StaticCodec.read_partial,
-        "namedtuple": StaticCodec.read_namedtuple,
-        "node": StaticCodec.read_node,
-        "dataclass": StaticCodec.read_dataclass,
-        "name": StaticCodec.read_name,
-    }
+# Kinds that are not of one class of Python's or JAX's: what parts they have, and how they are read.
+_OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
+    ("int", StaticForm((text,)), StaticCodec.read_int),
+    ("float", StaticForm((text,)), StaticCodec.read_float),
+    ("complex", StaticForm((text, text)), StaticCodec.read_complex),
+    ("bytes", StaticForm((text,)), StaticCodec.read_bytes),
+    ("dtype", StaticForm((text,)), StaticCodec.read_dtype),
+    ("FrozenArray", StaticForm((text, sizes, text)), StaticCodec.read_array),
+    ("scalar", StaticForm((text, sizes, text)), StaticCodec.read_scalar),
+    ("tuple", StaticForm((), static), StaticCodec.read_items),
+    ("list", StaticForm((), static), StaticCodec.read_list),
+    ("dict", StaticForm((), pair), StaticCodec.read_dict),
+    ("frozenset", StaticForm((), static), StaticCodec.read_frozenset),
+    ("FrozenMapping", StaticForm((), pair), StaticCodec.read_mapping),
+    ("enum", StaticForm((text, text)), StaticCodec.read_enum),
+    ("flag", StaticForm((text, number)), StaticCodec.read_flag),
+    ("partial", StaticForm((static, listed, named)), StaticCodec.read_partial),
+    ("namedtuple", StaticForm((text,), static), StaticCodec.read_namedtuple),
+    ("node", StaticForm((text, named), static), StaticCodec.read_node),
+    ("dataclass", StaticForm((text, named)), StaticCodec.read_dataclass),
+    ("name", StaticForm((text,)), StaticCodec.read_name),
+    ("described", StaticForm((text,)), StaticCodec.read_described),
+)
+_DECODERS = types.MappingProxyType({kind: read for kind, _, read in _OWN})
+_EXACT = types.MappingProxyType({exact.cls: exact for exact in EXACT})
+_EXACT_READERS = types.MappingProxyType({exact.kind: exact.read for exact in EXACT})
+
+# What every kind consists of.
+FORMS: types.MappingProxyType[str, StaticForm] = types.MappingProxyType(
+    {kind: form for kind, form, _ in _OWN} | {exact.kind: exact.form for exact in EXACT}
 )

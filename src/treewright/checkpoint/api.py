@@ -6,29 +6,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
-from treewright.checkpoint.file import SafetensorsFile, write
+from treewright.checkpoint.file import SafetensorsFile, uncollected, write
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled, restored, restored_alone
 from treewright.checkpoint.tree import ReadingCodec, manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
+Modules = str | ModuleType | Sequence[str | ModuleType]
 
 
 def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
     """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
 
     The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
-    that was there before is replaced in that step.
+    that was there before is replaced in that step, and its owner and permissions are kept; a symbolic link stays, and
+    what it leads to is replaced. An array that stands in several places of the tree is written for each of them, and
+    comes back as several.
 
     Args:
-        path: Where to. Its folder must exist.
+        path: Where to. Its folder must exist, and what is there already must be a regular file.
         tree: Any pytree of arrays, typed keys and numbers. Arrays that lie on several devices are gathered.
         progress: Whether to show a bar; None shows one for large trees on a terminal.
 
     Raises:
         CheckpointError: If something in the tree can't be saved, all of it by path, or the file can't be written.
-        ImportError: If safetensors or xxhash is not installed.
+        ImportError: If xxhash is not installed.
 
     Examples:
         >>> import tempfile, os
@@ -38,7 +41,8 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
         >>> load(path)
         {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
     """
-    write(Path(path), tree, progress=progress)
+    with uncollected():
+        write(Path(path), tree, progress=progress)
 
 
 @overload
@@ -54,12 +58,12 @@ def load(
     progress: bool | None = ...,
 ) -> T: ...
 @overload
-def load(path: StrPath, *, modules: Sequence[str | ModuleType] = ..., progress: bool | None = ...) -> Any: ...
+def load(path: StrPath, *, modules: Modules = ..., progress: bool | None = ...) -> Any: ...
 def load(
     path: StrPath,
     *,
     like: Any = ...,  # None is a tree
-    modules: Sequence[str | ModuleType] = (),
+    modules: Modules = (),
     on_static: OnStatic = "error",
     allow_cast: bool = False,
     strict: bool = True,
@@ -76,8 +80,8 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        modules: Where classes and functions may come from, as modules or their names. They are imported. Only their
-            own classes and functions are found, and Treewright's.
+        modules: Where classes and functions may come from: a module, its name, or several. They are imported. Only
+            their own classes and functions are found, and Treewright's.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
             static that has no exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
@@ -92,7 +96,7 @@ def load(
         CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
             was saved and what the tree has; `differences` has them as data.
         CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
+        CheckpointError: If it can't be opened, is of another kind, needs a newer Treewright, or other `modules`.
 
     Examples:
         >>> import tempfile, os
@@ -110,11 +114,15 @@ def load(
           Another shape: change the array in migrate=.
     """
     options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
-    with SafetensorsFile(Path(path)) as file:
+    with uncollected(), SafetensorsFile(Path(path)) as file:
         read = file.reader(progress=progress)
         if like is not ...:
             return restored(file.manifest, read, like, options)
-        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *modules]))
+        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *_listed(modules)]))
+
+
+def _listed(modules: Modules) -> Sequence[str | ModuleType]:
+    return [modules] if isinstance(modules, str | ModuleType) else modules
 
 
 def read_manifest(path: StrPath) -> Manifest:

@@ -1,16 +1,26 @@
 """Files that appear whole or not at all, and locks that a dead process does not keep."""
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import secrets
-import shutil
-import threading
+import stat
+import warnings
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
-FREEING = "treewright-freeing"  # the threads that let go of replaced files
-_STAGING = ".treewright-saving-"
+from treewright.errors import CheckpointError, CheckpointWarning
+
+_SAVING = ".treewright-saving-"  # how the name of an unfinished file begins
+_ABANDONED = 3600  # seconds without a write after which nobody writes it any more
+
+# What a file system without locks answers: Lustre, some of FUSE, and NFS for what is open for reading alone.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL})
+# What one answers that can't bring a folder to the disk by itself.
+_NO_SYNC = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL, errno.EACCES, errno.EPERM})
 
 
 class Lock:
@@ -30,76 +40,137 @@ class Lock:
 
 
 def try_lock(path: Path) -> Lock | None:
-    """A lock, or None if another has it."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """A lock, or None if another has it. A file system without locks gives one that locks nothing, and a warning.
+
+    Raises:
+        OSError: If the path can't be opened or locked.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise
+        text = f"{path}: this file system has no locks ({error.strerror}), so nothing keeps a second writer away."
+        warnings.warn(text, CheckpointWarning, stacklevel=2)
     return Lock(descriptor)
 
 
+# New files
+
+
 @contextlib.contextmanager
-def staging(folder: Path) -> Generator[Path]:
-    """A new, hidden folder inside `folder`, to write in. At the end it is gone, with what was not published.
+def replacing(path: Path) -> Generator[int]:
+    """A descriptor of a new file to write, which is on the disk and at `path` once the block has ended.
 
-    Folders that a killed process left are cleared away; a lock tells them from those of a running one.
+    Until then, and after any error, `path` is as it was. A file keeps its owner and its permissions; a symbolic link
+    stays, and what it leads to is replaced. What killed processes left in the folder is cleared away.
+
+    Raises:
+        CheckpointError: If something other than a regular file is there, or the name may not last.
+        OSError: If the file can't be written.
     """
-    for left in folder.glob(f"{_STAGING}*"):
-        with contextlib.suppress(OSError):
-            lock = try_lock(left)
-            if lock is not None:
-                shutil.rmtree(left)
-                lock.close()
-    made, lock = _made_in(folder)
+    target = Path(os.path.realpath(path))
+    before = _status(target)
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise CheckpointError(f"{path} is {kind_of_file(before.st_mode)}. Only a regular file can be replaced.")
+    made = target.with_name(f"{_SAVING}{_process_table()}-{os.getpid()}-{secrets.token_hex(8)}")
+    mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        lock.close()
-
-
-def _made_in(folder: Path) -> tuple[Path, Lock]:
-    """A new folder and its lock; another, if someone took it for one that was left before it was locked."""
-    while True:
-        made = folder / f"{_STAGING}{secrets.token_hex(8)}"
-        made.mkdir()
-        with contextlib.suppress(FileNotFoundError):
-            lock = try_lock(made)
-            if lock is not None and made.exists():
-                return made, lock
-
-
-def publish(made: Path, target: Path) -> None:
-    """Move a finished file to its place, in one step that a crash or power cut does not halve."""
-    mode = made.with_name("mode")
-    mode.touch()
-    made.chmod(mode.stat().st_mode)  # what new files have here; safetensors makes its files private
-    sync(made)
-    replaced = _opened(target)
-    try:
+        try:
+            _clear_away(target.parent, now=os.fstat(descriptor).st_mtime)
+            if before is not None:
+                _give_to_owner(descriptor, before)
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         made.replace(target)
-        sync(target.parent)
-    finally:
-        if replaced is not None:
-            _close_aside(replaced)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            made.unlink()
+        raise
+    _sync_names(target.parent, path)
 
 
-def _opened(path: Path) -> int | None:
-    """A descriptor of a file, if there is one that can be opened."""
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-    except OSError:
+        return path.lstat()
+    except FileNotFoundError:
         return None
 
 
-def _close_aside(descriptor: int) -> None:
-    """Close the last descriptor of a replaced file in a thread: to free 400 MB takes the kernel a tenth of a second."""
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link that leads to itself"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISCHR, "a device"),
+)
+
+
+def kind_of_file(mode: int) -> str:
+    """What is not a regular file, in words."""
+    return next((words for matches, words in _KINDS if matches(mode)), "not a file")
+
+
+def _give_to_owner(descriptor: int, before: os.stat_result) -> None:
+    """Owner and permissions of the file that is replaced, as far as this process may give them."""
+    now = os.fstat(descriptor)
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+    with contextlib.suppress(OSError):  # until then the umask has only taken permissions away
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+
+
+def _clear_away(folder: Path, *, now: float) -> None:
+    """Remove what dead processes left. No lock is asked: on NFS a lock may say that a living writer is dead."""
+    with contextlib.suppress(OSError):  # a folder that may be written to and not be listed
+        for left in list(os.scandir(folder)):
+            if left.name.startswith(_SAVING):
+                with contextlib.suppress(OSError, ValueError, OverflowError):
+                    if _is_left(left, now):
+                        os.unlink(left)  # noqa: PTH108  an entry of scandir
+
+
+def _is_left(unfinished: "os.DirEntry[str]", now: float) -> bool:
+    """Whether its writer is dead: one of this machine or container by its number, another by its long silence."""
+    table, process, _ = unfinished.name.removeprefix(_SAVING).split("-")
+    if table == _process_table():
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+        return False  # another user's is a PermissionError
+    return now - unfinished.stat(follow_symlinks=False).st_mtime > _ABANDONED
+
+
+def _process_table() -> str:
+    """What tells the processes of this machine or container from all others."""
     try:
-        threading.Thread(target=os.close, args=(descriptor,), name=FREEING).start()
-    except RuntimeError:  # Python is ending
-        os.close(descriptor)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        container = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  it is not a path to a file
+    except OSError:  # not Linux: nobody else writes this, so only silence counts
+        return secrets.token_hex(8)
+    return hashlib.sha256(f"{boot}{container}".encode()).hexdigest()[:16]
+
+
+def _sync_names(folder: Path, path: Path) -> None:
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise CheckpointError(
+                f"{path} is written, but its folder could not be brought to the disk, so after a power cut the earlier "
+                f"file may be there again: {error}"
+            ) from error
 
 
 def sync(path: Path) -> None:
@@ -109,3 +180,32 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# A file system may write and read less than it is asked for: NFS, FUSE, and POSIX for any
+
+
+def write_all(descriptor: int, data: Any) -> None:
+    """Write all bytes of a buffer where the file stands.
+
+    Raises:
+        OSError: If that fails.
+    """
+    left = memoryview(data)
+    while left:
+        count = os.write(descriptor, left)
+        if not count:
+            raise OSError(errno.EIO, "The file system wrote nothing and gave no reason")
+        left = left[count:]
+
+
+def read_at(descriptor: int, buffer: memoryview, start: int) -> int:
+    """Fill a buffer with the bytes of a file from `start` on; how many there were, less only where the file ends.
+
+    Raises:
+        OSError: If that fails.
+    """
+    done = 0
+    while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], start + done)):
+        done += count
+    return done

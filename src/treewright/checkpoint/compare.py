@@ -7,18 +7,32 @@ from typing import Any, Literal
 
 import numpy as np
 
+from treewright._nodes.as_json import FORMS
+from treewright._nodes.json_kinds import listed, named, number, pair, parts_of, sizes, static, text
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of, public
 from treewright._values.text import did_you_mean, excerpts
-from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
+from treewright.checkpoint.leaves import (
+    ARRAYS,
+    NARROWED,
+    ON_HOST,
+    Form,
+    Leaf,
+    Steps,
+    name_of,
+    of_one_name,
+    restored_leaves,
+    stored,
+)
 from treewright.checkpoint.manifest import Branch, Manifest
-from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name
+from treewright.checkpoint.tree import ReadingCodec, first_of, manifest_of, same_name
 from treewright.errors import CheckpointError, CheckpointMismatchError, StaticSerializationError
 
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 Likeness = Literal["same", "described", "different"]
 _LIKENESSES: tuple[Likeness, ...] = ("same", "described", "different")  # from best to worst
-_LENGTH = 200  # of a static in a message
+_LENGTH = 200  # of a static or a path in a message
+_MANY = 20  # differences from which on a message shows some of each kind
 
 _ABSENT: Any = object()  # in place of a static that only the other side has
 
@@ -59,12 +73,17 @@ class Mismatch:
     soft: bool = False
 
     def __str__(self) -> str:
+        path = _short(self.path)
         if self.kind == "missing":
-            return f"{self.path}: not saved, the tree has {self.wanted}"
+            return f"{path}: not saved, the tree has {_short(self.wanted)}"
         if self.kind == "unexpected":
-            return f"{self.path}: saved as {self.saved}, not in the tree"
+            return f"{path}: saved as {_short(self.saved)}, not in the tree"
         saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
-        return f"{self.path}: {self.kind} {saved} saved, {wanted} in the tree"
+        return f"{path}: {self.kind} {saved} saved, {wanted} in the tree"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
@@ -75,11 +94,20 @@ def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
     """
     if not mismatches:
         return
-    count = "a difference" if len(mismatches) == 1 else f"{len(mismatches)} differences"
-    kinds: dict[MismatchKind, None] = dict.fromkeys(mismatch.kind for mismatch in mismatches)
-    lines = [f"The checkpoint does not fit the tree, {count}:", *(f"  {mismatch}" for mismatch in mismatches)]
-    remedies = ["What to do:", *(f"  {_REMEDIES[kind]}" for kind in kinds)]
-    raise CheckpointMismatchError("\n".join(lines + remedies), tuple(mismatches))
+    count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
+    lines = [f"The checkpoint does not fit the tree, {count}:", *(f"  {line}" for line in lines_of(mismatches))]
+    remedies = dict.fromkeys(f"  {_REMEDIES[mismatch.kind]}" for mismatch in mismatches)
+    raise CheckpointMismatchError("\n".join([*lines, "What to do:", *remedies]), tuple(mismatches))
+
+
+def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
+    """A line for each; where there are very many, for some of each kind, and how many there are besides."""
+    if len(mismatches) <= _MANY:
+        return list(map(str, mismatches))
+    of_kind: dict[MismatchKind, list[str]] = {}
+    for mismatch in mismatches:
+        of_kind.setdefault(mismatch.kind, []).append(str(mismatch))
+    return [line for kind, lines in of_kind.items() for line in first_of(lines, 5, more=f"more of the kind {kind!r}")]
 
 
 # Nodes
@@ -97,14 +125,18 @@ def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Ite
     theirs = {branch.steps: branch for branch in wanted.branches}
     for steps, branch in ours.items():
         if steps in theirs:
-            yield from _both(branch, theirs[steps], moved)
+            yield from _both(branch, theirs[steps], moved, statics=_have_statics(branch, theirs[steps], saved.version))
     yield from _lone(saved, {*theirs, *(leaf.steps for leaf in wanted.leaves)}, "unexpected")
     yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
 
 def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator[Mismatch]:
     """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
-    above_leaves = {leaf.steps[:end] for leaf in entries.leaves for end in range(len(leaf.steps))}
+    above_leaves: set[Steps] = set()
+    for leaf in entries.leaves:
+        steps = leaf.steps
+        while steps and (steps := steps[:-1]) not in above_leaves:
+            above_leaves.add(steps)
     for branch in entries.branches:
         if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
             statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
@@ -113,7 +145,12 @@ def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator
             yield Mismatch(branch.path or "the tree", kind, saved, wanted)
 
 
-def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
+def _have_statics(old: Branch, new: Branch, version: int) -> bool:
+    """Whether both know their statics: of dicts one kind has them, of other libraries' nodes version 1 has none."""
+    return "node" in {old.kind, new.kind} or (old.kind == new.kind and version > 1)
+
+
+def _both(old: Branch, new: Branch, moved: set[Steps], *, statics: bool) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     if "node" in {old.kind, new.kind}:
         same = same_name(saved, wanted)
@@ -121,7 +158,7 @@ def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
         same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
     if not same:
         yield Mismatch(new.path or "the tree", "class", saved, wanted)
-    for name in {**old.statics, **new.statics}:
+    for name in {**old.statics, **new.statics} if statics else ():
         if (*new.steps, name) in moved:
             continue
         before, after = old.statics.get(name, _ABSENT), new.statics.get(name, _ABSENT)
@@ -135,8 +172,8 @@ def _last(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-_UNORDERED = frozenset({"frozenset", "FrozenMapping"})
-_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})
+_UNORDERED = frozenset({"frozenset", "FrozenMapping", "dict"})
+_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})  # whose first part is a name
 
 
 def alike(saved: Any, wanted: Any) -> Likeness:
@@ -144,28 +181,36 @@ def alike(saved: Any, wanted: Any) -> Likeness:
     kind = class_of(saved)
     if class_of(wanted) is not kind:
         return "different"
-    if kind is list:
-        return _alike_lists(saved, wanted)
-    if kind is dict:
-        return _worst(alike(saved[name], wanted[name]) for name in saved) if set(saved) == set(wanted) else "different"
+    return _alike_forms(saved, wanted) if kind is list else _equal(saved, wanted)
+
+
+def _equal(saved: Any, wanted: Any) -> Likeness:
     return "same" if repr(saved) == repr(wanted) else "different"
 
 
-def _alike_lists(saved: list[Any], wanted: list[Any]) -> Likeness:
-    if len(saved) != len(wanted):
+def _alike_forms(saved: list[Any], wanted: list[Any]) -> Likeness:
+    kind = saved[0]
+    if kind != wanted[0] or len(saved) != len(wanted):
         return "different"
-    if not saved:
-        return "same"
-    if saved[0] == wanted[0] == "described":
+    if kind == "described":
         return "same" if saved == wanted else "described"
-    if saved[0] == wanted[0] and saved[0] in _UNORDERED:
-        return _worst(map(alike, sorted(saved, key=repr), sorted(wanted, key=repr)))
-    start = 0
-    if saved[0] == wanted[0] and saved[0] in _NAMED and len(saved) > 1:
-        if not same_name(str(saved[1]), str(wanted[1])):
-            return "different"
-        start = 2
-    return _worst(map(alike, saved[start:], wanted[start:]))
+    if kind in _NAMED and not same_name(saved[1], wanted[1]):
+        return "different"
+    start = 2 if kind in _NAMED else 1
+    sides: list[list[Any]] = [saved[start:], wanted[start:]]
+    if kind in _UNORDERED:
+        sides = [sorted(side, key=repr) for side in sides]
+    parts = parts_of(FORMS[kind], start - 1)
+    return _worst(_alike_parts(*each) for each in zip(*sides, parts, strict=False))
+
+
+def _alike_parts(saved: Any, wanted: Any, part: Any) -> Likeness:
+    if part in {text, number, sizes}:
+        return _equal(saved, wanted)
+    if part is not named:
+        pairs = list(part(saved)), list(part(wanted))
+        return _worst(map(alike, *pairs)) if len(pairs[0]) == len(pairs[1]) else "different"
+    return _worst(alike(saved[name], wanted[name]) for name in saved) if set(saved) == set(wanted) else "different"
 
 
 def _worst(likenesses: Iterable[Likeness]) -> Likeness:
@@ -178,15 +223,27 @@ def shown_static(encoded: Any) -> str:
         return "nothing"
     if class_of(encoded) is not list:
         return repr(encoded)
-    kind, *parts = encoded or [""]
+    kind, *parts = encoded
     if kind in {"name", "described", "dtype", "float"}:
-        return " ".join(map(str, parts))
+        return str(parts[0])
     if kind in {"enum", "flag"}:
         return ".".join(map(str, parts))
     if kind == "tuple":
         return f"({', '.join(map(shown_static, parts))}{',' if len(parts) == 1 else ''})"
-    name = str(parts.pop(0)) if kind in _NAMED else kind
-    return f"{name}({', '.join(map(shown_static, parts))})"
+    name, start = (str(parts[0]), 1) if kind in _NAMED else (kind, 0)
+    return f"{name}({', '.join(map(_shown_part, parts[start:], parts_of(FORMS[kind], start)))})"
+
+
+def _shown_part(value: Any, part: Any) -> str:
+    if part is static:
+        return shown_static(value)
+    if part is named:
+        return ", ".join(f"{name}={shown_static(inner)}" for name, inner in value.items())
+    if part is pair:
+        return ": ".join(map(shown_static, value))
+    if part is listed:
+        return f"[{', '.join(map(shown_static, value))}]"
+    return repr(value)
 
 
 # Leaves
@@ -211,6 +268,8 @@ def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> 
     if saved.key != wanted.key:
         yield Mismatch(path, "kind", str(saved), str(wanted))
         return
+    if saved.kind == "array" and wanted.kind in ON_HOST and saved.dtype in {wanted.dtype, NARROWED.get(wanted.dtype)}:
+        saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)  # what jit makes of a number, and of 64 bits
     both_arrays = saved.kind in ARRAYS and wanted.kind in ARRAYS
     if saved.kind != wanted.kind and not both_arrays and not allow_cast:
         yield Mismatch(path, "kind", str(saved), str(wanted))
@@ -258,7 +317,7 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
         raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{meant}.")
     for leaf, other in of_one_name(leaves):
         raise CheckpointError(f"renamed: {leaf.path} and {other.path} would both be called {leaf.name!r}.")
-    return Manifest(branches, leaves)
+    return dataclasses.replace(manifest, branches=branches, leaves=leaves)
 
 
 def _renamed_fields(branch: Branch, new_steps: Callable[[Steps], Steps]) -> dict[str, Any]:

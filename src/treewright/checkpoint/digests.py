@@ -24,24 +24,27 @@ WHOLE = "all"
 _LARGE = 1 << 20  # bytes from which on an array is worth a thread
 
 
-def new_digest() -> Any:
-    """A running digest with `update` and `hexdigest`.
+def _xxhash() -> Any:
+    """The package.
 
     Raises:
-        ImportError: If xxhash is not installed.
+        ImportError: If it is not installed.
     """
     try:
         import xxhash
     except ImportError as error:
         raise missing_extra("The digest of a checkpoint", "xxhash", "checkpoint") from error
-    return xxhash.xxh3_128()
+    return xxhash
+
+
+def new_digest() -> Any:
+    """A running digest with `update` and `hexdigest`."""
+    return _xxhash().xxh3_128()
 
 
 def digest_of(data: Any) -> str:
     """The digest of bytes or of a buffer, as 32 hexadecimal digits."""
-    digest = new_digest()
-    digest.update(data)
-    return str(digest.hexdigest())
+    return str(_xxhash().xxh3_128_hexdigest(data))
 
 
 def digests_of(arrays: Iterable[Any]) -> list[dict[str, str]]:
@@ -116,9 +119,9 @@ def index_of(place: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(slice(0, size) for size in shape)
     bounds = [tuple(map(int, part.split(":"))) for part in place.split(",")]
     if len(bounds) != len(shape) or any(len(bound) != 2 for bound in bounds):
-        raise ValueError(f"{place!r} is not a block of an array of rank {len(shape)}")
+        raise ValueError(f"{place[:60]!r} is not a block of an array of rank {len(shape)}")
     if any(not 0 <= start < stop <= size for (start, stop), size in zip(bounds, shape, strict=True)):
-        raise ValueError(f"{place!r} is not a block of an array of shape {shape}")
+        raise ValueError(f"{place[:60]!r} is not a block of an array of shape {shape}")
     return tuple(slice(start, stop) for start, stop in bounds)
 
 

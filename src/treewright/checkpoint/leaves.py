@@ -25,6 +25,9 @@ Steps = tuple[str, ...]  # the way from the root to a node or leaf
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 _ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
+ON_HOST = KINDS - _ON_DEVICE
+# What JAX makes of 64 bits where they are switched off.
+NARROWED = MappingProxyType({"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"})
 _DTYPE_NAMES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
@@ -36,6 +39,10 @@ DTYPES: MappingProxyType[str, Any] = MappingProxyType({name: jnp.dtype(name) for
 NAMES: MappingProxyType[Any, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
     {bool: "bool", int: "int", float: "float", complex: "complex"}
+)
+# The dtype as which a number of Python's is stored.
+_OF_NUMBERS: MappingProxyType[str, str] = MappingProxyType(
+    {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
 )
 _SMALL = 1 << 16  # bytes that are copied sooner than aligned
 _ADVISED = 1 << 22  # bytes from which on numpy asks Linux for huge pages
@@ -61,6 +68,13 @@ class Form(NamedTuple):
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.key is None else f" (key {self.key})"
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{kind}"
+
+
+def can_be(kind: LeafKind, shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether there are leaves of this kind with this shape and dtype."""
+    if kind == "key":
+        return bool(shape) and dtype == "uint32"
+    return kind in {"array", "numpy"} or (not shape and dtype == _OF_NUMBERS.get(kind, dtype))
 
 
 def name_of(steps: Steps) -> str:
@@ -121,14 +135,14 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     cls = class_of(leaf)
     if cls in _SCALARS:
         return Form(_SCALARS[cls], (), _stored_scalar(leaf).dtype.name)
+    if cls in _PLAIN_ARRAYS:
+        return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     if isinstance(leaf, Tracer):
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
         return _jax_form(leaf)
     if issubclass(cls, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
-    if cls in _PLAIN_ARRAYS:
-        return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     raise CanNotBeSavedError(f"is {_shown(leaf)}, not an array or a number. Make it a static, or wrap it in Static")
 
 
@@ -251,7 +265,12 @@ def _finished(array: Any, target: Leaf) -> Any:
             f"{target.path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
-    return array if form.key is None else untyped_jax.random.wrap_key_data(array, impl=form.key)
+    if form.key is None:
+        return array
+    try:
+        return untyped_jax.random.wrap_key_data(array, impl=form.key)
+    except (ValueError, TypeError) as error:  # of no such implementation, or with data of another width
+        raise CheckpointError(f"{target.path} is a key that this JAX does not have: {error}") from error
 
 
 def empty(form: Form) -> Any:

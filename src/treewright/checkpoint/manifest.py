@@ -11,22 +11,29 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from treewright._values.reach import public
+from treewright._nodes.as_json import FORMS
+from treewright._nodes.json_kinds import PLAIN, shown, statics_in
+from treewright._values.reach import class_of, public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
-from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, of_one_name
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, can_be, of_one_name
+from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
 
-VERSION = 1
+VERSION = 2
 FORMAT = "treewright.checkpoint"
 DEPTH = 200  # levels of a tree; deeper ones would end Python's stack on the way back
 LONGEST = 90_000_000  # characters of JSON; safetensors ends at 100 MB for the header that holds it
 
-CONTAINERS = frozenset({"node", "dict", "list", "tuple", "namedtuple", "none", "other"})
+STATIC_DEPTH = 64  # levels of a static; comparing and showing one takes several calls for each
+DENSITY = 6  # characters of JSON for each list or object in it; a manifest has three times as many
+
+DICTS = frozenset({"dict", "OrderedDict", "defaultdict"})
+CONTAINERS = DICTS | {"node", "list", "tuple", "namedtuple", "none", "other"}
 _FIELD_KINDS = frozenset({"child", "static", "buffer"})
 _OF_BRANCH: Mapping[str, type[Any]] = MappingProxyType({"steps": list, "path": str, "kind": str, "children": list})
 _OF_LEAF: Mapping[str, type[Any]] = MappingProxyType(
     {"steps": list, "path": str, "kind": str, "shape": list, "dtype": str, "digest": dict}
 )
+_STRINGS, _INTS = frozenset({str}), frozenset({int})
 
 
 @public("treewright.checkpoint")
@@ -59,6 +66,8 @@ class Branch:
 class Manifest:
     """What a checkpoint holds: its nodes with classes and statics, its leaves with shapes, dtypes and digests.
 
+    `version` is that of the format. Since 2 there are the statics of nodes that other libraries registered.
+
     Examples:
         >>> import tempfile
         >>> from treewright.checkpoint import CheckpointManager
@@ -72,6 +81,7 @@ class Manifest:
 
     branches: tuple[Branch, ...]
     leaves: tuple[Leaf, ...]
+    version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
         """The document that is saved, digest included."""
@@ -86,7 +96,7 @@ class Manifest:
     def _content(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "nodes": [_branch_json(branch) for branch in self.branches],
             "leaves": [_leaf_json(leaf) for leaf in self.leaves],
         }
@@ -148,6 +158,37 @@ class _WrongError(ValueError):
     """What is wrong with an entry."""
 
 
+def parsed(text: str | bytes, what: str) -> dict[str, Any]:
+    """The object in a JSON text, which takes at most some twenty times the memory of its text.
+
+    Small lists would take more: those of 24 MB of JSON, 600 MB.
+
+    Raises:
+        CheckpointDamagedError: If there is none.
+    """
+    try:
+        if len(text) > LONGEST:
+            raise CheckpointDamagedError(
+                f"The {what} has {len(text)} characters, and none has more than {LONGEST}: it is damaged."
+            )
+        characters = text if isinstance(text, str) else text.decode()
+        lists = characters.count("[") - characters.count("][")  # those of paths begin no list
+        if (lists + characters.count("{")) * DENSITY > len(characters) + 1000:
+            raise CheckpointDamagedError(f"The {what} is made of more lists than it could have: it is damaged.")
+        document: Any = json.loads(characters, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamagedError(f"The {what} is not JSON: {error}.") from error
+    if type(document) is not dict:
+        raise CheckpointDamagedError(
+            f"The {what} is damaged: there should be an object, and there is {shown(document)}."
+        )
+    return cast("dict[str, Any]", document)
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
+
+
 def from_text(text: str) -> Manifest:
     """The manifest in the JSON of a document, every entry checked.
 
@@ -155,15 +196,7 @@ def from_text(text: str) -> Manifest:
         CheckpointDamagedError: If the document is not what was saved, or not a manifest.
         CheckpointError: If a newer Treewright wrote it.
     """
-    if len(text) > LONGEST:
-        raise CheckpointDamagedError(
-            f"The manifest has {len(text)} characters, and none has more than {LONGEST}: it is damaged."
-        )
-    try:
-        document: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamagedError(f"The manifest is not JSON: {error}.") from error
-    return from_json(document, text)
+    return from_json(parsed(text, "manifest"), text)
 
 
 def from_json(document: Any, text: str = "") -> Manifest:
@@ -180,8 +213,9 @@ def from_json(document: Any, text: str = "") -> Manifest:
     try:
         content = _take(document, "manifest", dict)
         if _take(content, "format", str) != FORMAT:
-            raise _WrongError(f"the format is {content['format']!r}, not {FORMAT!r}")
+            raise _WrongError(f"the format is {shown(content['format'])}, not {FORMAT!r}")
         version = _take(content, "version", int)
+        _check_digest(content, _take(document, "digest", str), text)  # first: the version may be what is damaged
         if version > VERSION:
             raise CheckpointError(
                 f"The checkpoint has format version {version}, and this Treewright reads up to {VERSION}. "
@@ -189,13 +223,26 @@ def from_json(document: Any, text: str = "") -> Manifest:
             )
         if version < 1:
             raise _WrongError(f"there is no format version {version}")
-        _check_digest(content, _take(document, "digest", str), text)
         branches = tuple(map(_branch, _take(content, "nodes", list)))
         leaves = tuple(map(_leaf, _take(content, "leaves", list)))
         _check_whole(branches, leaves)
     except (_WrongError, RecursionError) as error:
         raise CheckpointDamagedError(f"The manifest is damaged: {error}.") from error
-    return Manifest(branches, leaves)
+    return Manifest(branches, leaves, version)
+
+
+def check_static(encoded: Any) -> None:
+    """Return if this is a static in typed form, of a depth that can be read.
+
+    Raises:
+        StaticSerializationError: If it is not.
+    """
+    waiting = [(encoded, 0)] if class_of(encoded) not in PLAIN else []
+    while waiting:
+        static, depth = waiting.pop()
+        if depth > STATIC_DEPTH:
+            raise StaticSerializationError(f"it goes more than {STATIC_DEPTH} levels deep")
+        waiting.extend((inner, depth + 1) for inner in statics_in(static, FORMS))
 
 
 def _check_digest(content: Any, saved: str, text: str) -> None:
@@ -210,11 +257,13 @@ def _check_digest(content: Any, saved: str, text: str) -> None:
 def _checked(entry: Any, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
     """An entry, whose values have to be of these very types."""
     if type(entry) is not dict:
-        raise _WrongError(f"there should be an object, and there is {str(entry)[:80]!r}")
+        raise _WrongError(f"there should be an object, and there is {shown(entry)}")
     entries = cast("dict[str, Any]", entry)
     for key, kind in kinds.items():
         if type(entries.get(key)) is not kind:
-            raise _WrongError(f"{key!r} is not of the type {kind.__name__} in {str(entries)[:80]}")
+            place = entries.get("path")
+            where = f" of {shown(place)}" if type(place) is str and place else ""
+            raise _WrongError(f"{key!r}{where} is not of the type {kind.__name__}")
     return entries
 
 
@@ -227,8 +276,8 @@ def _take_if_there(entry: dict[str, Any], key: str, kind: type[Any], otherwise: 
 
 
 def _texts(items: list[Any], key: str) -> tuple[str, ...]:
-    if not set(map(type, items)) <= {str}:
-        raise _WrongError(f"{key!r} holds more than strings: {str(items)[:80]}")
+    if not _STRINGS.issuperset(map(type, items)):
+        raise _WrongError(f"{key!r} holds more than strings")
     return tuple(items)
 
 
@@ -243,47 +292,58 @@ def _branch(entry: Any) -> Branch:
     entry = _checked(entry, _OF_BRANCH)
     path, kind, children = entry["path"], entry["kind"], _texts(entry["children"], "children")
     if kind not in CONTAINERS:
-        raise _WrongError(f"{kind!r} is not a kind of container")
+        raise _WrongError(f"{shown(kind)} is not a kind of container")
     fields: dict[str, Any] = _take_if_there(entry, "fields", dict, {})
     if not all(type(field) is str and field in _FIELD_KINDS for field in fields.values()):
-        raise _WrongError(f"a field of {path} has an unknown kind: {str(fields)[:80]}")
+        raise _WrongError(f"a field of {shown(path)} has an unknown kind")
     statics: dict[str, Any] = _take_if_there(entry, "statics", dict, {})
-    if set(statics) != {name for name, field in fields.items() if field == "static"}:
-        raise _WrongError(f"fields and statics of {path} disagree")
+    if kind == "node" and statics.keys() != {name for name, field in fields.items() if field == "static"}:
+        raise _WrongError(f"fields and statics of {shown(path)} disagree")
+    if kind == "defaultdict" and statics.keys() != {"default_factory"}:
+        raise _WrongError(f"{shown(path)} is a defaultdict without its factory")
     keys: list[Any] | None = _take_if_there(entry, "keys", list, None)
-    if (kind == "dict") != (keys is not None) or (keys is not None and len(keys) != len(children)):
-        raise _WrongError(f"{path} has other keys than children")
+    if (kind in DICTS) != (keys is not None) or (keys is not None and len(keys) != len(children)):
+        raise _WrongError(f"{shown(path)} has other keys than children")
+    try:
+        for static in (*statics.values(), *(keys or ())):
+            check_static(static)
+    except StaticSerializationError as error:
+        raise _WrongError(f"a static or key of {shown(path)}: {error.args[0].rstrip('.')}") from error
     cls = _take(entry, "class", str) if kind in {"node", "namedtuple", "other"} else None
     return Branch(_steps(entry), path, kind, children, cls, None if keys is None else tuple(keys), fields, statics)
 
 
 def _leaf(entry: Any) -> Leaf:
     entry = _checked(entry, _OF_LEAF)
-    path, kind, dtype = entry["path"], entry["kind"], entry["dtype"]
+    path, kind, dtype, shape = entry["path"], entry["kind"], entry["dtype"], tuple(entry["shape"])
     if kind not in KINDS or dtype not in DTYPES:
-        raise _WrongError(f"{path} is a {kind!r} of {dtype!r}, and no such leaf can be saved")
-    shape, digests = tuple(entry["shape"]), entry["digest"]
-    sizes_are_whole = set(map(type, shape)) <= {int} and all(0 <= size < 2**63 for size in shape)
-    if len(shape) > 64 or not sizes_are_whole:
-        raise _WrongError(f"{path} has the shape {str(entry['shape'])[:80]}")
+        raise _WrongError(f"{shown(path)} is a {shown(kind)} of {shown(dtype)}, and no such leaf can be saved")
+    if (
+        len(shape) > 64
+        or not _INTS.issuperset(map(type, shape))
+        or (shape and not 0 <= min(shape) <= max(shape) < 2**63)
+    ):
+        raise _WrongError(f"{shown(path)} has an impossible shape")
+    if not can_be(kind, shape, dtype):
+        raise _WrongError(f"{shown(path)}, of kind {kind}, has the shape {shape} and the dtype {dtype}")
     key = _take(entry, "key", str) if kind == "key" else None
     form = Form(kind, shape, dtype, _take_if_there(entry, "weak", bool, otherwise=False), key)
-    _check_digests(digests, shape, path)
-    return Leaf(_steps(entry), path, form, digests)
+    _check_digests(entry["digest"], shape, path)
+    return Leaf(_steps(entry), path, form, entry["digest"])
 
 
 def _check_digests(digests: dict[str, Any], shape: tuple[int, ...], path: str) -> None:
     for digest in digests.values():
         if type(digest) is not str or len(digest) != 32:
-            raise _WrongError(f"{path} has the digest {str(digest)[:80]!r}")
+            raise _WrongError(f"{shown(path)} has the digest {shown(digest)}")
     if digests.keys() == {WHOLE}:
         return
     try:
         size = sum(_size_of(place, shape) for place in digests)
     except ValueError as error:
-        raise _WrongError(f"{path}: {error}") from error
+        raise _WrongError(f"{shown(path)}: {error}") from error
     if not digests or size != math.prod(shape):
-        raise _WrongError(f"the digests of {path} do not cover it")
+        raise _WrongError(f"the digests of {shown(path)} do not cover it")
 
 
 def _size_of(place: str, shape: tuple[int, ...]) -> int:
@@ -292,6 +352,9 @@ def _size_of(place: str, shape: tuple[int, ...]) -> int:
 
 def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None:
     """Every entry hangs on exactly one other, but for the root; names are unique."""
+    # By their number first: the steps of children that are nowhere can take far more memory than their names.
+    if sum(len(branch.children) for branch in branches) != len(branches) + len(leaves) - 1:
+        raise _WrongError("its entries do not make one tree")
     listed = [(*branch.steps, child) for branch in branches for child in branch.children]
     present = [branch.steps for branch in branches] + [leaf.steps for leaf in leaves]
     if len(set(present)) != len(present) or len(set(listed)) != len(listed) or {(), *listed} != set(present):

@@ -1,8 +1,10 @@
 """A tree from the leaves of a checkpoint: in the form of another tree, or from what the manifest says alone."""
 
 import dataclasses
+import functools
 import itertools
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -13,13 +15,14 @@ from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
     leaf_mismatches,
+    lines_of,
     node_mismatches,
     refuse_mismatches,
     renamed_manifest,
 )
 from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
-from treewright.checkpoint.manifest import Branch, Manifest
-from treewright.checkpoint.tree import ReadingCodec, class_name, refuse, target_of
+from treewright.checkpoint.manifest import DICTS, Branch, Manifest
+from treewright.checkpoint.tree import ReadingCodec, class_name, first_of, refuse, target_of
 from treewright.errors import CheckpointError, CheckpointWarning
 
 T = TypeVar("T")
@@ -97,9 +100,9 @@ def _sorted(options: LoadOptions, *mismatches: Iterable[Mismatch]) -> tuple[list
 
 
 def _warn(let_through: Iterable[Mismatch], options: LoadOptions) -> None:
-    statics = [f"  {mismatch}" for mismatch in let_through if mismatch.kind == "static"]
+    statics = [mismatch for mismatch in let_through if mismatch.kind == "static"]
     if statics and options.on_static != "ignore":
-        text = "\n".join(["The checkpoint was saved with other statics; the tree keeps its own:", *statics])
+        text = "\n  ".join(["The checkpoint was saved with other statics; the tree keeps its own:", *lines_of(statics)])
         warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
@@ -162,8 +165,8 @@ def _with_leaves(like: Any, target: Manifest, values: Mapping[str, Any]) -> Any:
     abstract = [leaf.path for leaf in kept if isinstance(leaf.value, jax.ShapeDtypeStruct)]
     if abstract:
         raise CheckpointError(
-            f"{', '.join(abstract)}: not saved, and abstract in the tree, so there is no value. Load into a live tree, "
-            f"or give values in migrate=."
+            f"{', '.join(first_of(abstract))}: not saved, and abstract in the tree, so there is no value. Load into a "
+            f"live tree, or give values in migrate=."
         )
     leaves = [values.get(leaf.name, leaf.value) for leaf in target.leaves]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -208,11 +211,11 @@ class _Parts:
 
     def prepared(self, branch: Branch) -> Any:
         """What a container needs besides its children: keys, or the class and the statics."""
-        if branch.kind == "dict":
-            keys = [self.codec.decode(key) for key in cast("tuple[Any, ...]", branch.keys)]
+        if branch.kind in DICTS:
+            keys = self.codec.decode_keys(cast("tuple[Any, ...]", branch.keys))
             if len(dict.fromkeys(keys)) != len(keys):
                 raise CheckpointError("two of its keys are the same.")
-            return keys
+            return keys, self.empty_dict(branch)
         if branch.kind == "namedtuple":
             cls = self.codec.find_class(str(branch.cls), "named tuple", tuple, "_fields")
             if cls._fields != branch.children:
@@ -223,6 +226,14 @@ class _Parts:
         if branch.kind == "other":
             raise CheckpointError(f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...).")
         return None
+
+    def empty_dict(self, branch: Branch) -> Any:
+        """What makes an empty dict of this kind."""
+        if branch.kind != "defaultdict":
+            return OrderedDict if branch.kind == "OrderedDict" else dict
+        empty: Any = functools.partial(cast("Any", defaultdict), self.codec.decode(branch.statics["default_factory"]))
+        empty()  # a forged factory is none: said here, before an array is read
+        return empty
 
     def node(self, branch: Branch) -> Any:
         """The class of a node and its statics."""
@@ -257,8 +268,11 @@ class _Parts:
                 return list(children)
             case "tuple":
                 return children
-            case "dict":
-                return dict(zip(made, children, strict=True))
+            case kind if kind in DICTS:
+                keys, empty = made
+                filled: Any = empty()
+                filled.update(zip(keys, children, strict=True))
+                return filled
             case _:
                 return cast("Any", tuple).__new__(made, children)
 

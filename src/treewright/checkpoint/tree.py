@@ -12,17 +12,21 @@ import numpy as np
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.level import level_of
+from treewright._trees.level import Level, level_of
 from treewright._trees.paths import place_of
+from treewright._values.freeze import freeze
 from treewright._values.reach import class_of, import_path
 from treewright._values.text import portable_text
-from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
-from treewright.checkpoint.manifest import DEPTH, Branch, Manifest
-from treewright.errors import CheckpointError
+from treewright.checkpoint.leaves import NAMES, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static
+from treewright.errors import CheckpointError, StaticSerializationError
 
 DECLARED = "__checkpoint_name__"
 
-_ARRAYS = (jax.Array, np.ndarray)  # known to be leaves; JAX takes 5 us to say so
+_DICTS = (dict, OrderedDict, defaultdict)
+_CONTAINERS = frozenset({*_DICTS, list, tuple})
+_BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
+_ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
 
 
 def class_name(cls: type[Any]) -> str:
@@ -71,7 +75,18 @@ class WritingCodec(StaticCodec):
         return None if path is None else _name(*path)
 
     def unnamed(self, value: Any) -> Any:
-        """A description that is the same in the next process."""
+        """A description that is the same in the next process.
+
+        Lists, dicts and arrays can't be static in a node of ours; other libraries keep them beside their leaves, and
+        there they are compared by what they hold.
+        """
+        kind = class_of(value)
+        if kind is list:
+            return ["list", *self.write_items(value)]
+        if kind is dict:
+            return ["dict", *self.write_pairs(value)]
+        if kind is np.ndarray and value.dtype in NAMES:
+            return self.encode(freeze(value))
         return ["described", portable_text(value, exact=False)]
 
 
@@ -85,7 +100,10 @@ class ReadingCodec(StaticCodec):
         self.modules: tuple[types.ModuleType, ...] = tuple(
             importlib.import_module(module) if isinstance(module, str) else module for module in modules
         )
-        self.known: tuple[tuple[str, Any], ...] = tuple(_named_in(self.modules))
+        self.known: tuple[tuple[str, Any], ...] = (
+            *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
+            *_named_in(self.modules),
+        )
 
     def find(self, name: str) -> Any:
         """What has this name in the modules.
@@ -131,14 +149,20 @@ def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
             yield from _named(inner, package)
 
 
+def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> list[str]:
+    """Lines for a message, of which a person reads some: the first, and how many there are besides."""
+    left = len(lines) - count
+    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
+
+
 def refuse(title: str, problems: Sequence[str]) -> None:
     """Return if there are no problems.
 
     Raises:
-        CheckpointError: If there are: the title, and a line for each.
+        CheckpointError: If there are: the title, and a line for each of the first.
     """
     if problems:
-        raise CheckpointError("\n  ".join([title, *problems]))
+        raise CheckpointError("\n  ".join([title, *first_of(problems)]))
 
 
 def manifest_of(tree: Any, problems: Callable[[Sequence[Leaf]], Iterable[str]] = lambda _: ()) -> Manifest:
@@ -192,7 +216,10 @@ class _TakenApart:
 
     def visit(self, part: Any, path: str, steps: Steps) -> None:
         """Add the entries of a part of the tree, in the order in which JAX flattens it."""
-        level = None if isinstance(part, self.known_leaves) else level_of(part)
+        # By their classes, where these are enough: `isinstance` of a jax.Array asks JAX, and takes as long as the rest.
+        cls = class_of(part)
+        known = cls is np.ndarray or (cls not in _CONTAINERS and isinstance(part, self.known_leaves))
+        level = None if known else level_of(part)
         if level is None:
             self.add_leaf(part, path or "the tree", steps)
             return
@@ -201,7 +228,13 @@ class _TakenApart:
             self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return
         children = tuple(str(place_of(key)[1]) for key, _ in entries)
-        self.branches.append(self.branch(part, path, steps, entries, children))
+        try:
+            branch = self.branch(part, path, steps, level, children)
+            for static in (*branch.statics.values(), *(branch.keys or ())):
+                check_static(static)
+            self.branches.append(branch)
+        except (StaticSerializationError, RecursionError) as error:
+            self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
         for step, (key, child) in zip(children, entries, strict=True):
             self.visit(child, f"{path}{key}", (*steps, step))
 
@@ -212,19 +245,20 @@ class _TakenApart:
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
-    def branch(
-        self, part: Any, path: str, steps: Steps, entries: tuple[tuple[Any, Any], ...], children: tuple[str, ...]
-    ) -> Branch:
+    def branch(self, part: Any, path: str, steps: Steps, level: Level, children: tuple[str, ...]) -> Branch:
         """The entry of a node or container."""
         cls = class_of(part)
         if hasattr(cls, "__node_spec__"):
             fields = {field.name: str(field.kind) for field in spec_of(part).fields}
             statics = self.codec.encode_statics(finished_pair(part)[1])
             return Branch(steps, path, "node", children, class_name(cls), fields=fields, statics=statics)
-        if cls in {dict, OrderedDict, defaultdict}:
-            keys = tuple(self.codec.encode(place_of(key)[1]) for key, _ in entries)
-            return Branch(steps, path, "dict", children, keys=keys)
+        if cls in _DICTS:
+            keys = tuple(self.codec.encode(place_of(key)[1]) for key, _ in level.children)
+            factory = {"default_factory": self.codec.encode(part.default_factory)} if cls is defaultdict else {}
+            return Branch(steps, path, cls.__name__, children, keys=keys, statics=factory)
         if part is None or cls in {list, tuple}:
             return Branch(steps, path, "none" if part is None else cls.__name__, children)
-        kind = "namedtuple" if is_namedtuple(cls) else "other"
-        return Branch(steps, path, kind, children, class_name(cls))
+        if is_namedtuple(cls):
+            return Branch(steps, path, "namedtuple", children, class_name(cls))
+        statics = {str(key).lstrip("."): self.codec.encode(value) for key, value in level.statics}
+        return Branch(steps, path, "other", children, class_name(cls), statics=statics)

@@ -1,0 +1,145 @@
+"""The layout of a safetensors file: eight bytes of length, a header in JSON, and the arrays one after the other.
+
+Not by the package safetensors, which maps a file into memory: there, a disk that fails ends the process and raises
+nothing. Tests hold that it reads what is written here, and the other way round.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any, cast
+
+from treewright.checkpoint.leaves import DTYPES, Form, Leaf
+from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, parsed
+from treewright.errors import CheckpointDamagedError, CheckpointError
+
+RESERVED = "__metadata__"  # the name that is not an array's
+LENGTH = 8  # bytes of the number that says how long the header is
+_KEY = "treewright"  # of the manifest in the metadata
+
+# What safetensors has a name for. Anything else is written as bytes, with one dimension more.
+_CODES = MappingProxyType(
+    {
+        "bool": "BOOL",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "float32": "F32",
+        "float64": "F64",
+        **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+        **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+        "complex64": "C64",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+    }
+)
+
+# How files of other kinds begin.
+_OTHERS = (
+    (b"PK\x03\x04", "a zip archive, as numpy.savez and torch.save write them"),
+    (b"\x93NUMPY", "an array of numpy.save"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"version https://git-lfs", "a pointer of Git LFS, and the file itself has not been fetched: git lfs pull"),
+    *((bytes([0x80, protocol]), "a pickle") for protocol in range(2, 6)),
+    *((bytes([start]), "a msgpack file, as flax.serialization writes them") for start in (*range(0x81, 0x90), 0xDE)),
+)
+
+
+def in_order(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """Leaves in the order in which a file holds them: wide dtypes first, so that each array is aligned."""
+    return sorted(leaves, key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
+
+
+def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
+    """All that stands before the arrays.
+
+    Raises:
+        CheckpointError: If that is more than a safetensors file may have.
+    """
+    header: dict[str, Any] = {RESERVED: {_KEY: manifest}}
+    end = 0
+    for leaf in ordered:
+        code, shape = _stored_as(leaf.form)
+        start, end = end, end + leaf.form.nbytes
+        header[leaf.name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > LONGEST:
+        raise CheckpointError(
+            f"The header of this tree would have {len(text)} bytes, and that of a safetensors file has {LONGEST} at "
+            f"most. CheckpointManager saves trees of any size."
+        )
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
+    """The dtype code and shape under which the header has an array of this form."""
+    code = _CODES.get(form.dtype)
+    return ("U8", (*form.shape, DTYPES[form.dtype].itemsize)) if code is None else (code, form.shape)
+
+
+def length_of(head: bytes, size: int) -> int:
+    """How many bytes of a file are its header, by what it begins with.
+
+    Args:
+        head: The first bytes, as many as there are.
+        size: How many bytes the whole file has.
+
+    Raises:
+        CheckpointError: If this is a file of another kind.
+        CheckpointDamagedError: If there can't be such a header.
+    """
+    length = int.from_bytes(head[:LENGTH], "little")
+    if 2 <= length <= min(size - LENGTH, LONGEST):
+        return length
+    for start, words in _OTHERS:
+        if head.startswith(start):
+            raise CheckpointError(f"it is {words}, not a safetensors file.")
+    if head and head.isascii() and head.decode().isprintable():
+        raise CheckpointError(f"it is a text that begins with {head[:20].decode()!r}.")
+    found = "it is empty" if not size else f"it has {size} bytes, too few for what its first bytes announce"
+    raise CheckpointDamagedError(f"{found}: it was cut short, or its beginning is damaged.")
+
+
+def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
+    """The manifest in a header, and where each array begins after it, by the name of its leaf.
+
+    Args:
+        header: The header, without its length.
+        size: How many bytes of arrays follow it.
+
+    Raises:
+        CheckpointError: If there is no manifest, or it is of a newer version.
+        CheckpointDamagedError: If header or manifest is not one, or they disagree with each other or with the size.
+    """
+    tensors = parsed(header, "header")
+    metadata: Any = tensors.pop(RESERVED, None)
+    text = cast("dict[str, Any]", metadata).get(_KEY) if type(metadata) is dict else None
+    if text is None:
+        raise CheckpointError(
+            "it is a safetensors file without a manifest: another program wrote it. "
+            "from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
+        )
+    if type(text) is not str:
+        raise CheckpointDamagedError(f"in place of the manifest it has {str(text)[:80]!r}.")
+    manifest = from_text(text)
+    starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in manifest.leaves}
+    end = 0
+    for start, length in sorted((starts[leaf.name], leaf.form.nbytes) for leaf in manifest.leaves):
+        end = end + length if start == end else -1
+    if end != size or len(tensors) != len(starts):
+        raise CheckpointDamagedError(
+            "its header and its manifest list different tensors, or the file has too many or too few bytes."
+        )
+    return manifest, starts
+
+
+def _start_of(tensor: Any, form: Form) -> int:
+    """Where an array begins, as its entry says, which has to be that of an array of this form; else -1."""
+    offsets: Any = cast("dict[str, Any]", tensor).get("data_offsets") if type(tensor) is dict else None
+    start: Any = next(iter(cast("Any", offsets))) if type(offsets) is list and offsets else None
+    if type(start) is not int:
+        return -1
+    code, shape = _stored_as(form)
+    expected = {"dtype": code, "shape": [*shape], "data_offsets": [start, start + form.nbytes]}
+    return start if tensor == expected else -1
