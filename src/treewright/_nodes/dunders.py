@@ -18,6 +18,7 @@ from treewright._nodes.node import (
     pair_or_unfinished,
     refuse_change,
     replaced,
+    set_attribute,
 )
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
@@ -28,13 +29,6 @@ from treewright._values.text import Verbatim, array_text, node_repr, shown_field
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__
-
-
-def set_attribute(self: Any, name: str, value: Any) -> None:
-    """Only while `__init__` runs; afterwards a node is frozen."""
-    if not is_open(self):
-        refuse_change(self, name)
-    _store(self, name, value)
 
 
 def delete_attribute(self: Any, name: str) -> None:

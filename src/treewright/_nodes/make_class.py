@@ -131,7 +131,7 @@ def _install_init(spec: NodeSpec) -> None:
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        build(self, functools.partial(init, self, *args, **kwargs))
+        build(self, init, *args, **kwargs)
 
     return __init__
 
