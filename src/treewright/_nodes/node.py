@@ -387,13 +387,17 @@ def replaced(node: Any, /, **changes: Any) -> Any:
 # Flattening
 
 
-def register(cls: type[Any]) -> None:
-    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
-    keyed: Any = cls  # its spec may change: a decorator can follow on what began as an undecorated subclass
+def register(cls: Any) -> Any:
+    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields.
 
-    def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
+    Returns:
+        `flatten_with_keys`, for which `init.pairing` has faster code once the fields are known. `cloudpickle` brings
+        them after the class, and a decorator may follow on what began as an undecorated subclass.
+    """
+
+    def flatten_with_keys(node: Any, cls: Any = cls) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
         children, statics = node._node
-        return tuple(zip(keyed.__node_spec__.keys, children)), statics  # noqa: B905  as many, and strict costs time
+        return tuple(zip(cls.__node_spec__.keys, children, strict=True)), statics
 
     # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
@@ -411,6 +415,7 @@ def register(cls: type[Any]) -> None:
     jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )
+    return flatten_with_keys
 
 
 P = ParamSpec("P")

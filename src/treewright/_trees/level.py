@@ -287,8 +287,8 @@ def child_of(value: Any, key: Key) -> Any:
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if (kind is list or kind is tuple) and isinstance(key, SequenceKey):
-        return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
+    if kind is list or kind is tuple:
+        return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
 

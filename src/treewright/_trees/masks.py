@@ -12,7 +12,7 @@ from treewright._nodes.spec import spec_of
 from treewright._trees.level import is_node
 from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
-from treewright._values.text import text
+from treewright._values.text import first_text
 
 T = TypeVar("T")
 Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
@@ -162,7 +162,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     chosen = _broadcast("where=", mask, tree)
     wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
-        raise TypeError(f"A mask holds True or False for each leaf, got {text(wrong[0])}.")
+        raise TypeError(f"A mask holds True or False for each leaf, got {first_text(wrong[0])}.")
     leaves, treedef = jax.tree.flatten(tree)
     pairs = list(zip(leaves, chosen, strict=True))
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
