@@ -136,6 +136,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.make_class",
         "_nodes.spec",
         "_values.reach",
+        "_values.text",
         "errors",
     ),
     "_nodes.module": (
@@ -211,6 +212,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "_trees.sizes": (
         "_jax",
         "_nodes.fields",
+        "_nodes.node",
+        "_nodes.spec",
         "_trees.level",
         "_trees.paths",
         "_values.reach",

@@ -56,8 +56,8 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
     values = tuple(children)
     if not isinstance(aux_data, Statics) or aux_data.table is not spec.table:
         raise TypeError(
-            f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got {first_text(aux_data)}. "
-            f"Take it from tree_flatten() of an instance."
+            f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got "
+            f"{first_text(aux_data)}. Take it from tree_flatten() of an instance."
         )
     if len(values) != len(spec.children):
         names = ", ".join(field.name for field in spec.children) or "none"
