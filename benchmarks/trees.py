@@ -160,7 +160,7 @@ class EquinoxNested(equinox.Module):
         self.inner = EquinoxNested(levels - 1) if levels > 1 else None
 
 
-def _refused(large: list[int]) -> None:
+def _refused(large: Any) -> None:
     with contextlib.suppress(StaticFieldError):
         treewright.Static(large)
 

@@ -207,7 +207,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
         stored = None
     if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None):
         refuse_change(node, name)
-    field = type(node).__node_spec__.by_name.get(name)
+    field: FieldSpec | None = node.__node_spec__.by_name.get(name)
     if field is None:
         _store(node, name, value)
     else:
@@ -217,14 +217,14 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
     # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
-    hooked = hasattr(type(node), "__getattr__")
+    hooked = hasattr(class_of(node), "__getattr__")
     stored = pair_or_unfinished(node) if hooked else getattr(node, PAIR, None)
     if isinstance(stored, Unfinished) and stored.failure is None:
         init(node, *args, **kwargs)
         return
     if stored is not None:
         refuse_change(node, "__init__")
-    spec: NodeSpec = type(node).__node_spec__
+    spec: NodeSpec = node.__node_spec__
     _store(node, PAIR, Unfinished(spec.cls))
     references = sys.getrefcount(node)
     try:

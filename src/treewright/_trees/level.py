@@ -465,7 +465,7 @@ class _Remembering:
             return self.of_leaf(tree, like)
         if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
             parts, statics = finished_pair(tree)
-            if isinstance(like.aux, weakref.ref) and like.aux() is statics and len(parts) == len(like.children):
+            if class_of(like.aux) is weakref.ref and like.aux() is statics and len(parts) == len(like.children):
                 pairs = zip(like.children, parts, strict=True)
                 return self.with_children([(key, self.of(part, old, depth + 1)) for (key, old), part in pairs], like)
         level = level_of(tree)

@@ -186,8 +186,8 @@ def combine(*trees: T) -> T:
         if len(present) > 1:
             raise ValueError(
                 f"{path_text(path) or 'The whole tree'} has a value in {len(present)} of the trees: "
-                f"{', '.join(map(first_text, present))}. combine() takes trees that partition() has split, each leaf in "
-                "one."
+                f"{', '.join(map(first_text, present))}. combine() takes trees that partition() has split, each leaf "
+                "in one."
             )
         return present[0] if present else None
 

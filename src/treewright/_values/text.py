@@ -46,6 +46,7 @@ _OBJECT: Any = object
 _SETS: Any = (set, frozenset)
 _SEQUENCES: Any = (tuple, list)
 _DICT: Any = dict
+_DEQUE: Any = collections.deque
 _SLICED = frozenset({str, bytes, bytearray, array.array})  # whose text begins as that of their beginning
 _MAPPING: Any = Mapping
 
@@ -266,8 +267,8 @@ class _FirstText(_Text):
         kind = class_of(value)
         if kind in _SLICED:
             value = value[:LENGTH]
-        elif kind is collections.deque:
-            value = collections.deque(itertools.islice(value, LENGTH), value.maxlen)
+        elif kind is _DEQUE:
+            value = _DEQUE(itertools.islice(value, LENGTH), value.maxlen)
         return super().whole(value)
 
     def joined(self, texts: Iterable[str]) -> str:
