@@ -164,6 +164,15 @@ LIBRARIES = (
         bases="sepes.TreeClass",
         static="{name}: {type} = sepes.field(on_setattr=[mask], on_getattr=[unmask])",
     ),
+    # Its classes are not frozen; `jarp.frozen` makes those that are. It needs Python 3.12.
+    Library(
+        "jarp",
+        "peer",
+        "jarp",
+        imports="import jarp",
+        decorator="@jarp.define",
+        static="{name}: {type} = jarp.static()",
+    ),
     Library(
         "treewright.pytree_dataclass",
         "ours",

@@ -71,7 +71,7 @@ def targets(children: Sequence[int]) -> Iterator[Target]:
         yield Target(4, ("construct",), n, 1.5, f"construction, {_of(n)}", against="frozen dataclass")
     for n in children:
         yield Target(5, ("class",), n, 1.3, f"class creation, {_of(n)}", against="register_dataclass")
-    yield Target(6, ("path",), 2, 1.0, "flatten with path, 2 children")
+    yield Target(6, ("path",), 2, 1.3, "flatten with path, 2 children")
 
 
 def _seconds(results: Results, target: Target, library: str, statistic: Statistic) -> float | None:

@@ -141,7 +141,8 @@ class _Misses:
         function = make()
         if way == "explain_retraces":
             self._watch = treewright.explain_retraces(on_report=str)
-            self._watch._watch._hear = self._timed(self._watch._watch._hear)
+            watch = self._watch._watch
+            watch._traced, watch._compiled = self._timed(watch._traced), self._timed(watch._compiled)
         self._call = jitted(self._subtracted(function) if way == "traced" else function, way)
         self._is_traced = way == "traced"
 

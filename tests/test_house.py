@@ -30,9 +30,7 @@ COMPLEXITY = 10
 # what is traced anywhere in the process, and who wants to hear of it, has no smaller place. What code reads never
 # changes, and is found once.
 MUTABLE_STATE = {
-    "_jax._RELAY",
-    "_nodes.others._MADE_AGAIN",
-    "_values.reach.code_reads",
+    *("_jax._RELAY", "_nodes.init._pairing", "_nodes.others._MADE_AGAIN", "_values.reach.code_reads"),
     "retrace.traced.PROCESS",
     "sharding.constrain._RULES",
 }

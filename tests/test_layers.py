@@ -144,6 +144,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nodes.make_class",
         "_nodes.spec",
         "_values.reach",
+        "_values.text",
         "errors",
     ),
     "_nodes.module": (
@@ -220,6 +221,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "_trees.sizes": (
         "_jax",
         "_nodes.fields",
+        "_nodes.node",
+        "_nodes.spec",
         "_trees.level",
         "_trees.paths",
         "_values.reach",

@@ -16,6 +16,7 @@ import treescope
 import wadler_lindig
 
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
+from treewright._values.text import cut_text, first_text, text
 from treewright.errors import UnfinishedNodeError
 
 # jax's own constructors of these have no types.
@@ -382,3 +383,42 @@ def test_frozen_mappings_are_shown_by_every_printer() -> None:
     box = Box(FrozenMapping({"rate": 0.5}))
     for show in (repr, wadler_lindig.pformat, printed_by_rich, treescope.render_to_text):
         assert "rate" in show(box)
+
+
+# The beginning of a text
+
+
+LONG: dict[str, Any] = {
+    "a list": list(range(1000)),
+    "a tuple": (1,) * 1000,
+    "a dict": {index: [index] for index in range(1000)},
+    "a set": set(range(30)),
+    "a partial": functools.partial(print, *range(1000), sep=["a"] * 100),
+    "a deque": collections.deque(range(1000)),
+    "bytes": bytes(1000),
+    "a text": "x" * 1000,
+    "empty ones": [[]] * 1000,
+    "nested": [[[[[[[[1, 2], 3], 4], 5], 6], 7], list(range(100))]] * 10,
+    "a node": Box([list(range(50))] * 50),
+    "a short list": [1, 2, (3,)],
+}
+
+
+@pytest.mark.parametrize("value", LONG.values(), ids=list(LONG))
+def test_the_first_text_is_the_beginning_of_the_text(value: Any) -> None:
+    assert first_text(value) == cut_text(text(value))
+
+
+def test_the_first_text_writes_no_more_than_it_shows() -> None:
+    written: list[int] = []
+
+    class Item:
+        def __repr__(self) -> str:
+            written.append(1)
+            return "item"
+
+    items = [Item() for _ in range(1000)]
+    for value in (items, [items] * 100, dict.fromkeys(range(1000), items), set(items)):
+        written.clear()
+        first_text(value)
+        assert len(written) <= 80

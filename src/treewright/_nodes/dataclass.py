@@ -17,6 +17,7 @@ from treewright._nodes.make_class import (
 )
 from treewright._nodes.spec import Options, spec_of
 from treewright._values.reach import class_of, public
+from treewright._values.text import first_text
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
@@ -125,7 +126,7 @@ def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Optio
 
 def _decorated(cls: Any, options: Options) -> type[Any]:
     if not isinstance(cls, type):
-        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {cls!r}.")
+        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {first_text(cls)}.")
     if "__node_spec__" in vars(cls) or "__pending_node__" in vars(cls):
         before = vars(cls).get("__before_node__")
         if before is None:

@@ -18,23 +18,17 @@ from treewright._nodes.node import (
     pair_or_unfinished,
     refuse_change,
     replaced,
+    set_attribute,
 )
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.plain import NoExactKeyError, problem_of
 from treewright._values.reach import class_of, kept_in_pickles
-from treewright._values.text import Verbatim, array_text, node_repr, shown_fields
+from treewright._values.text import Verbatim, array_text, first_text, node_repr, shown_fields
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__
-
-
-def set_attribute(self: Any, name: str, value: Any) -> None:
-    """Only while `__init__` runs; afterwards a node is frozen."""
-    if not is_open(self):
-        refuse_change(self, name)
-    _store(self, name, value)
 
 
 def delete_attribute(self: Any, name: str) -> None:
@@ -62,8 +56,8 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
     values = tuple(children)
     if not isinstance(aux_data, Statics) or aux_data.table is not spec.table:
         raise TypeError(
-            f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got {aux_data!r}. "
-            f"Take it from tree_flatten() of an instance."
+            f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got "
+            f"{first_text(aux_data)}. Take it from tree_flatten() of an instance."
         )
     if len(values) != len(spec.children):
         names = ", ".join(field.name for field in spec.children) or "none"

@@ -1,13 +1,16 @@
 """The generated `__init__`: text that reads like the function it makes, compiled once for each class.
 
+Also the code that pairs children with their keys, compiled once for each number of children.
 The only file that calls `exec`. Names in the text are parameters, which are the fields' own names and checked to be
 identifiers, and helpers, which get a name that no field has.
 """
 
 import dataclasses
+import functools
 import keyword
 import linecache
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +176,32 @@ class _InitText:
         init.__module__ = cls.__module__
         annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
         return init
+
+
+def pairing(keys: tuple[Any, ...]) -> types.CodeType:
+    """The code of a `flatten_with_keys` for these keys, which are its constants.
+
+    Returning `zip(keys, children)` takes a third longer for two children (benchmarks/node.py).
+    """
+    code = _pairing(len(keys))
+    constants = {f"key{index}": key for index, key in enumerate(keys)}
+    return code.replace(co_consts=tuple(constants.get(constant, constant) for constant in code.co_consts))
+
+
+@functools.cache
+def _pairing(count: int) -> types.CodeType:
+    """The code for so many keys, with their numbers in their places."""
+    children = "".join(f"child{index}, " for index in range(count))
+    pairs = "".join(f"('key{index}', child{index}), " for index in range(count))
+    source = f"""\
+def flatten_with_keys(node, cls):
+    ({children}), statics = node.{PAIR}
+    return ({pairs}), statics
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<treewright: flatten_with_keys of {count}>", "exec"), made)  # noqa: S102
+    code: types.CodeType = made["flatten_with_keys"].__code__
+    return code
 
 
 def _left_open(field: FieldSpec) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
-from treewright._nodes.init import make_init
+from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
@@ -70,7 +70,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _install(cls, way.methods)
     abc.update_abstractmethods(cls)
     _document(spec)
-    register_once(cls)
+    register_once(cls).flatten_with_keys.__code__ = pairing(spec.keys)
 
 
 def _has_own_init(cls: type[Any], way: Way) -> bool:
@@ -131,7 +131,7 @@ def _install_init(spec: NodeSpec) -> None:
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        build(self, functools.partial(init, self, *args, **kwargs))
+        build(self, init, *args, **kwargs)
 
     return __init__
 
@@ -207,19 +207,20 @@ if sys.version_info >= (3, 15):
 def register_once(cls: type[Any]) -> "Registration":
     """Tell JAX of the class, unless it has been told."""
     if "__node_registered__" not in vars(cls):
-        register(cls)
+        registration = Registration(cls, register(cls))
         register_for_export(cls)
         register_node_for_flax(cls)
-        cls.__node_registered__ = Registration(cls)
-    registration: Registration = vars(cls)["__node_registered__"]
-    return registration
+        cls.__node_registered__ = registration
+    known: Registration = vars(cls)["__node_registered__"]
+    return known
 
 
 class Registration:
     """The mark of a class that JAX knows; where `cloudpickle` brings the class to a new process, it tells JAX there."""
 
-    def __init__(self, cls: type[Any]) -> None:
+    def __init__(self, cls: type[Any], flatten_with_keys: Any) -> None:
         self.cls = cls
+        self.flatten_with_keys = flatten_with_keys
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (register_once, (self.cls,))

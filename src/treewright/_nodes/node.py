@@ -31,6 +31,7 @@ Pair = tuple[tuple[Any, ...], Statics]
 # Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
 LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
+_read = object.__getattribute__
 _store = object.__setattr__
 
 
@@ -53,7 +54,7 @@ class Unfinished:
 def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
     """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
     try:
-        stored: Pair | Unfinished = object.__getattribute__(node, PAIR)
+        stored: Pair | Unfinished = _read(node, PAIR)
     except AttributeError:
         return None
     return stored
@@ -107,9 +108,7 @@ class ChildView:
             return _read_outside_pair(self, node)
 
     def __set__(self, node: Any, value: Any) -> None:
-        if not is_open(node):
-            refuse_change(node, self.field.name)
-        node.__dict__[self.field.name] = self.field.convert(value)
+        set_attribute(node, self.field.name, value)
 
     def __delete__(self, node: Any) -> None:
         if not is_open(node):
@@ -211,19 +210,41 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
 # Filling and sealing
 
 
-def build(node: Any, run: Callable[[], object]) -> None:
+def set_attribute(node: Any, name: str, value: Any) -> None:
+    """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
+    # Every `self.x = x` comes here, so `is_open` stands here in full: a call less (benchmarks/node.py, own __init__).
+    try:
+        stored = _read(node, PAIR)
+    except AttributeError:
+        stored = None
+    if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None):
+        refuse_change(node, name)
+    field: FieldSpec | None = node.__node_spec__.by_name.get(name)
+    if field is None:
+        _store(node, name, value)
+    else:
+        node.__dict__[name] = value if field.converter is None else field.converter(value)
+
+
+def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
-    stored = pair_or_unfinished(node)
+    # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
+    hooked = hasattr(class_of(node), "__getattr__")
+    stored = pair_or_unfinished(node) if hooked else getattr(node, PAIR, None)
     if isinstance(stored, Unfinished) and stored.failure is None:
-        run()
+        init(node, *args, **kwargs)
         return
     if stored is not None:
         refuse_change(node, "__init__")
-    _store(node, PAIR, Unfinished(class_of(node)))
+    spec: NodeSpec = node.__node_spec__
+    _store(node, PAIR, Unfinished(spec.cls))
+    references = sys.getrefcount(node)
     try:
-        run()
-        _seal(node)
-        check(node)
+        init(node, *args, **kwargs)
+        escaped = sys.getrefcount(node) > references
+        _seal(node, spec, escaped=escaped)
+        if spec.checks:
+            check(node)
     except BaseException as error:
         abandon(node, error)
         raise
@@ -231,14 +252,14 @@ def build(node: Any, run: Callable[[], object]) -> None:
 
 def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """What a generated `__init__` does when there is more to it than storing the pair."""
+    build(node, _assign_all, values, post_init)
 
-    def run() -> None:
-        for name, value in values.items():
-            _store(node, name, value)
-        if post_init is not None:
-            node.__post_init__(*post_init)
 
-    build(node, run)
+def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+    for name, value in values.items():
+        set_attribute(node, name, value)
+    if post_init is not None:
+        node.__post_init__(*post_init)
 
 
 def check(node: Any) -> None:
@@ -262,9 +283,36 @@ def abandon(node: Any, error: BaseException) -> None:
     _store(node, PAIR, Unfinished(class_of(node), f"{type(error).__name__}({error})"))
 
 
-def _seal(node: Any) -> None:
-    spec = spec_of(node)
-    waiting = {name: value for name, value in node.__dict__.items() if name != PAIR}
+def _seal(node: Any, spec: NodeSpec, *, escaped: bool) -> None:
+    """Store the pair. `escaped` says that something refers to the node since its `__init__` began.
+
+    What nobody refers to is in no tree, so only then is it looked for in its own fields: with a look at every level,
+    400 nested modules took 15 times as long (benchmarks/node.py: nested).
+    """
+    waiting: dict[str, Any] = node.__dict__
+    try:
+        children = tuple([waiting[field.name] for field in spec.children])
+        values = tuple([waiting[name] for name in spec.table.names])
+    except KeyError:
+        _complete(spec, waiting)
+        _seal(node, spec, escaped=escaped)
+        return
+    if len(waiting) > len(spec.fields) + (PAIR in waiting):
+        _refuse_incomplete(spec, waiting)
+    if escaped:
+        for field in spec.fields:
+            _refuse_itself(node, spec, field.name, waiting[field.name])
+    statics = spec.table.find(values)
+    waiting.clear()
+    _store(node, PAIR, (children, statics))
+
+
+def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
+    """Fill in the defaults.
+
+    Raises:
+        NodeInitError: If a field has neither a value nor a default.
+    """
     for field in spec.fields:
         if field.name not in waiting:
             if field.default is not MISSING:
@@ -272,12 +320,6 @@ def _seal(node: Any) -> None:
             elif field.default_factory is not MISSING:
                 waiting[field.name] = field.convert(field.default_factory())
     _refuse_incomplete(spec, waiting)
-    children = tuple(waiting[field.name] for field in spec.children)
-    for field in spec.fields:
-        _refuse_itself(node, spec, field.name, waiting[field.name])
-    statics = spec.table.find(tuple(waiting[field.name] for field in spec.statics))
-    node.__dict__.clear()
-    _store(node, PAIR, (children, statics))
 
 
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
@@ -307,7 +349,8 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     names = [field.name for field in spec.fields]
     missing = [name for name in names if name not in waiting]
     # What a cached_property computed of the half-built node is dropped, to be computed again.
-    undeclared = [name for name in waiting if name not in names and not is_cached_property(spec.cls, name)]
+    others = [name for name in waiting if name not in names and name != PAIR]
+    undeclared = [name for name in others if not is_cached_property(spec.cls, name)]
     if not missing and not undeclared:
         return
     name = spec.cls.__qualname__
@@ -356,13 +399,17 @@ def replaced(node: Any, /, **changes: Any) -> Any:
 # Flattening
 
 
-def register(cls: type[Any]) -> None:
-    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
-    keyed: Any = cls  # its spec may change: a decorator can follow on what began as an undecorated subclass
+def register(cls: Any) -> Any:
+    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields.
 
-    def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
+    Returns:
+        `flatten_with_keys`, for which `init.pairing` has faster code once the fields are known. `cloudpickle` brings
+        them after the class, and a decorator may follow on what began as an undecorated subclass.
+    """
+
+    def flatten_with_keys(node: Any, cls: Any = cls) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
         children, statics = node._node
-        return tuple(zip(keyed.__node_spec__.keys, children)), statics  # noqa: B905  as many, and strict costs time
+        return tuple(zip(cls.__node_spec__.keys, children, strict=True)), statics
 
     # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
@@ -380,6 +427,7 @@ def register(cls: type[Any]) -> None:
     jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )
+    return flatten_with_keys
 
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar, overload
 from treewright._jax import path_text
 from treewright._trees.level import with_values
 from treewright._trees.where import Selection, select
-from treewright._values.text import text
+from treewright._values.text import first_text
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -113,5 +113,5 @@ def _split(structure: Any, value: object) -> Any:
         return structure.flatten_up_to(value)
     except ValueError as error:
         raise ValueError(
-            f"set() takes a value for each place, in the structure {structure}, got {text(value)}."
+            f"set() takes a value for each place, in the structure {structure}, got {first_text(value)}."
         ) from error

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from treewright._jax import (
     DictKey,
@@ -151,8 +152,11 @@ def opened(tree: Any) -> Level | LeafType:
     return level_of(tree) or leaf_type_of(tree)
 
 
-def leaf_type_of(leaf: Any) -> LeafType:
-    """What `jit` sees of a leaf: also of a tracer, of a deleted array, of a `jax.ShapeDtypeStruct`."""
+def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
+    """What `jit` sees of a leaf: also of a tracer, of a deleted array, of a `jax.ShapeDtypeStruct`.
+
+    It may be `like`, where that is the type of an array and the leaf is such an array.
+    """
     kind = class_of(leaf)
     if kind is LeafType:
         return cast("LeafType", leaf)
@@ -162,7 +166,10 @@ def leaf_type_of(leaf: Any) -> LeafType:
         aval: Any = typeof(leaf)
     except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
         return LeafType(None, kind, leaf)
-    return LeafType(aval, kind if kind in _NUMBERS else None)
+    python = kind if kind in _NUMBERS else None
+    if isinstance(like, LeafType) and python is None and like.python is None and aval == like.aval:
+        return like
+    return LeafType(aval, python)
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
@@ -296,8 +303,8 @@ def child_of(value: Any, key: Key) -> Any:
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if (kind is list or kind is tuple) and isinstance(key, SequenceKey):
-        return value[key.idx] if 0 <= key.idx < len(value) else NOTHING
+    if kind is list or kind is tuple:
+        return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
 
@@ -438,7 +445,7 @@ _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own st
 
 
 def remembered_tree(
-    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept, depth: int = 0
+    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept
 ) -> Level | LeafType:
     """A tree of levels and leaf types in place of a live tree. What is as it was in `like` is shared with it.
 
@@ -446,26 +453,58 @@ def remembered_tree(
         tree: Any tree.
         like: An earlier result, most of which may be the same.
         leaf: Gives what to keep of a leaf, from the leaf and what is kept without it.
-        depth: How deep in the whole tree this one hangs.
     """
-    level = opened(tree)
-    if isinstance(level, LeafType):
-        kept = leaf(tree, level if level.value is None else dataclasses.replace(level, value=remembered(level.value)))
-        return like if isinstance(like, LeafType) and _same_leaf(kept, like) else kept
-    if depth == _DEPTH:
-        return LeafType(None, class_of(tree), jax.tree.structure(tree))
-    old = like if isinstance(like, Level) and like.kind is level.kind else None
-    known = {} if old is None else dict(old.children)
-    children = tuple(
-        (key, remembered_tree(child, known.get(key), leaf=leaf, depth=depth + 1)) for key, child in level.children
-    )
-    # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
-    aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
-    unchanged = len(children) == len(known) and all(child is known.get(key) for key, child in children)
-    if old is not None and unchanged and same_to_jit(old.aux, aux):
-        return old
-    statics = tuple((key, remembered(value)) for key, value in level.statics)
-    return Level(level.kind, aux, statics, children, level.content)
+    return _Remembering(leaf).of(tree, like, 0)
+
+
+class _Remembering:
+    """One walk that remembers a tree. It runs inside of every trace, so what is as it was is not made anew."""
+
+    def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
+        self.leaf = leaf
+        self.arrays: dict[type[Any], bool] = {}  # whether a class is one of arrays: to ask takes longer than the rest
+
+    def of(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
+        """The levels of a tree that hangs so deep in the whole."""
+        kind = class_of(tree)
+        is_array = self.arrays.get(kind)
+        if is_array is None:
+            is_array = self.arrays[kind] = issubclass(kind, (jax.Array, Tracer))
+        if is_array:
+            return self.of_leaf(tree, like)
+        if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
+            parts, statics = finished_pair(tree)
+            if class_of(like.aux) is weakref.ref and like.aux() is statics and len(parts) == len(like.children):
+                pairs = zip(like.children, parts, strict=True)
+                return self.with_children([(key, self.of(part, old, depth + 1)) for (key, old), part in pairs], like)
+        level = level_of(tree)
+        if level is None:
+            return self.of_leaf(tree, like)
+        if depth == _DEPTH:
+            return LeafType(None, kind, jax.tree.structure(tree))
+        return self.of_level(level, like if isinstance(like, Level) and like.kind is level.kind else None, depth)
+
+    def of_leaf(self, tree: Any, like: Any) -> LeafType:
+        seen = leaf_type_of(tree, like)
+        kept = self.leaf(tree, seen if seen.value is None else dataclasses.replace(seen, value=remembered(seen.value)))
+        return like if kept is like or (isinstance(like, LeafType) and _same_leaf(kept, like)) else kept
+
+    def of_level(self, level: Level, like: Level | None, depth: int) -> Level:
+        known = {} if like is None else dict(like.children)
+        children = [(key, self.of(child, known.get(key), depth + 1)) for key, child in level.children]
+        # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
+        aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
+        if like is not None and list(known) == [key for key, _ in children] and same_to_jit(like.aux, aux):
+            return self.with_children(children, like)
+        statics = tuple((key, remembered(value)) for key, value in level.statics)
+        return Level(level.kind, aux, statics, tuple(children), level.content)
+
+    def with_children(self, children: list[tuple[Key, Any]], like: Level) -> Level:
+        """An earlier level with these children, or that very one if it has them."""
+        if all(child is old for (_, child), (_, old) in zip(children, like.children, strict=True)):
+            return like
+        shared = tuple((key, child) for (key, _), (_, child) in zip(like.children, children, strict=True))
+        return Level(like.kind, like.aux, like.named, shared, like.content)
 
 
 def _same_leaf(leaf: LeafType, other: LeafType) -> bool:

@@ -13,7 +13,7 @@ from treewright._trees.diff import telling_of_classes
 from treewright._trees.level import is_node
 from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
-from treewright._values.text import text
+from treewright._values.text import first_text
 
 T = TypeVar("T")
 Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
@@ -164,7 +164,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     chosen = _broadcast("where=", mask, tree)
     wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
-        raise TypeError(f"A mask holds True or False for each leaf, got {text(wrong[0])}.")
+        raise TypeError(f"A mask holds True or False for each leaf, got {first_text(wrong[0])}.")
     leaves, treedef = jax.tree.flatten(tree)
     pairs = list(zip(leaves, chosen, strict=True))
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
@@ -188,7 +188,8 @@ def combine(*trees: T) -> T:
         if len(present) > 1:
             raise ValueError(
                 f"{path_text(path) or 'The whole tree'} has a value in {len(present)} of the trees: "
-                f"{', '.join(map(text, present))}. combine() takes trees that partition() has split, each leaf in one."
+                f"{', '.join(map(first_text, present))}. combine() takes trees that partition() has split, each leaf "
+                "in one."
             )
         return present[0] if present else None
 

@@ -140,9 +140,10 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     """
     if depth is not None and depth < 1:
         raise ValueError(f"summary(depth=...) takes 1 or more steps, got {depth}.")
-    tied = {path: first for first, *others in aliases_in(tree) for path in others}
+    every = list(items_of(tree))
+    tied = {path: first for first, *others in aliases_in(every) for path in others}
     groups: dict[Path, list[Item]] = {}
-    for item in items_of(tree):
+    for item in every:
         groups.setdefault(item.path if depth is None else item.path[:depth], []).append(item)
     rows = tuple(
         _row(items[0], tied) if items[0].path == path else _merged(tree, path, items, tied)

@@ -11,7 +11,7 @@ from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, field_k
 from treewright._trees.level import Place, all_entries, walk
 from treewright._trees.paths import Step, parse, place_of
 from treewright._values.reach import class_of, of_earlier_class, required_arguments
-from treewright._values.text import did_you_mean, text
+from treewright._values.text import did_you_mean, first_text
 from treewright.errors import MissingPlaceError
 
 _SHOWN = 5  # places of one name that are listed
@@ -56,7 +56,7 @@ def arguments_of(function: Callable[..., Any]) -> int:
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return required_arguments(function)
     if not callable(function):
-        raise TypeError(f"where= takes a function, the text of a path or a predicate, got {text(function)}.")
+        raise TypeError(f"where= takes a function, the text of a path or a predicate, got {first_text(function)}.")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # attrgetter, itemgetter and others of C
@@ -92,7 +92,7 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
     if any(type(recorder) is not _Recorder for recorder in recorders):
         raise TypeError(
             f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
-            f"{text(result)}."
+            f"{first_text(result)}."
         )
     return Selection(list(map(_place_of, recorders)), structure)
 
@@ -131,7 +131,7 @@ class _Recorder:
             return iter(self.keys())
         if isinstance(place.value, list | tuple):
             return map(_Recorder, place.entries())
-        raise TypeError(f"{place.name} is {text(place.value)}, which has no entries to go through.")
+        raise TypeError(f"{place.name} is {first_text(place.value)}, which has no entries to go through.")
 
     def __contains__(self, item: object) -> bool:
         return item in _place_of(self).value
@@ -186,16 +186,17 @@ def _item_key(value: Any, item: Any) -> Key:
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     """The error for a key that leads nowhere: where, and what is there instead."""
-    value, entries = place.value, all_entries(place.value)
+    value: Any = place.value
+    kind = class_of(value).__qualname__ if value is not None else "None"
+    if class_of(value) in {list, tuple} and value:
+        return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has [0] to [{len(value) - 1}].")
+    entries = all_entries(value)
     if entries is None:
         hint = ""
         if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
-        return MissingPlaceError(f"{place.name} is {text(value)}, a leaf, and has no {key}.{hint}")
-    kind = class_of(value).__qualname__ if value is not None else "None"
+        return MissingPlaceError(f"{place.name} is {first_text(value)}, a leaf, and has no {key}.{hint}")
     names = [str(entry) for entry, _ in entries]
-    if names and all(isinstance(entry, SequenceKey) for entry, _ in entries):
-        return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
     return MissingPlaceError(

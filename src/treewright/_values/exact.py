@@ -25,7 +25,7 @@ from treewright._jax import is_key_dtype
 from treewright._values import plain, reach
 from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
 from treewright._values.reach import class_attribute, class_of, import_path, is_cached_property
-from treewright._values.text import first_names, text, text_with_class
+from treewright._values.text import first_names, first_text, text, text_with_class
 
 _LARGE = 4096  # elements of an array above which a library's function that captured it is itself only
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
@@ -213,7 +213,7 @@ class ExactKeys:
         if reach.library_class(class_of(value)) or not reach.state_of(value):
             return True
         if self.strict:
-            raise ItselfOnlyError(f"{text(value)} has attributes of its own")
+            raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
         return False
 
     def of_class(self, kind: type[Any], key: Hashable) -> Hashable:
@@ -332,7 +332,7 @@ class ExactKeys:
 
     def read_partial(self, value: functools.partial[Any]) -> Hashable:
         if vars(value):
-            raise ItselfOnlyError(f"{text(value)} has attributes of its own")
+            raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
         self.rests_on(_attributes_of, value)
         return (class_of(value), self.key(value.func), tuple(map(self.key, value.args)), self.items(value.keywords))
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._values.reach import class_attribute, class_of
-from treewright._values.text import text, text_with_class
+from treewright._values.text import first_text, text, text_with_class
 
 Key = Callable[[Any], Hashable]
 
@@ -227,7 +227,9 @@ def problem_of(value: Any) -> NoExactKeyError:
 
 def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
     """Why a value can't be a static whose `==` raised this error, or gave this answer."""
-    raised = f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {text(why)}, not a bool"
+    raised = (
+        f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {first_text(why)}, not a bool"
+    )
     return NoExactKeyError(
         text_with_class(value),
         f"{class_of(value).__qualname__}.__eq__ {raised}, so jit could not tell whether it is the value that it "

@@ -5,6 +5,8 @@ into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node cla
 which only `fields` is read.
 """
 
+import array
+import collections
 import dataclasses
 import difflib
 import enum
@@ -45,6 +47,8 @@ _OBJECT: Any = object
 _SETS: Any = (set, frozenset)
 _SEQUENCES: Any = (tuple, list)
 _DICT: Any = dict
+_DEQUE: Any = collections.deque
+_SLICED = frozenset({str, bytes, bytearray, array.array})  # whose text begins as that of their beginning
 _MAPPING: Any = Mapping
 
 
@@ -167,7 +171,7 @@ class _Text:
         if kind is list:
             return f"[{self.items(value)}]"
         if isinstance(value, _SETS):
-            members = f"{{{self.joined(sorted(map(self.of, value)))}}}" if value else ""
+            members = f"{{{self.joined(sorted(self.members(value)))}}}" if value else ""
             return members if members and kind is set else f"{self.class_name(kind)}({members})"
         if isinstance(value, functools.partial):
             keywords = self.arguments(value.keywords.items())
@@ -198,6 +202,10 @@ class _Text:
 
     def items(self, values: Iterable[Any]) -> str:
         return self.joined(map(self.of, values))
+
+    def members(self, values: Collection[Any]) -> Iterable[str]:
+        """The texts of what a set holds, in any order."""
+        return map(self.of, values)
 
     def arguments(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
         return (f"{name}={self.of(value)}" for name, value in pairs)
@@ -253,6 +261,36 @@ def short_text(value: Any, *, with_module: bool = False) -> str:
     return cut_text(_BoundedText(with_module=with_module).of(value))
 
 
+class _FirstText(_Text):
+    """One walk that writes what it would write in full, but ends where nobody reads on."""
+
+    def whole(self, value: Any) -> str:
+        kind = class_of(value)
+        if kind in _SLICED:
+            value = value[:LENGTH]
+        elif kind is _DEQUE:
+            value = _DEQUE(itertools.islice(value, LENGTH), value.maxlen)
+        return super().whole(value)
+
+    def joined(self, texts: Iterable[str]) -> str:
+        written: list[str] = []
+        length = 0
+        for one in texts:
+            written.append(one)
+            length += len(one) + len(", ")
+            if length > LENGTH:
+                break
+        return ", ".join(written)
+
+    def members(self, values: Collection[Any]) -> Iterable[str]:
+        return map(self.of, itertools.islice(values, LENGTH))
+
+
+def first_text(value: Any) -> str:
+    """The first 80 characters of the `text` of a value, however large it is: for messages."""
+    return cut_text(_FirstText().of(value))
+
+
 def cut_text(whole: str) -> str:
     """At most 80 characters of a text."""
     return whole if len(whole) <= LENGTH else f"{whole[: LENGTH - 3]}..."
@@ -261,7 +299,7 @@ def cut_text(whole: str) -> str:
 def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
     name = class_of(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}, {cut_text(text(value))}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}, {first_text(value)}"
 
 
 def short_texts(left: Any, right: Any) -> tuple[str, str]:

@@ -106,7 +106,8 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     def leaf(value: Any, kept: LeafType) -> LeafType:
         if call.fixed_numbers and kept.python is not None:
             return LeafType(None, kept.python, value)
-        return dataclasses.replace(kept, placement=placement_of(value)) if call.live else kept
+        placement = placement_of(value) if call.live else None
+        return kept if kept.placement == placement else LeafType(kept.aval, kept.python, kept.value, placement)
 
     for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
         name, value = argument.name, argument.value
