@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.extend.core
 import jax.monitoring
 import numpy as np
 
@@ -61,6 +62,19 @@ _prng_key: Any = jax.dtypes.prng_key
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed random keys, such as `key<fry>`."""
     return bool(jax.numpy.issubdtype(dtype, _prng_key))
+
+
+# Young; before 0.10 it was in `jax.core`. Without it, a `loop` that was made outside of a trace and is called inside
+# keeps tracers as its state, and JAX's own error comes only at the next use.
+_opaque_trace_state: Any = getattr(jax.extend.core, "get_opaque_trace_state", None)
+if _opaque_trace_state is None:
+    _opaque_trace_state = getattr(jax.core, "get_opaque_trace_state", lambda convention: convention)
+
+
+def current_trace() -> object:
+    """Equal for two places that are in the same trace of JAX, or both in none."""
+    trace: object = _opaque_trace_state(convention="treewright")
+    return trace
 
 
 # Young. Without `multihost_utils`, which is experimental, the trees and programs of several processes could not be

@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from treewright._jax import Call, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
+from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
@@ -121,6 +122,8 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
 
     for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
         name, value = argument.name, argument.value
+        if isinstance(value, FlatTree):
+            value = value.tree
         passed[name] = argument.passed
         if call.is_static(name, place, value):
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
