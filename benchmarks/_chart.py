@@ -18,12 +18,11 @@ class Bar:
 WIDTH, LEFT, RIGHT, TOP, PITCH, THICK = 760, 220, 60, 64, 26, 16
 # Of one contrast to white and to GitHub's dark page, since an image is not told which of the two it stands on.
 STYLE = """
-    text { font: 14px ui-sans-serif, system-ui, sans-serif; fill: #57606a }
+    text { font: 14px ui-sans-serif, system-ui, sans-serif; fill: #6e7781 }
     .title { font-weight: 600; font-size: 15px }
     .name { text-anchor: end }
     .name.ours, .value.ours { font-weight: 600; fill: #0969da }
     rect.ours { fill: #0969da } rect.peer { fill: #8c959f } rect.base { fill: #6e7781 } rect.limit { fill: #6e7781 }
-    line { stroke: #8c959f; stroke-dasharray: 3 3 }
     @media (prefers-color-scheme: dark) {
       text { fill: #9198a1 }
       .name.ours, .value.ours { fill: #58a6ff }
@@ -32,7 +31,7 @@ STYLE = """
 
 
 def svg(title: str, note: str, bars: Sequence[Bar], *, longest: float) -> str:
-    """The chart. Bars that are longer than `longest` are cut and say so; a line marks 1."""
+    """The chart. Bars that are longer than `longest` are cut, with their value behind."""
     height = TOP + PITCH * len(bars) + 8
     scale = (WIDTH - LEFT - RIGHT) / longest
     box = f'viewBox="0 0 {WIDTH} {height}"'
@@ -45,7 +44,6 @@ def svg(title: str, note: str, bars: Sequence[Bar], *, longest: float) -> str:
     for index, bar in enumerate(bars):
         y = TOP + PITCH * index
         width = min(bar.value, longest) * scale
-        # A cut bar ends in a slant, with its value behind it.
         shape = f'<rect class="{bar.kind}" x="{LEFT}" y="{y}" width="{width:.1f}" height="{THICK}" rx="2"/>'
         if bar.value > longest:
             x = LEFT + width - 14
@@ -55,6 +53,4 @@ def svg(title: str, note: str, bars: Sequence[Bar], *, longest: float) -> str:
             f"  {shape}",
             f'  <text class="value {bar.kind}" x="{LEFT + width + 6:.1f}" y="{y + 13}">{bar.value:.2f}</text>',
         ]
-    x = LEFT + scale
-    lines += [f'  <line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 4}"/>', "</svg>"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "</svg>", ""])

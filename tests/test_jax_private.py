@@ -299,3 +299,14 @@ def test_where_a_function_cannot_tell_that_it_is_traced_that_is_said_once(
     assert np.all(jitted(jnp.ones(3)) == 2)
     with pytest.raises(RuntimeError, match=r"max_traces=1 can't be held: JAX .* see no traces"):
         jax.jit(treewright.max_traces(1)(fresh(double)))(jnp.ones(2))
+
+
+def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_jax, "TRACE_STATE_HOMES", ("jax.tree_util",))
+    run = treewright.loop(lambda state, x: (state + x, state), jnp.zeros(()))
+    run(1.0)
+    assert float(run.state) == 1.0
+
+    jax.jit(run)(1.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        run(1.0)

@@ -7,6 +7,7 @@ Supported is every JAX from 0.9.0 to the newest. What would be lost in silence i
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import threading
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
-import jax.extend.core
 import jax.monitoring
 import numpy as np
 
@@ -64,17 +64,18 @@ def is_key_dtype(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, _prng_key))
 
 
-# Young; before 0.10 it was in `jax.core`. Without it, a `loop` that was made outside of a trace and is called inside
-# keeps tracers as its state, and JAX's own error comes only at the next use.
-_opaque_trace_state: Any = getattr(jax.extend.core, "get_opaque_trace_state", None)
-if _opaque_trace_state is None:
-    _opaque_trace_state = getattr(jax.core, "get_opaque_trace_state", lambda convention: convention)
+# Young: `get_opaque_trace_state` was in `jax.core` before 0.10. Without it, a `loop` that was made outside of a trace
+# and is called inside keeps tracers as its state, and JAX's own error comes only at the next use.
+TRACE_STATE_HOMES = ("jax.extend.core", "jax.core")
 
 
-def current_trace() -> object:
-    """Equal for two places that are in the same trace of JAX, or both in none."""
-    trace: object = _opaque_trace_state(convention="treewright")
-    return trace
+def trace_reader() -> Callable[[], object]:
+    """What gives objects that are equal if it was called in the same trace of JAX, or both times in none."""
+    for home in TRACE_STATE_HOMES:
+        read = getattr(importlib.import_module(home), "get_opaque_trace_state", None)
+        if read is not None:
+            return functools.partial(read, convention="treewright")
+    return lambda: None
 
 
 # Young. Without `multihost_utils`, which is experimental, the trees and programs of several processes could not be

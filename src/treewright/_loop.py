@@ -3,14 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
-from treewright._jax import Path, current_trace, jax_trees, path_text, typeof, untyped_jax
+from treewright._jax import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
 from treewright._trees.diff import Difference, differences
 from treewright._trees.flat import FlatStructure, FlatTree
 from treewright._trees.sizes import memory_of
@@ -70,7 +70,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         self._name: str = getattr(innermost(step), "__name__", class_of(step).__qualname__)
         self._function = _with_flat_result(step, self._name, _first_parameter(step))
         self._donate = donate
-        self._trace = current_trace()
+        self._read_trace = trace_reader()
+        self._trace = self._read_trace()
         self._structures: dict[Any, FlatStructure] = {}
         self.state = state
 
@@ -104,7 +105,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
 
     def __call__(self, *inputs: P.args, **keywords: P.kwargs) -> R:
         """The output of one more step. Its inputs are traced, as those of any jitted function."""
-        if self._trace != current_trace():
+        if self._trace != self._read_trace():
             raise LoopStateError(
                 f"The loop over {self._name} was called inside of jit, grad, vmap or the like, and made outside: its "
                 f"state would be a tracer from then on. Call {self._name} itself there, or make the loop there."
@@ -116,8 +117,9 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         # One instruction runs the step and stores its state: Ctrl-C comes before or after it. Between the two it would
         # lose the only state that there is (test_an_interrupt_loses_no_state).
         results.extend(map(program, (self._flat,), *zip(inputs, strict=False)))
-        leaves, output = results[-1]
+        leaves, result = results[-1]
         results[:] = [(leaves, None)]
+        output: R = result
         return output
 
     def __repr__(self) -> str:
@@ -142,7 +144,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in flat.leaves]
         if any(pinned):
             options["out_shardings"] = (pinned, None)
-        program = untyped_jax.jit(self._function, **options)
+        program: Any = untyped_jax.jit(self._function, **options)
         while any(map(_is_weak, flat.leaves)):
             after = program.eval_shape(flat, *inputs, **keywords)[0]  # the call then needs no other trace
             pairs = list(zip(flat.leaves, after, strict=True))
@@ -151,8 +153,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
             flat.results[:] = [
                 ([jnp.asarray(leaf, new.dtype) if not new.weak_type else leaf for leaf, new in pairs], None)
             ]
-        self._program = program
-        return program
+        self._program = cast("Callable[..., Any]", program)
+        return self._program
 
 
 def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callable[..., Any]:
@@ -164,12 +166,13 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
             state = state.tree
         leaves, treedef = jax.tree.flatten(state)
         result: Any = step(state, *inputs, **keywords)
-        if not (isinstance(result, tuple) and len(result) == 2):
+        pair: Any = result if isinstance(result, tuple) else ()
+        if len(pair) != 2:
             raise LoopStateError(
                 f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
                 f"nothing to put out: return {root}, None."
             )
-        after, output = result
+        after, output = pair
         _check(treedef.unflatten(leaves), after, name, root)  # anew, since step may have changed its dicts in place
         return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
 
@@ -230,11 +233,15 @@ def _committed(leaves: list[Any], inputs: list[Any]) -> list[Any]:
     `jit` puts them there too, but then compiles again for what it gave back.
     """
     shardings: set[Sharding] = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
-    places = {NamedSharding(at.mesh, PartitionSpec()) if isinstance(at, NamedSharding) else at for at in shardings}
+    whole: Any = untyped_jax.sharding.PartitionSpec()
+    places = {NamedSharding(at.mesh, whole) if isinstance(at, NamedSharding) else at for at in shardings}
     if len(places) != 1:
         return leaves
     (place,) = places
-    return [leaf if _is_committed(leaf) or isinstance(leaf, Tracer) else jax.device_put(leaf, place) for leaf in leaves]
+    return [
+        leaf if _is_committed(leaf) or isinstance(leaf, Tracer) else untyped_jax.device_put(leaf, place)
+        for leaf in leaves
+    ]
 
 
 def _first_parameter(step: Callable[..., Any]) -> str:
