@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -81,16 +82,15 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
 
         A state of the same structure, shapes, dtypes and shardings needs no other program.
         """
-        gone = [leaf for leaf in self._flat.leaves if not isinstance(leaf, Tracer) and leaf.is_deleted()]
+        leaves = self._flat.leaves
+        gone = [place for place, leaf in enumerate(leaves) if not isinstance(leaf, Tracer) and leaf.is_deleted()]
         if gone:
-            place = next(
-                path for path, leaf in zip(self._flat.paths, self._flat.leaves, strict=True) if leaf is gone[0]
-            )
+            more = f" and {len(gone) - 1} more were" if len(gone) > 1 else " was"
             raise DonatedStateError(
-                f"The state of the loop over {self._name} is used up: {len(gone)} of its arrays, the first at "
-                f"{path_text(place, 'state')}, were donated to a call that failed, or to another function. Assign a "
-                f"state to go on from, such as the last checkpoint: run.state = load(...). "
-                f"loop(..., donate=False) keeps the state, and needs memory for two."
+                f"The state of the loop over {self._name} is used up: {path_text(self._flat.paths[gone[0]], 'state')}"
+                f"{more} donated to a call that failed, or to another function. Assign a state to go on from, such as "
+                f"the last checkpoint: run.state = load(...). loop(..., donate=False) keeps each state until the next "
+                f"one is there, and needs memory for both."
             )
         tree: S = self._flat.tree
         return tree
@@ -145,14 +145,12 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         if any(pinned):
             options["out_shardings"] = (pinned, None)
         program: Any = untyped_jax.jit(self._function, **options)
-        while any(map(_is_weak, flat.leaves)):
-            after = program.eval_shape(flat, *inputs, **keywords)[0]  # the call then needs no other trace
-            pairs = list(zip(flat.leaves, after, strict=True))
-            if all(new.weak_type and new.dtype == leaf.dtype for leaf, new in pairs if _is_weak(leaf)):
+        while any(map(_is_weak, flat.leaves)) and not untyped_jax.config.jax_disable_jit:
+            after = program.eval_shape(flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
+            leaves = [_settled(leaf, new) for leaf, new in zip(flat.leaves, after, strict=True)]
+            if all(map(operator.is_, leaves, flat.leaves)):
                 break
-            flat.results[:] = [
-                ([jnp.asarray(leaf, new.dtype) if not new.weak_type else leaf for leaf, new in pairs], None)
-            ]
+            flat.results[:] = [(leaves, None)]
         self._program = cast("Callable[..., Any]", program)
         return self._program
 
@@ -166,7 +164,7 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
             state = state.tree
         leaves, treedef = jax.tree.flatten(state)
         result: Any = step(state, *inputs, **keywords)
-        pair: Any = result if isinstance(result, tuple) else ()
+        pair = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
         if len(pair) != 2:
             raise LoopStateError(
                 f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
@@ -176,6 +174,7 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
         _check(treedef.unflatten(leaves), after, name, root)  # anew, since step may have changed its dicts in place
         return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
 
+    stepped.__name__ = name  # that of the program, in profiles and logs
     return stepped
 
 
@@ -203,9 +202,16 @@ def _settles(difference: Difference) -> bool:
     return bool(jnp.result_type(difference.left, difference.right) == new.dtype)
 
 
+def _settled(leaf: Any, new: Any) -> Any:
+    """A leaf of the first state; if it is weakly typed, of the type that the step gives it."""
+    stays = not _is_weak(leaf) or (new.weak_type and new.dtype == leaf.dtype)
+    return leaf if stays else jnp.asarray(leaf, new.dtype)
+
+
 def _like(old: Any, new: Any) -> Any:
     """A leaf of the new state, which is weakly typed only where that of the old one is."""
-    return jnp.asarray(new, typeof(new).dtype) if _is_weak(new) and not _is_weak(old) else new
+    array = new if isinstance(new, jax.Array) else jnp.asarray(new)
+    return jnp.asarray(array, array.dtype) if _is_weak(array) and not _is_weak(old) else array
 
 
 def _is_weak(leaf: Any) -> bool:

@@ -104,3 +104,16 @@ def test_errors_of_jax_name_the_place_in_the_state() -> None:
 
     with pytest.raises(jax.errors.ConcretizationTypeError, match=r"state\['net'\]\.kernel"):
         loop(step, {"net": Net(jnp.ones(3))})(1.0)
+
+
+def test_a_state_that_lies_elsewhere_is_compiled_for_and_nothing_else_is_said() -> None:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        run = loop(count, jnp.zeros(2))
+        for place in (0, 1):
+            run.state = jax.device_put(jnp.zeros(2), jax.devices()[place])
+            run()
+
+    [report] = reports
+    assert report.event == "recompile"
+    assert [str(difference).partition(":")[0] for difference in report.differences] == ["state (placement)"]

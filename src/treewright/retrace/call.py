@@ -132,7 +132,8 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
     settings = {f"jax.config.{name}": remembered(getattr(jax.config, name, None)) for name in _SETTINGS}
     settings["the mesh in use"] = MeshInUse(jax.sharding.get_abstract_mesh())
-    options = {name: remembered(value) for name, value in call.options.items()}
+    of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state
+    options = {} if of_loop else {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
 
 

@@ -45,12 +45,12 @@ def trained(run: loop[TrainState[Net], [jax.Array], jax.Array]) -> Net:
 
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
+    loop(step, Net(x))(x)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
     run.state = Net(x)  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
     return [  # pyright: ignore[reportUnknownVariableType]
         run(),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         run("x"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         run(x, rate=1.0),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        loop(step, Net(x)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         loop(loss, Net(x)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         run(x).shapes,  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     ]
