@@ -15,7 +15,7 @@ class Bar:
     kind: Literal["base", "limit", "peer", "ours"]
 
 
-WIDTH, LEFT, RIGHT, TOP, PITCH, THICK = 760, 220, 60, 64, 26, 16
+WIDTH, LEFT, RIGHT, TOP, PITCH, THICK = 760, 236, 60, 64, 26, 16
 # Of one contrast to white and to GitHub's dark page, since an image is not told which of the two it stands on.
 STYLE = """
     text { font: 14px ui-sans-serif, system-ui, sans-serif; fill: #6e7781 }

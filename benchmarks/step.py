@@ -172,7 +172,7 @@ def as_json(head: dict[str, Any], samples: Samples, lines: Sequence[Line]) -> di
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=100, help="samples of each cell (100)")
+    parser.add_argument("--repeats", type=int, default=60, help="samples of each cell (60)")
     parser.add_argument("--quick", action="store_true", help="without first calls and memory, which take processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the steps as bars into FILE, an SVG")
