@@ -101,12 +101,11 @@ CASES: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("donate", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_a_loop_gives_what_the_jitted_step_gives(name: str, donate: bool) -> None:
+def test_a_loop_gives_what_the_jitted_step_gives(name: str) -> None:
     make, step = CASES[name]
     jitted, state = jax.jit(lambda state, x: step(state, x)), make()
-    run = loop(step, make(), donate=donate)
+    run = loop(step, make())
 
     for x in jnp.asarray([1.0, 2.0, 3.0]):
         state, output = jitted(state, x)
