@@ -223,9 +223,10 @@ def _looped(code: types.ModuleType) -> Start:
     state_of = _state_of(code)
 
     def started(model: Any) -> Step:
-        if not runs:
+        if runs:
+            runs[0].state = state_of(model)
+        else:
             runs.append(treewright.loop(_step_of(code), state_of(model)))
-        runs[0].state = state_of(model)
         run: Step = runs[0]
         return run
 
