@@ -164,13 +164,14 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
             state = state.tree
         leaves, treedef = jax.tree.flatten(state)
         result: Any = step(state, *inputs, **keywords)
-        pair = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
-        if len(pair) != 2:
-            raise LoopStateError(
-                f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
-                f"nothing to put out: return {root}, None."
-            )
-        after, output = pair
+        match result:
+            case (after, output):
+                pass
+            case _:
+                raise LoopStateError(
+                    f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
+                    f"nothing to put out: return {root}, None."
+                )
         _check(treedef.unflatten(leaves), after, name, root)  # anew, since step may have changed its dicts in place
         return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
 
