@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from treewright import Module, TrainState, pytree_dataclass, static
+from treewright import Module, TrainState, loop, pytree_dataclass, static
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -81,17 +81,14 @@ def trained(state: TrainState[Curve], points: Points, steps: int) -> tuple[Train
     """The state after all steps, the loss before each, and how often the step was traced."""
     traces: list[str] = []
 
-    @jax.jit
     def step(state: TrainState[Curve], points: Points) -> tuple[TrainState[Curve], jax.Array]:
         traces.append("Python runs only while jit traces")
         loss, grads = jax.value_and_grad(loss_of)(state.params, points)
         return state.apply_gradients(grads=grads), loss
 
-    losses: list[jax.Array] = []
-    for _ in range(steps):
-        state, loss = step(state, points)
-        losses.append(loss)
-    return state, jnp.stack(losses), len(traces)
+    run = loop(step, state)
+    losses = [run(points) for _ in range(steps)]
+    return run.state, jnp.stack(losses), len(traces)
 
 
 def draw(curve: Curve, points: Points, losses: jax.Array, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The text ships with Python: the topics that `help()` shows, and the licence. The layers are one stacked `Module` under
 `lax.scan`, each recomputed in the backward pass; they compute in bfloat16, and parameters stay float32. At the end the
-state goes into a checkpoint and comes back, and the model writes.
+state goes into a checkpoint and comes back, and the model writes. All steps take one trace: a second one would raise.
 
 Run `python examples/transformer.py` where `pip install ".[examples]"` has been done.
 """
@@ -23,7 +23,7 @@ import optax
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from treewright import Module, TrainState, buffer, spec_like, static, summary
+from treewright import Module, TrainState, buffer, loop, max_traces, spec_like, static, summary
 from treewright.checkpoint import load, save
 from treewright.typed import eval_shape, remat, tree_map, value_and_grad
 
@@ -170,24 +170,10 @@ def optimiser(steps: int, rate: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.05, mask=kernels))
 
 
-class TrainingStep:
-    """A jitted update that counts its calls, and its traces by a side effect that only tracing runs."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.traces = 0
-        self._jitted = jax.jit(self._update, donate_argnums=0)
-
-    def __call__(self, state: TrainState[Transformer], texts: np.ndarray) -> tuple[TrainState[Transformer], jax.Array]:
-        """The state after one update, and the loss before it."""
-        self.calls += 1
-        updated: tuple[TrainState[Transformer], jax.Array] = self._jitted(state, texts)
-        return updated
-
-    def _update(self, state: TrainState[Transformer], texts: jax.Array) -> tuple[TrainState[Transformer], jax.Array]:
-        self.traces += 1
-        loss, grads = value_and_grad(loss_of)(state.params, texts)
-        return state.apply_gradients(grads=grads), loss
+def update(state: TrainState[Transformer], texts: jax.Array) -> tuple[TrainState[Transformer], jax.Array]:
+    """The state after one step, and the loss before it."""
+    loss, grads = value_and_grad(loss_of)(state.params, texts)
+    return state.apply_gradients(grads=grads), loss
 
 
 @jax.jit
@@ -218,11 +204,6 @@ def show_model(model: Transformer) -> None:
     print(f"computes in {jnp.dtype(model.compute)}, gives {logits.dtype}{list(logits.shape)}")
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 trace`, `2 traces`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, tell the loss, and write."""
     parser = argparse.ArgumentParser(description="A transformer on Python's own documentation.")
@@ -247,22 +228,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     state: TrainState[Transformer] = TrainState.create(params=model, tx=optimiser(settings.steps, 4e-3))
     print(f"loss on unseen text: {unseen_loss(state.params, test, settings.context):.3f}, before training")
-    step, random = TrainingStep(), np.random.default_rng(settings.seed)
+    run, random = loop(max_traces(1)(update), state), np.random.default_rng(settings.seed)
     for _ in tqdm(range(settings.steps), desc="training", unit="step"):
-        state, _ = step(state, pieces(train, settings.batch_size, settings.context, random))
-    print(f"loss on unseen text: {unseen_loss(state.params, test, settings.context):.3f}, after {state.step} steps")
-    print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+        run(jnp.asarray(pieces(train, settings.batch_size, settings.context, random)))
+    loss = unseen_loss(run.state.params, test, settings.context)
+    print(f"loss on unseen text: {loss:.3f}, after {run.state.step} steps")
 
     settings.output.mkdir(parents=True, exist_ok=True)
-    save(settings.output / CHECKPOINT, state)
-    restored = load(settings.output / CHECKPOINT, like=jax.eval_shape(lambda: state))
-    step(restored, pieces(train, settings.batch_size, settings.context, random))
-    print(f"{settings.output / CHECKPOINT} restored, one more step: {counted(step.traces, 'trace')} in all")
+    save(settings.output / CHECKPOINT, run.state)
+    run.state = load(settings.output / CHECKPOINT, like=run.state)
+    run(jnp.asarray(pieces(train, settings.batch_size, settings.context, random)))
+    print(f"{settings.output / CHECKPOINT} restored, one more step; all steps took one trace")
 
     prompt = test[: settings.context]
     keys = jax.random.split(writing, settings.letters)
-    model = load(settings.output / CHECKPOINT, like=state).params  # the step above has used up the restored one
-    characters = written(model, jnp.asarray(prompt), keys, 0.6)
+    characters = written(run.state.params, jnp.asarray(prompt), keys, 0.6)
     print(f"given: {text.read(prompt.tolist())!r}, it writes:\n")
     print(text.read(np.asarray(characters).tolist()))
     return 0

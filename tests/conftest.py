@@ -92,6 +92,7 @@ SLOW = {
     "test_docs.py",
     "test_import_cost.py",
     "test_jit_cache.py",
+    "test_loop.py",
     "test_site.py",
     "test_threads.py",
     "test_train.py",

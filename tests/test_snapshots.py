@@ -31,6 +31,7 @@ from treewright import (
     errors,
     field,
     freeze,
+    loop,
     node_at,
     partition,
     pytree_dataclass,
@@ -262,6 +263,10 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "count by nothing": lambda: count(1, by="path"),  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     "summary without depth": lambda: summary(1, depth=0),
     "trees that are not close": lambda: assert_trees_close(Layer(jnp.ones(2)), Layer(jnp.arange(2.0), "gelu")),
+    "loop that changes its state": lambda: loop(lambda net, x: (replace(net, layers=x), x), Net(1.0, 2))([1, 2]),
+    "loop without an output": lambda: loop(untyped(lambda net: net), Net(1.0, 2))(),
+    "loop over a text": lambda: loop(lambda net: (net, None), Net(("relu",), 2)),
+    "loop inside of jit": lambda: jax.jit(loop(lambda x, y: (x + y, x), jnp.ones(2)))(1.0),
     "treedefs that differ": lambda: jax.tree.map(lambda a, b: a, Layer(1.0), Layer(1.0, "gelu")),
 }
 

@@ -32,6 +32,7 @@ __all__ = [
     "field",
     "find_aliases",
     "freeze",
+    "loop",
     "max_traces",
     "nbytes",
     "node_at",
@@ -54,6 +55,7 @@ __all__ = [
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
+    from treewright._loop import loop
     from treewright._nodes.dataclass import Static, pytree_dataclass
     from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._nodes.module import Module
@@ -80,6 +82,7 @@ else:
         from importlib import import_module
 
         homes = {
+            "_loop": ("loop",),
             "_nodes.dataclass": ("Static", "pytree_dataclass"),
             "_nodes.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_nodes.module": ("Module",),

@@ -59,6 +59,23 @@ class TooManyTracesError(RuntimeError):
     """
 
 
+class LoopStateError(TypeError):
+    """A state can't be carried by a `loop`. Nothing has been computed, and the state before is still there.
+
+    The step returns a state of another structure, shape or dtype than it was given, so each call would be compiled
+    anew; the message lists the differences by path. Or the state holds what is not an array, or the loop was called
+    inside of a trace and made outside.
+    """
+
+
+class DonatedStateError(RuntimeError):
+    """The state of a `loop` was asked for after its arrays had been used up.
+
+    A call that failed after it had begun to compute takes the donated state with it. Assign a state to go on from, such
+    as the last checkpoint; with `loop(..., donate=False)` the last complete state stays.
+    """
+
+
 class MissingPlaceError(AttributeError, LookupError):
     """A function or path leads to a place that the tree does not have.
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import net, spec, train_state
-from treewright import replace
+from treewright import loop, replace
 from treewright.checkpoint import CheckpointManager, from_names
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
@@ -103,6 +103,19 @@ def test_saving_goes_on_in_the_background_and_arrays_may_change_meanwhile(
         manager.wait()
         found = manager.restore(like={"host": host, "donated": jnp.zeros(3)})
     assert_same(found, {"host": np.ones(3), "donated": jnp.ones(3)})
+
+
+def test_a_loop_may_go_on_while_its_state_is_written(tmp_path: Path) -> None:
+    run = loop(lambda state: (jax.tree.map(lambda leaf: leaf + 1, state), None), {"x": jnp.zeros(1000)})
+    with CheckpointManager(tmp_path / "steps", keep=None) as manager:
+        for step in range(3):
+            manager.save(step, run.state)
+            run()
+        run.state = manager.restore(1, like=run.state)
+        run()
+
+        assert [float(manager.restore(step, like=run.state)["x"].max()) for step in range(3)] == [0, 1, 2]
+    assert float(run.state["x"].max()) == 2
 
 
 def test_restoring_waits_for_the_step_that_is_being_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,10 @@ def test_a_state_is_made_over_two_processes_as_over_one_device() -> None:
     assert results("made") == [{"held": 32, "like": True, "values": True}] * 2
 
 
+def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device() -> None:
+    assert results("looped") == [{"kept": True, "step": 3, "values": True}] * 2
+
+
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [

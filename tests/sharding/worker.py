@@ -10,12 +10,14 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
 from examples.processes import joined
 from tests.sharding.mismatches import CASES, Net, equal
-from treewright import TrainState
+from treewright import TrainState, loop, max_traces, replace
 from treewright.errors import ProcessMismatchError
 from treewright.sharding import abstract_state, assert_same_on_all_processes, sharded_init
 
@@ -75,6 +77,35 @@ def made() -> dict[str, Any]:
     }
 
 
+def looped() -> dict[str, Any]:
+    """Three steps of a loop over a state that is made over all processes, and the same on this process alone."""
+    mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
+
+    def make(key: jax.Array) -> TrainState[Net]:
+        return TrainState.create(params=Net(jax.random.normal(key, (8, 8))), tx=optax.adam(0.1))
+
+    def step(state: TrainState[Net], scale: jax.Array) -> tuple[TrainState[Net], jax.Array]:
+        grads = jax.grad(lambda net: scale * (net.kernel**2).sum())(state.params)
+        return state.apply_gradients(grads=grads), scale
+
+    def after_three(state: TrainState[Net]) -> TrainState[Net]:
+        run = loop(max_traces(1)(step), state)
+        for _ in range(3):
+            run(jnp.ones(()))
+        return run.state
+
+    state = sharded_init(make, jax.random.key(0), mesh=mesh, rules={"embed": "fsdp", "mlp": None})
+    spec = state.params.kernel.sharding
+    state = after_three(replace(state, step=jnp.zeros((), jnp.int32)))  # on this process's first device
+    whole = multihost_utils.process_allgather(state.params.kernel, tiled=True)
+    alone = after_three(make(jax.random.key(0)))
+    return {
+        "kept": bool(state.params.kernel.sharding == spec),
+        "step": int(state.step.addressable_data(0)),
+        "values": bool(np.allclose(whole, alone.params.kernel, atol=1e-5)),
+    }
+
+
 def dies() -> None:
     """Process 1 is gone, without a word, when process 0 waits for it."""
     multihost_utils.sync_global_devices("all are here")
@@ -93,6 +124,13 @@ def fails() -> None:
 
 if __name__ == "__main__":
     with joined():
-        scenarios: dict[str, Any] = {"mismatches": mismatches, "late": late, "made": made, "dies": dies, "fails": fails}
+        scenarios: dict[str, Any] = {
+            "mismatches": mismatches,
+            "late": late,
+            "made": made,
+            "looped": looped,
+            "dies": dies,
+            "fails": fails,
+        }
         result = scenarios[sys.argv[1]]()
         sys.stdout.write(f"result: {json.dumps(result)}\n")

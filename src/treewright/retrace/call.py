@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
+from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree
 from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
@@ -111,6 +112,8 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
 
     for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
         name, value = argument.name, argument.value
+        if isinstance(value, FlatTree):
+            value = value.tree
         passed[name] = argument.passed
         if call.is_static(name, place, value):
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
@@ -122,7 +125,8 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     }
     if like is not None and like.settings == settings:
         settings = like.settings
-    options = {name: remembered(value) for name, value in call.options.items()}
+    of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state
+    options = {} if of_loop else {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
 
 

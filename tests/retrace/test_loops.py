@@ -1,0 +1,119 @@
+"""Retraces of a loop's step: told by the names and paths of the user, and held to a limit, as those of any function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import treewright
+from treewright import Module, TrainState, loop, static
+from treewright.errors import TooManyTracesError
+
+if TYPE_CHECKING:
+    from treewright import RetraceReport
+
+
+class Net(Module):
+    kernel: Any
+    activation: str = static(default="tanh")
+
+
+def train_state(activation: str = "tanh") -> Any:
+    return TrainState.create(params=Net(jnp.arange(3.0), activation), tx=optax.adam(0.1))
+
+
+def training_step(state: Any, x: Any) -> tuple[Any, Any]:
+    loss, grads = jax.value_and_grad(lambda net: jnp.sum((net.kernel * x) ** 2))(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+def count(state: Any) -> tuple[Any, Any]:
+    return state + 1, None
+
+
+def test_a_retrace_is_reported_by_the_paths_of_the_state_and_of_the_inputs() -> None:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        run = loop(training_step, train_state())
+        for size in (3, 3, 1):
+            run(jnp.ones(size))
+        run.state = train_state("sin")
+        run(jnp.ones(1))
+
+    assert [report.function for report in reports] == ["training_step"] * 2
+    assert [str(difference) for difference in reports[0].differences] == [
+        "x (shape): float32[3] -> float32[1]; axis 0: 3 -> 1"
+    ]
+    assert [str(difference) for difference in reports[1].differences] == [
+        f"state.{place}.activation (static): 'tanh' -> 'sin'"
+        for place in ("params", "opt_state[0].mu", "opt_state[0].nu")
+    ]
+    assert "test_loops.py" in reports[0].caller
+
+
+def test_a_loop_made_anew_is_a_function_made_anew() -> None:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        for _ in range(2):
+            loop(count, jnp.zeros(3))()
+
+    assert [(report.function, report.differences[0].kind) for report in reports] == [("count", "function")]
+
+
+def test_a_traced_step_reports_and_holds_its_limit() -> None:
+    reports: list[RetraceReport] = []
+
+    @treewright.traced(max_traces=2, on_report=reports.append)
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        return state + x.sum(), None
+
+    run = loop(step, jnp.zeros(()))
+    for size in (1, 1, 2):
+        run(jnp.ones(size))
+    with pytest.raises(
+        TooManyTracesError, match=r"step may be traced 2 times here(.|\n)*x: float32\[2\] -> float32\[3\]"
+    ):
+        run(jnp.ones(3))
+
+    assert [str(difference.path[0]) for difference in reports[0].differences] == ["x"]
+    assert run.state == 4.0
+
+
+def test_max_traces_counts_the_step_of_a_loop() -> None:
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        return state + x.sum(), None
+
+    with treewright.max_traces(1, only=step):
+        run = loop(step, jnp.zeros(()))
+        run(jnp.ones(1))
+        loop(count, jnp.zeros(1))()
+        loop(count, jnp.zeros(2))()
+        with pytest.raises(TooManyTracesError, match=r"x: float32\[1\] -> float32\[2\]"):
+            run(jnp.ones(2))
+
+    assert run.state == 1.0
+
+
+def test_errors_of_jax_name_the_place_in_the_state() -> None:
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        return state, float(state["net"].kernel[0])
+
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=r"state\['net'\]\.kernel"):
+        loop(step, {"net": Net(jnp.ones(3))})(1.0)
+
+
+def test_a_state_that_lies_elsewhere_is_compiled_for_and_nothing_else_is_said() -> None:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        run = loop(count, jnp.zeros(2))
+        for place in (0, 1):
+            run.state = jax.device_put(jnp.zeros(2), jax.devices()[place])
+            run()
+
+    [report] = reports
+    assert report.event == "recompile"
+    assert [str(difference).partition(":")[0] for difference in report.differences] == ["state (placement)"]

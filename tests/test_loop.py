@@ -1,0 +1,542 @@
+"""`loop`: what a jitted step gives, call by call, from leaves that stay flat in between."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import treewright
+from tests.conftest import count_traces
+from treewright import Module, TrainState, buffer, loop, replace, static
+from treewright._jax import EventListener
+from treewright.checkpoint import load, save
+from treewright.errors import DonatedStateError, LoopStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ROOT = Path(__file__).parents[1]
+P: Any = PartitionSpec  # whose constructor has no annotations
+
+
+class Net(Module):
+    kernel: Any
+    mean: Any = buffer(default=None)
+    activation: str = static(default="tanh")
+
+    def __call__(self, x: Any) -> Any:
+        activation: Any = getattr(jnp, self.activation)
+        return activation(self.kernel * x)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def untyped(value: Any) -> Any:
+    """The value, for calls that checkers would refuse."""
+    return value
+
+
+def net(**changes: Any) -> Net:
+    return replace(Net(jnp.arange(3.0), jnp.zeros(3)), **changes)
+
+
+def train_state() -> Any:
+    return TrainState.create(params=net(), tx=optax.adam(0.1))
+
+
+def training_step(state: Any, x: Any) -> tuple[Any, Any]:
+    loss, grads = jax.value_and_grad(lambda net: jnp.sum(net(x) ** 2))(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+def doubled(state: Any, x: Any) -> tuple[Any, Any]:
+    """For any tree of numbers: its floats grow by `x`, the rest stays, as a buffer does."""
+    grown = jax.tree.map(lambda leaf: leaf + x if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state)
+    return grown, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(grown) if jnp.issubdtype(leaf.dtype, jnp.number))
+
+
+def with_noise(state: Any, x: Any) -> tuple[Any, Any]:
+    key, now = jax.random.split(state["key"])
+    return {"key": key, "sum": state["sum"] + jax.random.normal(now)}, x
+
+
+def count(state: Any, *_: Any) -> tuple[Any, Any]:
+    return jax.tree.map(lambda leaf: leaf + 1, state), None
+
+
+def compilations(run: Callable[[], object]) -> list[str]:
+    """The programs that were compiled meanwhile, without JAX's own."""
+    programs: list[str] = []
+    listener = EventListener(on_compilation=lambda _seconds, name: programs.append(name))
+    run()
+    listener.stop()
+    return [name for name in programs if name in {"jit(count)", "jit(doubled)", "jit(<lambda>)", "jit(step)"}]
+
+
+CASES: dict[str, tuple[Callable[[], Any], Any]] = {
+    "an array": (lambda: jnp.ones(2), doubled),
+    "a dict": (lambda: {"a": jnp.ones(2), "b": [jnp.zeros(()), jnp.arange(3)]}, doubled),
+    "a named tuple of two": (lambda: Pair(jnp.ones(2), jnp.zeros(2)), doubled),
+    "None and nothing": (lambda: {"a": None, "b": (), "c": jnp.ones(())}, doubled),
+    "no leaf": (lambda: (None, []), lambda state, x: (state, x)),
+    "a Module with a buffer": (net, lambda net, x: (replace(net, kernel=net.kernel + x), net(x))),
+    "a TrainState": (train_state, training_step),
+    "a typed key": (lambda: {"key": jax.random.key(0), "sum": jnp.zeros(())}, with_noise),
+    "an old key": (lambda: {"key": jax.random.PRNGKey(0), "sum": jnp.zeros(())}, with_noise),
+    "numpy arrays and numbers": (lambda: {"a": np.ones(2, np.float32), "b": 0.0, "c": 1}, doubled),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_gives_what_the_jitted_step_gives(name: str) -> None:
+    make, step = CASES[name]
+    jitted, state = jax.jit(lambda state, x: step(state, x)), make()
+    run = loop(step, make())
+
+    for x in jnp.asarray([1.0, 2.0, 3.0]):
+        state, output = jitted(state, x)
+        assert treewright.diff(run(x), output) == []
+        assert treewright.diff(run.state, state) == []
+
+
+def test_a_loop_traces_once_however_often_its_state_is_read() -> None:
+    run = loop(counted := count_traces(training_step), train_state())
+
+    for _ in range(3):
+        run(jnp.ones(3))
+        assert int(run.state.step) > 0
+
+    assert counted.count == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        functools.partial(lambda factor, state, x: (state + factor * x, state), 2.0),
+        jax.jit(lambda state, x: (state + 2 * x, state)),
+        count_traces(lambda state, x: (state + 2 * x, state)),
+    ],
+    ids=["partial", "jitted", "object"],
+)
+def test_any_callable_is_a_step(step: Any) -> None:
+    run = loop(step, jnp.ones(()))
+
+    assert run(3.0) == 1.0
+    assert run(x=4.0) == 7.0
+    assert run.state == 15.0
+
+
+def test_a_method_is_a_step() -> None:
+    class Trainer:
+        factor = 3.0
+
+        def step(self, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return state + self.factor * x, state
+
+    run = loop(Trainer().step, jnp.zeros(()))
+    run(jnp.ones(()))
+
+    assert (float(run.state), repr(run)) == (3.0, "<loop over step>")
+
+
+def test_keyword_inputs_are_traced() -> None:
+    def step(state: jax.Array, *, x: jax.Array, scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
+        return state + scale * x, x
+
+    run = loop(counted := count_traces(step), jnp.zeros(()))
+    for scale in (1.0, 2.0, 3.0):
+        run(x=jnp.ones(()), scale=scale)
+
+    assert (float(run.state), counted.count) == (6.0, 1)
+
+
+# Donation
+
+
+def test_each_call_uses_up_the_state_before_it() -> None:
+    first = {"a": jnp.ones(3)}
+    run = loop(count, first)
+    run()
+    second = run.state
+    assert not second["a"].is_deleted()
+    run()
+
+    assert first["a"].is_deleted()
+    assert second["a"].is_deleted()
+    assert run.state["a"].tolist() == [3, 3, 3]
+
+
+def test_without_donation_every_state_stays() -> None:
+    first = {"a": jnp.ones(3)}
+    run = loop(count, first, donate=False)
+    run()
+    second = run.state
+    run()
+
+    assert [tree["a"].tolist() for tree in (first, second, run.state)] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+
+
+def test_an_array_that_stands_twice_is_donated_once() -> None:
+    one, key = jnp.ones(3), jax.random.key(0)
+    state: Any = {"a": one, "b": one, "c": jax.device_put(one), "d": jnp.zeros(3)}
+    run = loop(count, state)
+    keys = loop(lambda keys: (keys, None), [key, key])
+    for _ in range(2):
+        run()
+        keys()
+
+    assert [run.state[name].tolist() for name in "abcd"] == [[3, 3, 3], [3, 3, 3], [3, 3, 3], [2, 2, 2]]
+    assert keys.state[0] == keys.state[1] == jax.random.key(0)
+
+
+def test_an_output_that_is_a_part_of_the_state_outlives_the_next_call() -> None:
+    def step(state: Any) -> tuple[Any, Any]:
+        new = {"a": state["a"] + 1, "same": state["same"]}
+        return new, (new["a"], state["a"], state["same"])
+
+    run = loop(step, {"a": jnp.zeros(()), "same": jnp.full((), 7.0)})
+    outputs = [run() for _ in range(3)]
+
+    assert np.asarray(outputs).tolist() == [[1, 0, 7], [2, 1, 7], [3, 2, 7]]
+
+
+def test_the_memory_of_numpy_arrays_is_left_alone() -> None:
+    array = np.zeros(64, np.float32)
+    run = loop(count, {"a": array})
+    run()
+    run()
+
+    assert not array.any()
+
+
+@jax.tree_util.register_pytree_node_class
+class Fragile:
+    """An output that JAX can't put together while `broken`: an error that comes when the step has been computed."""
+
+    broken = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Fragile:
+        if cls.broken:
+            raise ValueError("bad luck")
+        return cls(*children)
+
+
+def test_a_call_that_fails_when_it_has_computed_takes_the_donated_state_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(state: Any) -> tuple[Any, Any]:
+        return {"n": state["n"] + 1, "x": [state["x"][0] + 1]}, Fragile(state["n"])
+
+    run, kept = (loop(step, {"n": jnp.zeros(()), "x": [jnp.zeros(2)]}, donate=donate) for donate in (True, False))
+    for each in (run, kept):
+        each()
+        monkeypatch.setattr(Fragile, "broken", True)
+        with pytest.raises(ValueError, match="bad luck"):
+            each()
+        monkeypatch.setattr(Fragile, "broken", False)
+
+    assert float(kept.state["n"]) == 1.0
+    with pytest.raises(
+        DonatedStateError, match=r"loop over step is used up: state\['n'\] and 1 more were donated to a"
+    ):
+        _ = run.state
+    run.state = kept.state
+    run()
+    assert float(run.state["n"]) == 2.0
+
+
+def test_a_state_that_another_function_has_used_up_is_told() -> None:
+    run = loop(count, jnp.zeros(2))
+    jax.jit(lambda state: state + 1, donate_argnums=0)(run.state)
+
+    with pytest.raises(DonatedStateError, match=r"loop over count is used up: state was donated"):
+        _ = run.state
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
+def test_an_interrupt_loses_no_state() -> None:
+    # In a process of its own: an interrupt that comes while coverage holds its lock would leave it locked.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    command = [sys.executable, "-m", "tests.interrupted"]
+    result = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (result.returncode, result.stdout) == (0, "100 interrupts\n"), result.stderr
+
+
+# What a step may return
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"s['c'] (added): float32[]"),
+    "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"s['net'] (removed): Net("),
+    "another shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "s['a'] (shape): float32[2] -> float32[1]"),
+    "another dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "s['a'] (dtype): float32[2] -> bool[2]"),
+    "another static": (
+        lambda s, x: ({**s, "net": replace(s["net"], activation="sin")}, x),
+        "s['net'].activation (static): 'tanh' -> 'sin'",
+    ),
+    "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "s['a'] (class): float32[2] -> None"),
+    "a text": (lambda s, x: ({**s, "a": "no"}, x), "s['a'] (class): float32[2] -> 'no'"),
+    "another class": (lambda s, x: ((s["a"], s["net"]), x), "s (class): dict"),
+    "the state alone": (lambda s, x: s, "returned {'a': f32[2](traced), 'net': Net("),
+    "three": (
+        lambda s, x: (s, x, x),
+        "a loop takes a pair, (state, output). Where there is nothing to put out: return s, None",
+    ),
+    "changed in place": (lambda s, x: (s.pop("a") is None, x), "s (class): dict"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_state_that_can_not_be_carried_is_refused_by_path(name: str) -> None:
+    step, message = REFUSED[name]
+    state: Any = {"a": jnp.ones(2), "net": net()}
+    run = loop(step, state)
+
+    with pytest.raises(LoopStateError) as caught:
+        run(jnp.ones(()))
+    assert message in str(caught.value)
+    assert run.state["a"].tolist() == [1, 1]
+
+
+def test_a_refused_step_can_be_called_with_other_inputs() -> None:
+    run = loop(lambda state, x: (state * x.sum(axis=0, keepdims=x.ndim > 1), None), jnp.ones(3))
+    with (
+        pytest.raises(LoopStateError, match=r"state \(shape\): float32\[3\] -> float32\[1,3\]"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        run(jnp.ones((2, 3)))
+    run(jnp.full(3, 2.0))
+
+    assert run.state.tolist() == [6, 6, 6]
+
+
+def test_a_step_without_a_signature_is_a_step() -> None:
+    with pytest.raises(LoopStateError, match=r"^max returned \(\), and .* return state, None"):
+        loop(untyped(max), ())(())
+
+
+def test_many_differences_are_cut() -> None:
+    run = loop(lambda state: ([leaf > 0 for leaf in state], None), [jnp.ones(()) for _ in range(30)])
+
+    with pytest.raises(LoopStateError, match=r"\[19\] \(dtype\).*\n    \.\.\. and 10 more\nReturn"):
+        run()
+
+
+def test_a_leaf_that_is_not_an_array_is_refused_by_path() -> None:
+    with pytest.raises(LoopStateError, match=r"^state\['net'\]\.kernel is 'relu', and count can take only arrays and"):
+        loop(count, {"net": net(kernel="relu")})
+
+
+def test_a_step_that_widens_its_state_is_refused() -> None:
+    with jax.enable_x64(True):
+        run = loop(lambda state: (state * np.float64(2), None), jnp.ones(2, jnp.float32))
+        with pytest.raises(LoopStateError, match=r"state \(dtype\): float32\[2\] -> float64\[2\]"):
+            run()
+
+
+# Weak types
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "dtype", "weak", "traces"),
+    [
+        (0.5, lambda s, x: (s * 2, x), jnp.float32, True, 1),
+        (0.0, lambda s, x: (s + x, s), jnp.float32, False, 2),
+        (0, lambda s, x: (s + x, s), jnp.float32, False, 2),
+        (0, lambda s, x: (s + jnp.int8(1), s), jnp.int8, False, 2),
+        (0, lambda s, x: (s + 0.5, s), jnp.float32, False, 2),
+        (jnp.zeros(()), lambda s, x: (0.0, s + x), jnp.float32, False, 1),
+    ],
+    ids=["stays weak", "becomes strong", "becomes float", "becomes int8", "becomes a weak float", "stays strong"],
+)
+def test_a_weakly_typed_leaf_takes_the_type_that_the_step_gives_it(
+    state: Any, step: Any, dtype: Any, weak: bool, traces: int
+) -> None:
+    counted = count_traces(lambda s, x: step(s, x))
+    run = loop(counted, state)
+
+    compiled = compilations(lambda: [run(jnp.ones(())) for _ in range(3)])
+
+    assert (run.state.dtype, run.state.weak_type) == (dtype, weak)
+    assert (counted.count, compiled) == (traces, ["jit(<lambda>)"])
+
+
+def test_a_weak_number_that_stays_one_does_not_widen_what_it_meets() -> None:
+    def step(state: Any) -> tuple[Any, Any]:
+        return {"scale": state["scale"], "w": state["w"] * state["scale"]}, None
+
+    run = loop(step, {"scale": 0.5, "w": jnp.ones(2, jnp.bfloat16)})
+    run()
+
+    assert run.state["w"].dtype == jnp.bfloat16
+
+
+# Other states
+
+
+def test_an_assigned_state_goes_on_with_the_same_program() -> None:
+    run = loop(counted := count_traces(training_step), train_state())
+    first = run(jnp.ones(3))
+    run(jnp.ones(3))
+    run.state = train_state()
+
+    assert run(jnp.ones(3)) == first
+    assert counted.count == 1
+
+
+def test_an_assigned_state_of_another_structure_is_traced_once() -> None:
+    run = loop(counted := count_traces(lambda net, x: (net, net(x))), net())
+    outputs = []
+    for activation in ("tanh", "sin", "tanh", "sin"):
+        run.state = net(activation=activation)
+        outputs.append(run(1.0).tolist())
+
+    assert outputs == [jnp.tanh(jnp.arange(3.0)).tolist(), jnp.sin(jnp.arange(3.0)).tolist()] * 2
+    assert counted.count == 2
+
+
+def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    run = loop(training_step, train_state())
+    run(jnp.ones(3))
+    save(tmp_path / "state.safetensors", run.state)
+    after = run(jnp.ones(3))
+
+    other = loop(training_step, train_state())
+    other.state = load(tmp_path / "state.safetensors", like=other.state)
+
+    assert other(jnp.ones(3)) == after
+
+
+# Inside of traces
+
+
+def test_a_loop_may_be_made_and_called_inside_of_jit() -> None:
+    @jax.jit
+    def total(xs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        run = loop(lambda state, x: (state + x, state), jnp.zeros(()))
+        outputs = [run(x) for x in xs]
+        return run.state, jnp.stack(outputs)
+
+    state, outputs = total(jnp.arange(3.0))
+
+    assert (float(state), outputs.tolist()) == (3.0, [0, 0, 1])
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad, jax.make_jaxpr], ids=lambda one: one.__name__)
+def test_a_loop_from_outside_is_not_called_inside_of_a_trace(transform: Any) -> None:
+    run = loop(lambda state, x: (state + x, state), jnp.zeros(()))
+    run(1.0)
+
+    with pytest.raises(LoopStateError, match=r"called inside of jit, grad, vmap or the like, and made outside"):
+        transform(lambda x: run(x))(jnp.ones(2)[0] if transform is jax.grad else jnp.ones(2))
+    assert run.state == 1.0
+
+
+def test_a_loop_runs_without_jit() -> None:
+    seen = []
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        seen.append(float(state["a"]))
+        state["a"] = state["a"] + x
+        state["n"] = 7
+        return state, None
+
+    with jax.disable_jit():
+        run = loop(step, {"a": jnp.zeros(()), "n": 0})
+        run(1.0)
+        run(1.0)
+
+    assert (seen[-2:], float(run.state["a"]), int(run.state["n"])) == ([0, 1], 2, 7)
+
+
+# Devices
+
+
+def mesh_of(kind: Any) -> Any:
+    return jax.make_mesh((4,), ("x",), axis_types=(kind,))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_every_leaf_keeps_its_sharding_and_one_program_is_compiled(kind: Any) -> None:
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+        state = {"split": jax.device_put(jnp.ones(8), split), "n": jnp.zeros((), jnp.int32), "whole": jnp.zeros(8)}
+        run = loop(count, jax.device_put(state, {"split": split, "n": None, "whole": whole}))
+
+        compiled = compilations(lambda: [run() for _ in range(3)])
+
+    shardings = {name: leaf.sharding.is_equivalent_to(split, 1) for name, leaf in run.state.items() if name != "n"}
+    assert shardings == {"split": True, "whole": False}
+    assert compiled == ["jit(count)"]
+
+
+def test_a_step_does_not_move_the_state_to_another_sharding() -> None:
+    mesh = mesh_of(AxisType.Auto)
+    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    constrained: Any = jax.lax.with_sharding_constraint
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        return constrained(state + x, whole), None
+
+    run = loop(step, jax.device_put(jnp.ones(8), split))
+    compiled = compilations(lambda: [run(jnp.ones(8)) for _ in range(3)])
+
+    assert run.state.sharding == split
+    assert compiled == ["jit(step)"]
+
+
+def test_a_state_goes_where_the_inputs_are() -> None:
+    split = NamedSharding(mesh_of(AxisType.Auto), P("x"))
+    run = loop(doubled, {"a": jnp.ones(8), "n": 1})
+
+    compiled = compilations(lambda: [run(jax.device_put(jnp.ones(8), split)) for _ in range(3)])
+
+    assert compiled == ["jit(doubled)"]
+    assert run.state["a"].sharding.device_set == split.device_set
+
+
+def test_a_state_of_one_device_stays_there() -> None:
+    device = jax.devices()[2]
+    run = loop(count, {"a": jax.device_put(jnp.ones(8), device), "n": jnp.zeros(())})
+
+    compiled = compilations(lambda: [run() for _ in range(3)])
+
+    assert compiled == ["jit(count)"]
+    assert {leaf.device for leaf in run.state.values()} == {device}
+
+
+def test_an_assigned_state_may_lie_elsewhere() -> None:
+    mesh = mesh_of(AxisType.Auto)
+    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    run = loop(
+        lambda state: ({"x": state["x"] + 1, "key": state["key"]}, None), {"x": jnp.ones(8), "key": jax.random.key(0)}
+    )
+    for sharding in (split, whole, split):
+        run.state = {"x": jax.device_put(jnp.ones(8), sharding), "key": jax.device_put(jax.random.key(0), whole)}
+        run()
+        assert run.state["x"].sharding == sharding
+        assert run.state["key"].sharding == whole
