@@ -133,7 +133,15 @@ def _as_options(info: Any) -> Mapping[str, Any] | None:
 # Events of tracing and compiling
 
 TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
+# Of the persistent compilation cache: a program is looked for, was read, was written. JAX calls the last one a miss,
+# and tells nothing of a program that is neither.
+CACHE_EVENTS = "/jax/compilation_cache/"
+CACHE_ASKED = f"{CACHE_EVENTS}compile_requests_use_cache"
+CACHE_READ = f"{CACHE_EVENTS}cache_hits"
+CACHE_WRITTEN = f"{CACHE_EVENTS}cache_misses"
+CACHE_SAVED = f"{CACHE_EVENTS}compile_time_saved_sec"
 
 
 def _nothing(*_: Any) -> None:
@@ -152,7 +160,7 @@ class _Relay:
         self._listeners: tuple[EventListener, ...] = ()
         self._is_registered = False
 
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def __call__(self, event: str, duration_secs: float = 0.0, **kwargs: str | int) -> None:
         for listener in self._listeners:
             listener.hear(event, duration_secs, str(kwargs.get("fun_name", "")))
 
@@ -160,15 +168,18 @@ class _Relay:
         with self._lock:
             if not self._is_registered:
                 jax.monitoring.register_event_duration_secs_listener(self)
+                jax.monitoring.register_event_listener(self)
             self._is_registered = True
             self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: "EventListener") -> None:
-        unregister: Any = getattr(jax.monitoring, "unregister_event_duration_listener", None)
+        names = ("unregister_event_duration_listener", "unregister_event_listener")
+        both: list[Any] = [getattr(jax.monitoring, name, None) for name in names]
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
-            if not self._listeners and unregister is not None:
-                unregister(self)
+            if not self._listeners and None not in both:
+                for unregister in both:
+                    unregister(self)
                 self._is_registered = False
 
 
@@ -186,15 +197,22 @@ class EventListener:
     Args:
         on_trace: Called with the seconds of a trace and the name of the function.
         on_compilation: Called with the seconds of a compilation and the name of the program, such as `jit(step)`.
+        on_lowering: Called with the seconds that it took to lower a trace, and the name of the module: `jit_step`.
+        on_cache: Called with an event of the persistent compilation cache, inside of the compilation that it is about,
+            and its seconds, if it has any.
     """
 
     def __init__(
         self,
         on_trace: Callable[[float, str], object] = _nothing,
         on_compilation: Callable[[float, str], object] = _nothing,
+        on_lowering: Callable[[float, str], object] = _nothing,
+        on_cache: Callable[[str, float], object] = _nothing,
     ) -> None:
         self._on_trace = on_trace
         self._on_compilation = on_compilation
+        self._on_lowering = on_lowering
+        self._on_cache = on_cache
         self.has_heard: bool = False
         self.has_heard_of_a_compilation: bool = False
         _RELAY.add(self)
@@ -207,6 +225,10 @@ class EventListener:
         elif event == COMPILED_EVENT and name:
             self.has_heard_of_a_compilation = True
             self._on_compilation(seconds, name)
+        elif event == LOWERED_EVENT:
+            self._on_lowering(seconds, name)
+        elif event.startswith(CACHE_EVENTS):
+            self._on_cache(event, seconds)
 
     def stop(self) -> None:
         """Hear nothing more."""
@@ -315,6 +337,36 @@ def _jit_name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", "<unnamed function>")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class CacheRequest:
+    """A program that JAX looks for in its persistent cache.
+
+    Args:
+        key: Its key there.
+        module: The lowered program.
+        has_callbacks: Whether it calls Python; JAX never keeps such a program.
+    """
+
+    key: str
+    module: Any
+    has_callbacks: bool
+
+
+def cache_request_on_stack() -> CacheRequest | None:
+    """What JAX looks for in its persistent cache, read while it tells of that.
+
+    Without it, the command `retraces` counts what the cache gave and kept, and does not say why a program that was there
+    before is missed.
+    """
+    for frame in frames_above():
+        if frame.f_code.co_name == "compile_or_get_cached" and _is_in(frame, "jax"):
+            if not _has(frame, "cache_key", "computation", "host_callbacks"):
+                return None
+            names = frame.f_locals
+            return CacheRequest(names["cache_key"], names["computation"], bool(names["host_callbacks"]))
+    return None
 
 
 def is_inside_another_trace() -> bool:

@@ -16,7 +16,7 @@ from treewright.retrace.remedies import remedy_of
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.
-_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
+KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
     {
         "static": "static",
         "value": "static",
@@ -157,7 +157,7 @@ def _place_of(group: list[Difference]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
     keys = zip(*(difference.path for difference in group), strict=True)
     path = "".join(str(same[0]) if len(set(map(str, same))) == 1 else "[*]" for same in keys)
-    notes = [_KINDS.get(group[0].kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
+    notes = [KINDS.get(group[0].kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
 

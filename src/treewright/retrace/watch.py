@@ -83,6 +83,7 @@ class Watch:
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
+        self.takes_reports: bool = ended is not _nothing
         self._recompiled = recompiled
         self._histories = Histories()
         self._lock = threading.Lock()
@@ -92,7 +93,7 @@ class Watch:
     def __enter__(self) -> Self:
         sight = PROCESS.sight
         if not (sight.events and sight.calls):
-            warnings.warn(_NO_CALLS if sight.events else _NO_TRACES, RetraceWarning, stacklevel=3)
+            self.warn(_NO_CALLS if sight.events else _NO_TRACES)
         PROCESS.add(self)
         self._listener = EventListener(self._traced, self._compiled)
         return self
@@ -107,7 +108,11 @@ class Watch:
         for begun in left:
             self._end(begun)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
-            warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=3)
+            self.warn(_NO_COMPILATIONS)
+
+    def warn(self, text: str) -> None:
+        """Say what is not seen."""
+        warnings.warn(text, RetraceWarning, stacklevel=4)
 
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())
