@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     asked = name in {"-h", "--help"}
     lines = ["usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
-    print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)  # noqa: T201  it talks to a person
+    print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 
 

@@ -357,8 +357,8 @@ class CacheRequest:
 def cache_request_on_stack() -> CacheRequest | None:
     """What JAX looks for in its persistent cache, read while it tells of that.
 
-    Without it, the command `retraces` counts what the cache gave and kept, and does not say why a program that was there
-    before is missed.
+    Without it, the command `retraces` counts what the cache gave and kept, and does not say why a program that was
+    there before is missed.
     """
     for frame in frames_above():
         if frame.f_code.co_name == "compile_or_get_cached" and _is_in(frame, "jax"):

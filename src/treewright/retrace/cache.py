@@ -20,7 +20,7 @@ LOWERED = ".mlir.z"  # what the program leaves in its folder
 _KEPT = ".json.z"  # what is kept in the cache
 _OF_JAX = "-cache"
 _CALLBACKS = "calls Python (jax.debug.print, pure_callback and the like), and JAX never keeps that"
-_UNTOLD = "JAX wrote it not, and does not say why: too few bytes, or another process of the job writes"
+_UNTOLD = "JAX did not write it, and does not say why: too few bytes, or another process of the job writes"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ _TENSOR = re.compile(r"tensor<[^>]*>")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}|\d{12,}")
 _IN_A_NAME = re.compile(r'@[\w.$]+|"[^"\n]*"')
 _DIGITS = re.compile(r"\d+")
-_VARIABLE = re.compile(r"%\w+(#\d+)?")
+_VARIABLE = re.compile(r"%(?!arg)\w+(#\d+)?")
 _WORD = re.compile(r"[\w.+-]+")
 
 
@@ -213,7 +213,7 @@ def cause_of(old: list[str], new: list[str], index: int) -> str:
     if Counter(_VARIABLE.sub("%", line) for line in old) == Counter(_VARIABLE.sub("%", line) for line in new):
         return _ORDER
     if "constant" in left and "constant" in right:
-        return "a constant: what was worked out while tracing, such as a time, a random number, the contents of a file"
+        return "a constant: edited, or worked out anew while tracing, as a time, a random number or a process id is"
     return ""
 
 
@@ -222,16 +222,15 @@ def _without_digits_in_names(line: str) -> str:
 
 
 def _in_any_order(line: str) -> object:
-    return Counter(_WORD.findall(_VARIABLE.sub("%", line)))
+    return Counter(_WORD.findall(line)) if "constant" in line else line
 
 
-_ORDER = "an order: of a set, say, which is another in each process (PYTHONHASHSEED); sort it"
+_ORDER = "an order: the same in another order, as that of a set is in each process (PYTHONHASHSEED); sort it"
 _CAUSES: tuple[tuple[Callable[[str], object], str], ...] = (
     (
         lambda line: _ADDRESS.sub("0x", line),
-        "an address, which is another in each process: of an object without a name or __repr__ of its own, or of a "
-        "Python callback",
+        "an address, which is another in each process: an object's without a name of its own, or a Python callback's",
     ),
-    (_without_digits_in_names, "a counter in a name: name the function without it"),
+    (_without_digits_in_names, "a number in a name, as of a counter or a process: name the function without it"),
     (_in_any_order, _ORDER),
 )

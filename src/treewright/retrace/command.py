@@ -133,7 +133,7 @@ def _run(program: list[str], folder: Path, *, live: bool) -> Run:
     record = folder / inject.NAME
     with _forwarding() as forward_to:
         began = time.monotonic()
-        process = subprocess.Popen([*_python(), *program], env=environment)
+        process = subprocess.Popen([*_python(), *program], env=environment)  # noqa: S603  it is the user's
         forward_to(process)
         with _printing(record) if live else contextlib.nullcontext():
             status = process.wait()
@@ -196,6 +196,7 @@ def _status(status: int) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
-    signal.signal(-status, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # nothing can be set for SIGKILL
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
     return 128 - status

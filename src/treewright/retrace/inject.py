@@ -1,4 +1,4 @@
-"""The beginning of a program that `python -m treewright retraces` runs: it waits for jax, and leaves no trace of itself.
+"""The beginning of a program that `python -m treewright retraces` runs: it waits for jax, and leaves all as it was.
 
 Python runs `sitecustomize` before the program, in the very process that it would start anyway; so `__main__`,
 `sys.argv`, tracebacks, signals and the exit status are the program's own. jax may not be imported here: a program sets
@@ -6,7 +6,6 @@ its environment before it does that.
 """
 
 import contextlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
@@ -14,7 +13,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +56,14 @@ def begin() -> None:
         sys.meta_path.insert(0, AfterImport("jax", FirstTrace(folder).wait))
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
+class AfterImport:
     """Calls a function as soon as a module has been imported, whoever imports it and whatever finds it."""
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self._name = name
         self._then = then
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         """The spec that the other finders give, with a loader that tells when it is done."""
         if fullname != self._name:
             return None
@@ -106,7 +103,8 @@ class FirstTrace:
 
             jax.monitoring.register_event_duration_secs_listener(self)
 
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def __call__(self, *_: object, **__: object) -> None:
+        """What JAX calls at each event; all but the first change nothing."""
         # JAX tells the listeners that are added meanwhile of the same event. This one stays: a list that becomes
         # shorter while JAX walks through it makes it pass one over.
         if not self._lock.acquire(blocking=False):
@@ -117,10 +115,9 @@ class FirstTrace:
         try:
             from treewright.retrace.recorder import Recorder
 
-            recorder = Recorder(record)
-            recorder.start()
+            Recorder(record).start()
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
             record.write({"kind": "note", "text": f"Nothing was seen: {type(error).__name__}: {error}"})
             return
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=recorder.stop)
+            os.register_at_fork(after_in_child=record.close)

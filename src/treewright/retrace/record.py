@@ -12,10 +12,17 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Add nothing more."""
+        self._is_closed = True
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line."""
         # Opened for each line: a program may close all files that it does not know, and use their numbers anew.
+        if self._is_closed:
+            return
         with contextlib.suppress(OSError), self.path.open("ab", buffering=0) as file:
             file.write(json.dumps(line, default=str).encode() + b"\n")
 

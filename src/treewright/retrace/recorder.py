@@ -1,6 +1,7 @@
-"""What the command writes down while a program runs: each trace, lowering and compilation, with its place and its reason."""
+"""What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
 import os
+import sysconfig
 import threading
 import time
 import zlib
@@ -18,13 +19,14 @@ from treewright._jax import (
     EventListener,
     cache_request_on_stack,
     call_on_stack,
+    frames_above,
     is_inside_another_trace,
     path_text,
 )
 from treewright._trees.diff import Difference
 from treewright._values.reach import innermost
 from treewright._values.text import array_text
-from treewright.retrace.call import caller
+from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
 from treewright.retrace.record import Record
 from treewright.retrace.remedies import remedy_of
@@ -41,6 +43,8 @@ _CACHE_SETTINGS = (
 )
 _SPANS = 64  # of a thread, newest last: those that a later one may contain
 _OPERANDS = 4
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD = sysconfig.get_path("stdlib")
 _CLEARED = "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a setting"
 _UNREAD = "the arguments could not be read in this version of JAX"
 
@@ -96,10 +100,10 @@ class Recorder:
         self._record.write({"kind": "jax", **about})
 
     def stop(self) -> None:
-        """Write nothing more. A process that was forked from the program stops, too."""
+        """Write nothing more."""
         for listener in self._listeners:
             listener.stop()
-        self._listeners = []
+        self._watch.__exit__()
 
     def note(self, text: str) -> None:
         """Write down what the report can't know."""
@@ -130,7 +134,7 @@ class Recorder:
             return
         row = self._row(call, name)
         line: dict[str, Any] = {"kind": kind, **row, "at": here.heard, "seconds": seconds}
-        line |= {"self": self._own_part(seconds), "place": caller(), "thread": threading.current_thread().name}
+        line |= {"self": self._own_part(seconds), "place": _place(), "thread": threading.current_thread().name}
         if row["operation"]:
             line["operands"] = _operands(call) if kind != "lower" and call is not None else ""
         elif kind != "lower":
@@ -139,7 +143,7 @@ class Recorder:
                 line["retrace"] = explained(report)
         if kind == "compile":
             self._write_settings()
-            line["cache"] = self._of_the_cache(seconds)
+            line["cache"] = self._of_the_cache()
         line["ours"] = time.monotonic() - here.heard
         self._record.write(line)
 
@@ -179,7 +183,7 @@ class Recorder:
         elif event == CACHE_WRITTEN:
             here.cache["outcome"] = "kept"
 
-    def _of_the_cache(self, seconds: float) -> dict[str, Any]:
+    def _of_the_cache(self) -> dict[str, Any]:
         here = self._thread
         request, cache = here.request, here.cache
         here.request, here.cache = None, {}
@@ -252,6 +256,14 @@ def _is_of(definition: Any, row: dict[str, Any]) -> bool:
 
 
 def _operands(call: Call) -> str:
-    leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
-    texts = [array_text(leaf) or type(leaf).__name__ for leaf in leaves[:_OPERANDS]]
-    return ", ".join([*texts, "..."] if len(leaves) > _OPERANDS else texts)
+    texts = list(filter(None, map(array_text, jax.tree.leaves((call.args, dict(call.kwargs))))))
+    return ", ".join([*texts[:_OPERANDS], "..."] if len(texts) > _OPERANDS else texts)
+
+
+def _place() -> str:
+    """The nearest line of the program itself, and not of what is installed; of that, if there is no other."""
+    for frame in frames_above():
+        file = frame.f_code.co_filename
+        if not (file.startswith((_STANDARD, "<frozen")) or any(name in file for name in _INSTALLED)):
+            return place_in(frame)
+    return caller()

@@ -162,15 +162,19 @@ class Run:
         return sorted([*groups, *self._repeated_operations()], key=lambda group: (not group.avoidable, -group.seconds))
 
     def _repeated_operations(self) -> Iterator[Group]:
-        """Operations that one line has had compiled more than once."""
+        """Operations that were compiled more than once for one line."""
+        of_lines: dict[str, list[tuple[list[Program], dict[str, str]]]] = {}
         for programs in _operations_by_line(self.programs).values():
-            if len(programs) > 1:
-                first, last = programs[0], programs[-1]
-                change = f"{first.operands} -> {last.operands}"
-                if first.operands == last.operands:
-                    change = f"of {first.operands or 'the same'}, with another result or other options"
-                reason = {"path": "", "kind": "operation", "change": change, "reason": "", "cure": _AGAIN}
-                yield Group(tuple(programs[1:]), (reason,), avoidable=True)
+            first, last = programs[0], programs[-1]
+            change = f"{first.operands} -> {last.operands}"
+            if first.operands == last.operands:
+                change = f"of {first.operands or 'the same'}, with another result or other options"
+            reason = {"path": first.function, "kind": "operation", "change": change, "reason": "", "cure": _AGAIN}
+            of_lines.setdefault(first.place, []).append((programs[1:], reason))
+        for operations in of_lines.values():
+            ordered = sorted(operations, key=lambda one: -sum(program.seconds for program in one[0]))
+            again = tuple(program for programs, _ in ordered for program in programs)
+            yield Group(again, tuple(reason for _, reason in ordered), avoidable=True)
 
     @property
     def retraces(self) -> int:
@@ -188,7 +192,9 @@ class Run:
         return sum(program.seconds for program in self.programs if program.avoidable)
 
 
-def summed_up(lines: Iterable[Mapping[str, Any]], *, command: list[str], status: int, began: float, ended: float) -> Run:
+def summed_up(
+    lines: Iterable[Mapping[str, Any]], *, command: list[str], status: int, began: float, ended: float
+) -> Run:
     """A run from its record; `began` and `ended` are times of the clock that the record was written by."""
     run = Run(command, status, ended - began, [], [], {})
     open_programs: dict[tuple[str, str], Program] = {}
@@ -232,11 +238,12 @@ def _add_event(run: Run, open_programs: dict[tuple[str, str], Program], line: Ma
 
 
 def _operations_by_line(programs: Iterable[Program]) -> dict[tuple[str, str], list[Program]]:
+    """The programs of each operation that one line had compiled more than once."""
     found: dict[tuple[str, str], list[Program]] = {}
     for program in programs:
         if program.operation and program.compiled and program.place:
             found.setdefault((program.function, program.place), []).append(program)
-    return found
+    return {key: same for key, same in found.items() if len(same) > 1}
 
 
 def _reason_key(program: Program) -> Any:

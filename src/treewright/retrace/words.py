@@ -10,6 +10,7 @@ from treewright.retrace.tally import Group, Program, Row, Run
 
 _ROWS = 15
 _GROUPS = 10
+_REASONS = 5
 _NAMES = 4
 _WIDTH = 110
 
@@ -82,7 +83,7 @@ def saveable_line(run: Run) -> str:
     if not count:
         return "Nothing was compiled again that could be avoided."
     what = f"{counted(count, 'program')} need not have been compiled again"
-    return f"{what}: {duration(run.saveable)} could be saved ({share(run.saveable, run)} of the run)."
+    return f"{what}: up to {duration(run.saveable)} could be saved ({share(run.saveable, run)} of the run)."
 
 
 def _table(run: Run) -> Iterator[str]:
@@ -110,9 +111,10 @@ def group_lines(group: Group, number: int | None = None) -> Iterator[str]:
     margin = "  " if number is None else f"{number}. "
     first, last = group.first, group.last
     yield f"{margin}{group_title(group)}"
-    for reason in group.reasons:
-        yield f"     {reason_text(reason)}"
-    for reason in group.last_reasons:
+    yield from (f"     {reason_text(reason)}" for reason in group.reasons[:_REASONS])
+    if len(group.reasons) > _REASONS:
+        yield f"     ... and {len(group.reasons) - _REASONS} more"
+    for reason in group.last_reasons[:_REASONS]:
         yield f"     the last time: {reason_text(reason)}"
     where = f"at {first.place}" if first.place == last.place else f"first at {first.place}, last at {last.place}"
     if first.place:
@@ -125,7 +127,8 @@ def group_title(group: Group) -> str:
     first = group.first
     name = f"{first.function} ({first.where})" if first.where else first.function
     if first.operation:
-        name = f"{first.function}, outside of jit"
+        names = list(dict.fromkeys(program.function for program in group.programs))
+        name = f"operations outside of jit ({_some(names)})"
     elif first.retrace and first.retrace["event"] == "recompile":
         name += ", compiled again without a trace"
     return f"{name}: {counted(len(group.programs), 'time')}, {duration(group.seconds)}"
@@ -185,8 +188,11 @@ def _missed_lines(missed: Missed) -> Iterator[str]:
 def _names(programs: Sequence[Program]) -> str:
     seconds = sum(program.compiling for program in programs)
     functions = list(dict.fromkeys(program.function for program in programs))
-    shown = ", ".join(functions[:_NAMES]) + (", ..." if functions[_NAMES:] else "")
-    return f"{counted(len(programs), 'program')} ({shown}; {duration(seconds)})"
+    return f"{counted(len(programs), 'program')} ({_some(functions)}; {duration(seconds)})"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (", ..." if names[_NAMES:] else "")
 
 
 def _cut(text: str) -> str:
