@@ -9,11 +9,14 @@ import itertools
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import timeit
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,7 +35,8 @@ from treewright.retrace import traced
 
 LEAVES = (1, 600)
 WAYS = ("bare", "traced", "explain_retraces")
-HIT, MISS = 1.03, 0.05
+HIT, MISS, RUN = 1.03, 0.05, 1.02
+COMMAND = ("-m", "treewright", "retraces")
 Results = dict[Key, Times]
 
 
@@ -141,7 +145,8 @@ class _Misses:
         function = make()
         if way == "explain_retraces":
             self._watch = treewright.explain_retraces(on_report=str)
-            self._watch._watch._hear = self._timed(self._watch._watch._hear)
+            for heard in ("_traced", "_compiled"):
+                setattr(self._watch._watch, heard, self._timed(getattr(self._watch._watch, heard)))
         self._call = jitted(self._subtracted(function) if way == "traced" else function, way)
         self._is_traced = way == "traced"
 
@@ -192,6 +197,39 @@ def misses(repeats: int) -> Iterator[tuple[str, str, float, float]]:
         yield name, way, statistics.median(others for others, _ in samples), statistics.median(shares)
 
 
+def whole_runs(pairs: int) -> list[tuple[float, float]]:
+    """CPU seconds of `examples/digits.py`, by itself and under `python -m treewright retraces`, in turns.
+
+    CPU seconds of all processes, the command's own among them: what else runs on the machine changes them least.
+    """
+    program = str(Path(__file__).parents[1] / "examples" / "digits.py")
+    found: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(pairs + 1):
+            pair = [cpu_seconds([*before, program, "--output", folder]) for before in ((), COMMAND)]
+            found += [(pair[0], pair[1])] if number else []  # the first pair fills the caches of the disk
+    return found
+
+
+def cpu_seconds(arguments: Sequence[str]) -> float:
+    """The CPU seconds of a run of Python, and of all that it starts."""
+    with Path(os.devnull).open("w") as nowhere:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=nowhere, stderr=nowhere)  # noqa: S603  our own
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed")
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_lines(pairs: list[tuple[float, float]]) -> Iterator[Line]:
+    """The line on the command, if it was measured."""
+    if pairs:
+        ratio = statistics.median(watched / alone for alone, watched in pairs)
+        what = "CPU seconds of examples/digits.py under python -m treewright retraces"
+        yield Line(what, "the same by itself", f"{ratio:.3f}", f"<= {RUN}", ratio <= RUN)
+
+
 def hit_rows(results: Results, leaves: int) -> Iterator[list[str]]:
     """A row for each way: the time of one call, and its ratios to the bare one, of medians and of minimums."""
     base = results[Key("hit", leaves, "bare")]
@@ -216,6 +254,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hits", type=int, default=400, help="samples of each kind of call that hits the cache")
     parser.add_argument("--misses", type=int, default=10, help="calls of each kind that miss it")
+    parser.add_argument("--runs", type=int, default=3, help="pairs of whole runs, with the command and without")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
     return parser.parse_args(arguments)
@@ -235,7 +274,10 @@ def main() -> int:
     shown = [[name, way, duration(others), f"{share:.1%}"] for name, way, others, share in found]
     print(table([["program", "way", "trace and compile", "on top of it"], *shown]), end="\n\n")
 
-    lines = list(hit_lines(results))
+    pairs = whole_runs(options.runs) if options.runs else []
+    print("Whole runs, CPU seconds by themselves and with the command:")
+    print("\n".join(f"{alone:.2f} {watched:.2f}" for alone, watched in pairs), end="\n\n")
+    lines = [*hit_lines(results), *run_lines(pairs)]
     for name, way, _, share in found:
         what = f"what a miss costs on top, 600 leaves, {name}, {way}"
         lines.append(Line(what, "trace and compile", f"{share:.1%}", f"<= {MISS:.0%}", share <= MISS))

@@ -90,12 +90,12 @@ def test_what_is_not_kept_is_told_with_the_reason(cached: Any) -> None:
 
     report = cached(lambda: [jax.jit(step)(np.ones(3)), jax.jit(calls_python)(np.ones(3))], least=1e6)
 
-    callbacks, quick = sorted(report.left_out, reverse=True)
-    assert (names(report.left_out[quick]), quick) == (["calls_python"], quick)
-    assert "calls Python" in quick
-    assert callbacks == "compiled in less than 1e+06 s"
-    assert (report.next_start, names(report.kept)) == (0.0, [])
-    assert 0 < report.at_most < sum(program.compiling for program in report.left_out[callbacks]) + 0.001
+    quick, callbacks = sorted(report.left_out, reverse=True)
+    assert quick == "compiled in less than 1e+06 s"
+    assert "calls Python" in callbacks
+    assert names(report.left_out[callbacks]) == ["calls_python"]
+    assert (report.next_start, report.kept) == (0.0, [])
+    assert 0 < report.at_most <= sum(program.compiling for program in report.left_out[quick])
     assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1e+06)" in "\n".join(cache_lines(report))
 
 
@@ -110,6 +110,9 @@ def test_a_cache_that_is_off_is_told_with_what_it_would_save(cached: Any) -> Non
     off = cached(lambda: jax.jit(step)(np.ones(3)), on=False)
     assert off.why_off == "jax_enable_compilation_cache is off"
     assert cache_report(Run([], 0, 1.0, [], [], {}), None).why_off == "no folder is set"
+    assert list(cache_lines(cache_report(Run([], 0, 1.0, [], [], {}), None))) == [
+        "Persistent compilation cache: off (no folder is set)."
+    ]
 
 
 def numbered(name: str) -> Any:

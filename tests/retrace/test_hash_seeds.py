@@ -97,6 +97,8 @@ def programs():
         yield f"{name} forward", forward.lower(node, x)
         yield f"{name} method", jax.jit(node.loss).lower(x)
         yield f"{name} pair", jax.jit(lambda pair: pair.left(pair.rest["a"])).lower(pair)
+        if name not in {"default", "set", "closure"}:
+            continue
         yield f"{name} scan", jax.jit(lambda n, x: jax.lax.scan(lambda n, _: (n, n(x)), n, None, 2)).lower(node, x)
         yield f"{name} vmap", jax.jit(lambda n, x: jax.vmap(n)(x)).lower(node, x)
         yield f"{name} grad", jax.jit(jax.grad(lambda n, x: n.loss(x))).lower(node, x)
@@ -128,6 +130,6 @@ def test_programs_of_nodes_are_the_same_under_other_hash_seeds(tmp_path: Path) -
 
     first, second = (lowered(seed, program) for seed in ("1", "2"))
 
-    assert len(first) == 58
+    assert len(first) == 40
     assert second == first
     assert not [line for line in first if line.endswith("True")]

@@ -7,6 +7,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from treewright.retrace.cache import cache_report
 from treewright.retrace.page import page
 from treewright.retrace.tally import Run, summed_up
@@ -155,29 +157,52 @@ def test_reasons_and_places_are_told_once_if_they_are_the_same() -> None:
     assert "     the last time: x: b -> c\n" in text
     assert "     first at train.py:9 in main, last at train.py:20 in main\n" in text
     long = text_of(run_of(events("f", 1.0, **again("a" * 200))))
-    assert "a" * 100 + " ..." not in long
-    assert "aaa ...\n" in long
+    assert f"     x: {'a' * 103} ...\n" in long
 
 
-def test_operations_of_one_line_are_one_group() -> None:
-    operation = {"operation": True, "file": "", "line": 0}
-    lines = [
-        events(name, began, 0.1, operands=operands, **operation)
-        for name, began, operands in (
-            *(("add", 1.0, "f32[1]"), ("add", 2.0, "f32[2]"), ("sin", 3.0, "f32[1]"), ("sin", 4.0, "f32[1]")),
-            *((f"op{n % 6}", 5.0 + n / 10, f"f32[{n}]") for n in range(12)),
-        )
-    ]
+def operation(name: str, began: float, operands: str, seconds: float = 0.1) -> list[dict[str, Any]]:
+    return events(name, began, seconds, operands=operands, operation=True, file="", line=0)
 
-    run = run_of(*lines)
+
+def test_operations_of_one_line_are_one_group_and_all_but_the_costliest_could_be_saved() -> None:
+    names = ("add", "sin", "add", "cos", "dot", "log")
+    lines = [operation(name, number, "f32[2]", 0.1 if number else 0.2) for number, name in enumerate(names)]
+
+    run = run_of(*lines, operation("alone", 9, "")[:1])
     text = text_of(run)
 
-    (group,) = run.groups()
-    assert len(group.programs) == 8
-    assert "operations outside of jit (add, sin, op0, op1, ...): 8 times" in text
-    assert "add: f32[1] -> f32[2]\n" in text
-    assert "sin: of f32[1], with another result or other options\n" in text
-    assert "     ... and 3 more\n" in text
+    assert run.groups() == []
+    (group,) = run.operations()
+    assert len(group.programs) == 6
+    assert run.saveable == pytest.approx(group.seconds - 0.6) == pytest.approx(1.5)
+    assert "Up to 1.5 s could be saved (15.0% of the run): 1.5 s of 5 unjitted operations." in text
+    assert "  train.py:9 in main: 6 programs, 2.1 s\n     add 2 times, sin, cos, dot, ...\n     cure: jit the" in text
+    whole, parsed = page_of(run)
+    assert [bar["class"] for bar in parsed.bars[:4]] == [
+        *("trace needed", "compile needed"),
+        *("trace avoidable", "compile avoidable"),
+    ]
+    assert "<h3>train.py:9 in main: 6 programs, 2.1 s</h3>" in whole
+
+
+def test_an_operation_of_one_line_whose_shape_grows_is_told() -> None:
+    run = run_of(*(operation("concatenate", number, f"f32[{number}]") for number in range(4)))
+    (group,) = run.operations()
+
+    assert [reason["change"] for reason in group.reasons] == [
+        "concatenate 4 times",
+        "of f32[0] at first, and of f32[3] at last",
+    ]
+    assert "cure: keep the shapes the same, use numpy there" in text_of(run)
+    json.dumps(as_json(run, cache_report(run, None)))
+
+
+def test_many_lines_of_operations_are_cut_and_said_to_be() -> None:
+    run = run_of(*(operation("add", n / 50, "", 0.01) for n in range(50)))
+    for number, program in enumerate(run.programs):
+        program.place = f"train.py:{number // 2}"
+
+    assert "... and 5 more lines" in page_of(run)[0]
 
 
 def test_as_json_it_is_all_data() -> None:
@@ -186,8 +211,12 @@ def test_as_json_it_is_all_data() -> None:
     data = json.loads(json.dumps(as_json(run, cache_report(run, None))))
 
     assert data["functions"][0] == {
-        **{"function": "f", "where": "train.py:3", "traces": 2, "compilations": 2},
-        **{"tracing": 0.2, "compiling": 0.4},
+        "function": "f",
+        "where": "train.py:3",
+        "traces": 2,
+        "compilations": 2,
+        "tracing": 0.2,
+        "compiling": 0.4,
     }
     assert data["groups"][0]["first"] == "train.py:9 in main"
     assert data["groups"][0]["cures"] == ["pad it"]

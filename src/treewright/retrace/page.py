@@ -22,6 +22,7 @@ from treewright.retrace.words import (
 )
 
 _LANES = 14
+_LINES = 20
 _LISTED = 2000
 _TICKS = 6
 _GAP = 0.001  # of the run: bars that are closer become one
@@ -122,6 +123,13 @@ def _body(run: Run, cache: CacheReport) -> Iterator[str]:
     if others:
         yield "<h2>Compiled again, for reasons that have no general cure</h2>"
         yield from (line for group in others for line in _card(group))
+    operations = run.operations()
+    if operations:
+        yield "<h2>Operations outside of jit</h2>"
+        yield "<p>They are compiled one by one. These lines needed several:</p>"
+        yield from (line for group in operations[:_LINES] for line in _card(group))
+        rest = operations[_LINES:]
+        yield f"<p>... and {len(rest)} more lines</p>" if rest else ""
     yield from _table(run)
     yield "<h2>The persistent compilation cache</h2>"
     yield from (_cache_line(line) for line in cache_lines(cache))
@@ -220,7 +228,8 @@ def _card(group: Group) -> Iterator[str]:
         for reason in group.last_reasons
     )
     first, last = group.first.place, group.last.place
-    yield f'<p class="place">{escape(first if first == last else f"first at {first}, last at {last}")}</p>'
+    where = first if first == last else f"first at {first}, last at {last}"
+    yield "" if group.first.operation else f'<p class="place">{escape(where)}</p>'
     yield from (f'<p class="cure">{escape(cure)}</p>' for cure in cures(group))
     yield "</div>"
 

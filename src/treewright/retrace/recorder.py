@@ -19,6 +19,7 @@ from treewright._jax import (
     EventListener,
     cache_request_on_stack,
     call_on_stack,
+    called_by_the_user,
     frames_above,
     is_inside_another_trace,
     path_text,
@@ -151,7 +152,7 @@ class Recorder:
         """The row of the table that an event belongs in. Of a program compiled ahead of time, only its name is told."""
         rows, plain = self._thread.rows, _plain(name)
         if call is None:
-            return rows.get(plain, {"function": plain, "file": "", "line": 0, "operation": False})
+            return rows.get(plain, {"function": plain, "file": "", "line": 0, "operation": not called_by_the_user()})
         if _module_of(call) in {"jax", "jaxlib"}:
             return {"function": plain, "file": "", "line": 0, "operation": True}
         row = {"function": name_of(call.function), **_where(definition_of(call.function)), "operation": False}

@@ -5,13 +5,15 @@ Nothing here imports jax: the command stands beside the program, and costs it no
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 OPERATIONS = "operations outside of jit"
-_AGAIN = (
-    "each shape or dtype is a program of its own: jit the function around the line, keep the shapes, or use numpy there"
-)
+_TOGETHER = "jit the function around the line: its operations become one program"
+_GROWING = "keep the shapes the same, use numpy there, or jit the function around the line"
+_NAMED = 4
+_MANY = 4  # shapes of one operation: as many may be those of the layers of a model
 _INDEX = re.compile(r"\[[^\]]*\]")
 
 
@@ -150,7 +152,7 @@ class Run:
         return sorted(rows, key=lambda row: -row.seconds)
 
     def groups(self) -> list[Group]:
-        """What was traced or compiled again, by function and reason: what could be saved first, the costliest first."""
+        """What was traced or compiled again, by function and reason: the avoidable first, and the costliest."""
         by_reason: dict[Any, list[Program]] = {}
         for program in self.programs:
             if program.retrace is not None:
@@ -159,22 +161,12 @@ class Run:
             Group(tuple(programs), tuple((programs[0].retrace or {})["reasons"]), programs[0].avoidable)
             for programs in by_reason.values()
         ]
-        return sorted([*groups, *self._repeated_operations()], key=lambda group: (not group.avoidable, -group.seconds))
+        return sorted(groups, key=lambda group: (not group.avoidable, -group.seconds))
 
-    def _repeated_operations(self) -> Iterator[Group]:
-        """Operations that were compiled more than once for one line."""
-        of_lines: dict[str, list[tuple[list[Program], dict[str, str]]]] = {}
-        for programs in _operations_by_line(self.programs).values():
-            first, last = programs[0], programs[-1]
-            change = f"{first.operands} -> {last.operands}"
-            if first.operands == last.operands:
-                change = f"of {first.operands or 'the same'}, with another result or other options"
-            reason = {"path": first.function, "kind": "operation", "change": change, "reason": "", "cure": _AGAIN}
-            of_lines.setdefault(first.place, []).append((programs[1:], reason))
-        for operations in of_lines.values():
-            ordered = sorted(operations, key=lambda one: -sum(program.seconds for program in one[0]))
-            again = tuple(program for programs, _ in ordered for program in programs)
-            yield Group(again, tuple(reason for _, reason in ordered), avoidable=True)
+    def operations(self) -> list[Group]:
+        """The lines for which more than one operation outside of jit was compiled, the costliest first."""
+        groups = [Group(tuple(line), _reasons_of_line(line), avoidable=True) for line in _operations(self.programs)]
+        return sorted(groups, key=lambda group: -group.seconds)
 
     @property
     def retraces(self) -> int:
@@ -209,9 +201,10 @@ def summed_up(
             case _:
                 _add_event(run, open_programs, line, began)
         run.ours += line.get("ours", 0.0)
-    for programs in _operations_by_line(run.programs).values():
-        for program in programs[1:]:
-            program.avoidable = True
+    for line in _operations(run.programs):  # one program for the line would be needed, and take as long as one of these
+        costliest = max(line, key=lambda program: program.seconds)
+        for program in line:
+            program.avoidable = program is not costliest
     return run
 
 
@@ -237,13 +230,25 @@ def _add_event(run: Run, open_programs: dict[tuple[str, str], Program], line: Ma
         program.avoidable = all(reason["cure"] for reason in line["retrace"]["reasons"])
 
 
-def _operations_by_line(programs: Iterable[Program]) -> dict[tuple[str, str], list[Program]]:
-    """The programs of each operation that one line had compiled more than once."""
-    found: dict[tuple[str, str], list[Program]] = {}
+def _operations(programs: Iterable[Program]) -> list[list[Program]]:
+    """The operations that were compiled outside of jit, by the line, where one line needed several."""
+    of_lines: dict[str, list[Program]] = {}
     for program in programs:
         if program.operation and program.compiled and program.place:
-            found.setdefault((program.function, program.place), []).append(program)
-    return {key: same for key, same in found.items() if len(same) > 1}
+            of_lines.setdefault(program.place, []).append(program)
+    return [line for line in of_lines.values() if len(line) > 1]
+
+
+def _reasons_of_line(line: list[Program]) -> tuple[dict[str, str], ...]:
+    """Which operations, and which of them was compiled for the most shapes, if that is what made them many."""
+    counts = Counter(program.function for program in line).most_common()
+    names = ", ".join(f"{name} {count} times" if count > 1 else name for name, count in counts[:_NAMED])
+    which = {"path": "", "kind": "operation", "change": names + (", ..." if counts[_NAMED:] else ""), "reason": ""}
+    most = [program.operands for program in line if program.function == counts[0][0]]
+    if len(set(most)) < _MANY:
+        return ({**which, "cure": _TOGETHER},)
+    shapes = f"of {most[0]} at first, and of {most[-1]} at last"
+    return (which | {"cure": ""}, {**which, "path": counts[0][0], "change": shapes, "cure": _GROWING})
 
 
 def _reason_key(program: Program) -> Any:

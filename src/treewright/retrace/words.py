@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treewright.retrace.cache import CacheReport, Missed
-from treewright.retrace.tally import Group, Program, Row, Run
+from treewright.retrace.tally import OPERATIONS, Group, Program, Row, Run
 
 _ROWS = 15
 _GROUPS = 10
-_REASONS = 5
+_REASONS = 6
+_LINES = 5
+_MUCH = 0.02  # of the run
 _NAMES = 4
 _WIDTH = 110
 
@@ -64,6 +66,7 @@ def _lines(run: Run, cache: CacheReport) -> Iterator[str]:
             yield from group_lines(group)
         if len(others) > _GROUPS:
             yield f"... and {len(others) - _GROUPS} more; --html shows all of them"
+    yield from operation_lines(run)
     yield ""
     yield from cache_lines(cache)
 
@@ -79,11 +82,29 @@ def headline(run: Run) -> str:
 
 def saveable_line(run: Run) -> str:
     """What could be saved, in one sentence."""
-    count = sum(program.avoidable for program in run.programs)
-    if not count:
-        return "Nothing was compiled again that could be avoided."
-    what = f"{counted(count, 'program')} need not have been compiled again"
-    return f"{what}: up to {duration(run.saveable)} could be saved ({share(run.saveable, run)} of the run)."
+    if not run.saveable:
+        return "Nothing was compiled that could be avoided."
+    retraces = [program for program in run.programs if program.avoidable and not program.operation]
+    operations = [program for program in run.programs if program.avoidable and program.operation]
+    parts = [
+        f"{duration(sum(program.seconds for program in programs))} of {counted(len(programs), noun)}"
+        for programs, noun in ((retraces, "retrace"), (operations, "unjitted operation"))
+        if programs
+    ]
+    whole = f"Up to {duration(run.saveable)} could be saved ({share(run.saveable, run)} of the run)"
+    return f"{whole}: {' and '.join(parts)}."
+
+
+def operation_lines(run: Run) -> Iterator[str]:
+    """The lines that cost most by operations outside of jit, where they cost much."""
+    costly = [group for group in run.operations() if group.seconds >= _MUCH * run.seconds]
+    if costly:
+        yield ""
+        yield "Operations outside of jit are compiled one by one. The lines that cost most by them:"
+    for group in costly[:_LINES]:
+        yield f"  {group_title(group)}"
+        yield from (f"     {reason_text(reason)}" for reason in group.reasons)
+        yield from (f"     cure: {cure}" for cure in cures(group))
 
 
 def _table(run: Run) -> Iterator[str]:
@@ -97,7 +118,7 @@ def _table(run: Run) -> Iterator[str]:
         cells.append(_cells(whole, run))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for name, *numbers in cells:
-        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip()
+        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])])
 
 
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
@@ -127,9 +148,8 @@ def group_title(group: Group) -> str:
     first = group.first
     name = f"{first.function} ({first.where})" if first.where else first.function
     if first.operation:
-        names = list(dict.fromkeys(program.function for program in group.programs))
-        name = f"operations outside of jit ({_some(names)})"
-    elif first.retrace and first.retrace["event"] == "recompile":
+        return f"{first.place}: {counted(len(group.programs), 'program')}, {duration(group.seconds)}"
+    if first.retrace and first.retrace["event"] == "recompile":
         name += ", compiled again without a trace"
     return f"{name}: {counted(len(group.programs), 'time')}, {duration(group.seconds)}"
 
@@ -213,20 +233,8 @@ def as_json(run: Run, cache: CacheReport) -> dict[str, Any]:
         "retraces": run.retraces,
         "notes": run.notes,
         "functions": [dataclasses.asdict(row) for row in run.rows()],
-        "groups": [
-            {
-                "function": group.first.function,
-                "where": group.first.where,
-                "avoidable": group.avoidable,
-                "count": len(group.programs),
-                "seconds": group.seconds,
-                "first": group.first.place,
-                "last": group.last.place,
-                "reasons": [dict(reason) for reason in group.reasons],
-                "cures": cures(group),
-            }
-            for group in run.groups()
-        ],
+        "groups": [_group_json(group) for group in run.groups()],
+        "operations": [_group_json(group) for group in run.operations()],
         "cache": {
             "folder": cache.folder,
             "off": cache.why_off,
@@ -248,6 +256,20 @@ def as_json(run: Run, cache: CacheReport) -> dict[str, Any]:
             ],
         },
         "programs": [dataclasses.asdict(program) for program in run.programs],
+    }
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    return {
+        "function": OPERATIONS if group.first.operation else group.first.function,
+        "where": group.first.where,
+        "avoidable": group.avoidable,
+        "count": len(group.programs),
+        "seconds": group.seconds,
+        "first": group.first.place,
+        "last": group.last.place,
+        "reasons": [dict(reason) for reason in group.reasons],
+        "cures": cures(group),
     }
 
 
