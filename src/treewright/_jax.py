@@ -13,7 +13,7 @@ import threading
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
@@ -166,7 +166,7 @@ class _Relay:
 
     def add(self, listener: "EventListener") -> None:
         with self._lock:
-            if not self._is_registered:
+            if not (self._is_registered and self.is_known_to_jax()):
                 jax.monitoring.register_event_duration_secs_listener(self)
                 jax.monitoring.register_event_listener(self)
             self._is_registered = True
@@ -178,9 +178,19 @@ class _Relay:
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
             if not self._listeners and None not in both:
-                for unregister in both:
+                for unregister in both if self.is_known_to_jax() else ():
                     unregister(self)
                 self._is_registered = False
+
+    def is_known_to_jax(self) -> bool:
+        """Whether JAX still tells. After `jax.monitoring.clear_event_listeners()`, which is public, it does not.
+
+        Without the function that is asked here, that goes unseen until the next block begins.
+        """
+        from jax._src import monitoring
+
+        known: Any = getattr(monitoring, "get_event_duration_listeners", lambda: [self])
+        return any(listener is self for listener in known())
 
 
 _RELAY = _Relay()
@@ -230,9 +240,11 @@ class EventListener:
         elif event.startswith(CACHE_EVENTS):
             self._on_cache(event, seconds)
 
-    def stop(self) -> None:
-        """Hear nothing more."""
+    def stop(self) -> bool:
+        """Hear nothing more; whether JAX has told of everything until now."""
+        was_told = _RELAY.is_known_to_jax()
         _RELAY.remove(self)
+        return was_told
 
 
 # Frames of JAX, and their local variables
@@ -245,6 +257,15 @@ TRACING_FRAMES = frozenset({"_infer_params", "_trace_for_jit"})
 CALL_FRAMES = TRACING_FRAMES | {"_run_python_pjit"}
 CALL_LOCALS = ("fun", "args", "kwargs")
 OPTIONS_LOCALS = ("ji", "jit_info")
+
+# Where it can be read whether a call was traced or got the trace of another. Without it, that is told by comparing the
+# call with those before it, and `explain_retraces` and `max_traces` say so.
+TRACE_FRAME = "_trace_for_jit"
+TRACE_LOCALS = ("fun", "dbg", "jaxpr")
+
+# The module of `pmap`, and which of its options a trace depends on. Without it, calls of what `pmap` made are not seen.
+PMAP = "jax._src.pmap"
+PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
 # the arguments that these libraries pass to `jit` in place of the user's own.
@@ -264,6 +285,9 @@ _COMPARED_OPTIONS = (
 )
 
 
+Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One call of a jitted function.
@@ -276,7 +300,11 @@ class Call:
         is_static: Whether an argument of this name and place is compared, not traced.
         fixed_numbers: Whether Python numbers are compared too, as equinox does.
         live: Whether the arrays are real ones, that lie somewhere.
+        settings: What else a trace depends on in this call, such as the axes of `pmap`.
         jit_name: The name by which JAX calls the function.
+        outcome: Whether JAX ran the function for this call, took the trace of an earlier one, or neither since the
+            function raised.
+        in_transformation: Whether the call is a part of `grad` or `vmap`, for which JAX traces without telling.
     """
 
     function: Any
@@ -286,15 +314,20 @@ class Call:
     is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
     fixed_numbers: bool = False
     live: bool = True
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     jit_name: str = ""
+    outcome: Outcome = "unknown"
+    in_transformation: bool = False
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
     numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
+    # Negative numbers count from the last positional argument of the call.
+    places = {number % len(args) for number in numbers if -len(args) <= number < len(args)}
 
     def is_static(name: str, place: int, _: Any) -> bool:
-        return place in numbers or name in names
+        return place in places or name in names
 
     compared = {name: options[name] for name in _COMPARED_OPTIONS if name in options}
     return Call(function, tuple(args), kwargs, compared, is_static)
@@ -309,8 +342,15 @@ def call_on_stack() -> Call | None:
             options = _options_near(frames[index : index + 3])
             if options is None:
                 return None
-            call = _as_the_user_wrote_it(jit_call(function, args, kwargs, options), frames[index:])
-            return dataclasses.replace(call, jit_name=_jit_name(function))
+            jitted_by = jit_call(function, args, kwargs, options)
+            inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
+            call = jitted_by if inner is None else jit_call(function.__wrapped__, args, kwargs, inner)
+            return dataclasses.replace(
+                _as_the_user_wrote_it(call, frames[index:]),
+                jit_name=_jit_name(function),
+                outcome=_outcome(frames[: index + 1]) if inner is None else "unknown",
+                in_transformation=frame.f_code.co_name == "_run_python_pjit" and _is_bound(frames[:index]),
+            )
     return None
 
 
@@ -319,11 +359,37 @@ def _options_near(frames: list[types.FrameType]) -> Mapping[str, Any] | None:
     return next(filter(None, map(_as_options, held)), None)
 
 
+def _outcome(frames: list[types.FrameType]) -> Outcome:
+    """Whether the program that a call got from JAX's cache of traces was made by this very call.
+
+    A program keeps the names of the arguments as one tuple, which each call makes anew.
+    """
+    function_local, info_local, program_local = TRACE_LOCALS
+    frame = next((frame for frame in frames if frame.f_code.co_name == TRACE_FRAME and _is_in(frame, "jax")), None)
+    if frame is None or not _has(frame, function_local, info_local):
+        return "unknown"
+    if not _has(frame, program_local):
+        return "failed"
+    function, info, program = (frame.f_locals[name] for name in TRACE_LOCALS)
+    names = getattr(info, "arg_names", None)
+    known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
+    if not names or known is None or hasattr(function, "__fun_debug_info__"):  # () is one, and these have one for all
+        return "unknown"
+    return "traced" if names is known else "shared"
+
+
+def _is_bound(inside: list[types.FrameType]) -> bool:
+    """Whether JAX hands a call on to what transforms it, told by the frame below that of the call."""
+    return bool(inside) and inside[-1].f_code.co_name != "_pjit_call_impl_python"
+
+
 def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
-    """The user's own function and arguments, where equinox or flax stands between."""
+    """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
     # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
     for frame in itertools.takewhile(_is_of_a_library, frames):
         names, module = frame.f_locals, _module(frame)
+        if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
+            return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
         if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
             function = names["jit_wrapper"].__wrapped__
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
@@ -331,6 +397,18 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
             args, kwargs = tuple(names["args"]), names["kwargs"]
             return dataclasses.replace(call, function=names["self"].fun, args=args, kwargs=kwargs)
     return call
+
+
+def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """A call of what `pmap` made, by the variables that its inner function captured."""
+    cells = inspect.getclosurevars(infer).nonlocals
+    function = cells.get("fun", getattr(cells.get("wrapped_fun"), "f", None))
+    if function is None:
+        return None
+    settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
+    statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
+    # Where the arrays lie does not count: pmap spreads them itself.
+    return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
 
 
 def _jit_name(function: Any) -> str:
@@ -428,6 +506,53 @@ def _has(frame: types.FrameType, *names: str) -> bool:
     return all(name in frame.f_locals for name in names)
 
 
+# What a trace depends on besides its arguments
+
+# Names of JAX's own for what users know by another.
+_SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "abstract_mesh_context_manager": "the mesh in use",
+        "mesh_context_manager": "the mesh of `with mesh:`",
+        "axis_env_state": "the named axes in scope",
+        "trace_state": "the trace around the call",
+        "compute_on_context_manager": "compute_on",
+        "xla_metadata_context_manager": "set_xla_metadata",
+        "user_context": "the user context",
+        "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
+    }
+)
+# Those that JAX has had for long, by their public names.
+_KNOWN_SETTINGS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
+    *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
+)
+UNNAMED_SETTINGS = f"a setting that JAX {jax.__version__} gives no name"
+
+
+def trace_settings() -> dict[str, Any]:
+    """The settings of this thread with which JAX keeps its traces, by the names that users know.
+
+    Without `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is in
+    it, as in JAX 0.9, the others are told without a name.
+    """
+    from jax._src import config as private
+
+    found = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
+    found["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
+    context: Any = getattr(private, "trace_context", tuple[Any, ...])
+    values = context()
+    try:
+        names = tuple(getattr(private, "trace_context_names")())  # noqa: B009  untyped
+    except (AttributeError, NotImplementedError):
+        names = ()
+    if len(names) != len(values):
+        return found | {UNNAMED_SETTINGS: values}
+    for name, value in zip(names, values, strict=True):
+        known = f"jax.config.{name}" if hasattr(jax.config, name) else name
+        found.setdefault(_SETTINGS_IN_WORDS.get(name, known), value)
+    return found
+
+
 # What can be seen of a trace
 
 
@@ -441,11 +566,13 @@ class Sight:
             a limit.
         events: Whether JAX tells of traces.
         calls: Whether the call of a jitted function can be read while it is traced.
+        outcomes: Whether it can be read if a call was traced, or got the trace of an earlier one.
     """
 
     tracer_class: type[Any] | None
     events: bool
     calls: bool
+    outcomes: bool
 
 
 def look() -> Sight:
@@ -461,8 +588,9 @@ def look() -> Sight:
     listener = EventListener(on_trace=lambda _seconds, _name: calls.append(call_on_stack()))
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
-    seen = any(call is not None and call.function is probe for call in calls)
-    return Sight(next(iter(tracers), None), bool(calls), seen)
+    read = [call for call in calls if call is not None and call.function is probe]
+    told = any(call.outcome == "traced" for call in read)
+    return Sight(next(iter(tracers), None), bool(calls), bool(read), told)
 
 
 def tells_of_compilations() -> bool:

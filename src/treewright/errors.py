@@ -111,7 +111,8 @@ class CheckpointWarning(UserWarning):
 
 
 class RetraceWarning(UserWarning):
-    """Not all retraces can be seen in this version of JAX.
+    """Something about retraces was not seen, was not counted, or could not be told.
 
-    Treewright reads them from parts of JAX that are not public. The message says what is missing, and from what.
+    Mostly since this version of JAX hides it: Treewright reads retraces from parts of JAX that are not public. The
+    message says what is missing, and from what.
     """

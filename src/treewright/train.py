@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from treewright._nodes.fields import MYPY, Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
+from treewright._trees.diff import telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright.errors import missing_extra
 
@@ -138,7 +139,8 @@ class TrainState(Module, Generic[P]):
             raise missing_extra("TrainState.apply_gradients", "optax", "train") from error
         weights: Any  # optax's own type of parameters leaves nodes out
         weights, buffers = partition(self.params, trainable)
-        updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
-        updated: Any = optax.apply_updates(weights, updates)
+        with telling_of_classes(self.params, grads, self.opt_state):
+            updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
+            updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)

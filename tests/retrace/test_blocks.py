@@ -255,10 +255,9 @@ def test_a_function_may_be_traced_as_often_as_the_block_allows() -> None:
     with treewright.max_traces(2):
         for length in (1, 2, 3, 2, 1):
             jitted(jnp.ones(length))
-    with treewright.max_traces(1):
+    with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1):  # noqa: PT012
         jitted(jnp.ones(4))
-        with pytest.raises(TooManyTracesError) as caught:
-            jitted(jnp.ones(5))
+        jitted(jnp.ones(5))
 
     assert "double may be traced once here, and is traced once more:\ndouble retraced (2nd trace" in str(caught.value)
     assert "x: float32[4] -> float32[5]" in str(caught.value)

@@ -168,8 +168,8 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         [
             "state.name (static): <Plain object> -> <Plain object>",
             (
-                "    Plain has no __eq__, so each instance is a value of its own; these two have the same attributes; "
-                "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
+                "    Plain has no __eq__, so each instance is a value of its own; the attributes of these two print "
+                "the same; give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
             ),
         ],
     ),
@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
     "typed against raw key": (
         (jax.random.key(0),),
         (jax.random.PRNGKey(0),),
-        ["state: key<fry>[] -> uint32[2]"],
+        ["state: key<fry>[] -> uint32[2]", "    make all random keys in one way: jax.random.key(seed)"],
     ),
     "several at once": (
         (model("relu"), ones(4), ones()),

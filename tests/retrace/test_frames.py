@@ -55,7 +55,7 @@ def test_partials_are_reported_by_the_name_of_their_function() -> None:
     assert [(report.function, details(report)[0]) for report in reports] == [("scale", "x: float32[2] -> float32[3]")]
 
 
-def test_a_function_is_described_by_what_it_calls_in_the_end() -> None:
+def test_a_function_is_described_past_the_wrappers_of_libraries() -> None:
     class Callable:
         def __call__(self, x: Any) -> Any:
             return x
@@ -68,7 +68,8 @@ def test_a_function_is_described_by_what_it_calls_in_the_end() -> None:
     assert innermost(functools.partial(jax.jit(made.method))) is Callable.method
     assert described(made) == described(made) != described(Callable())
     assert described(made.method) == described(made.method) != described(Callable().method)
-    assert described(functools.partial(scale, 1.0)) == described(scale)
+    assert described(jax.vmap(jax.jit(scale))) == described(treewright.traced(scale)) == described(scale)
+    assert described(functools.partial(scale, 1.0)).func == described(scale)
 
 
 def test_callable_objects_are_watched_like_functions() -> None:

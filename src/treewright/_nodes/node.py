@@ -21,7 +21,7 @@ from treewright._jax import jax_trees
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
-from treewright._values.reach import class_attribute, class_of, is_cached_property
+from treewright._values.reach import class_attribute, class_of, is_cached_property, of_earlier_class
 from treewright._values.text import did_you_mean
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
@@ -104,7 +104,7 @@ class ChildView:
         try:
             return node._node[0][self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self.field, node, owner)
+            return _read_outside_pair(self, node)
 
     def __set__(self, node: Any, value: Any) -> None:
         if not is_open(node):
@@ -127,7 +127,7 @@ class StaticView(ChildView):
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self.field, node, owner)
+            return _read_outside_pair(self, node)
 
     def watch(self, cls: type[Any]) -> None:
         """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
@@ -146,6 +146,8 @@ class WatchedStaticView(StaticView):
     __slots__ = ()
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
+        if node is None:
+            return _read_outside_pair(self, None)
         stored = pair_or_unfinished(node)
         if isinstance(stored, tuple):
             stored[1].still_hold(self.index)
@@ -160,12 +162,22 @@ def view(field: FieldSpec) -> ChildView:
     return StaticView(field) if field.is_static else ChildView(field)
 
 
-def _read_outside_pair(field: FieldSpec, node: Any, owner: type | None) -> Any:
-    """A field of the class itself (its default), or of an instance whose values still wait."""
+def _read_outside_pair(view: ChildView, node: Any) -> Any:
+    """A field of the class itself, or of an instance whose values still wait.
+
+    The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
+    each name of `dir(cls)`. Two readers take what they get for something else. `dataclasses`, which may make a subclass
+    of ours, would take the view for a default. IPython's autoreload writes what the new class gives into the old one,
+    where a default in place of the view would be the value in every instance.
+    """
+    field = view.field
     if node is None:
-        if field.default is MISSING:
-            raise AttributeError(f"type object {owner and owner.__name__!r} has no attribute {field.name!r}")
-        return field.default
+        reader = str(sys._getframe(2).f_globals.get("__name__"))
+        if reader.startswith("IPython.extensions."):
+            return view
+        if field.default is MISSING and reader == dataclasses.__name__:
+            raise AttributeError(f"the field {field.name!r} has no default")
+        return view if field.default is MISSING else field.default
     stored = pair_or_unfinished(node)
     if isinstance(stored, Unfinished) and stored.failure is not None:
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")
@@ -325,7 +337,7 @@ def replaced(node: Any, /, **changes: Any) -> Any:
         names = list(spec.by_name)
         raise TypeError(
             f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
-            f"Its fields: {', '.join(names) or 'none'}."
+            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
         )
     new_children = list(children)
     new_statics: dict[int, Any] = {}

@@ -1,5 +1,7 @@
 """What differs between two trees, place by place; and whether they are close."""
 
+import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -13,10 +15,10 @@ from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
+from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 from treewright._values.reach import class_of, public
 from treewright._values.text import mesh_text, short_text, short_texts
-from treewright._values.why import Same, changed_parts, same_exactly, same_to_jit, why
+from treewright._values.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
@@ -101,6 +103,23 @@ def shown(tree: Any) -> str:
     return short_text(tree if as_it_is else level)
 
 
+@contextlib.contextmanager
+def telling_of_classes(*trees: Any) -> Iterator[None]:
+    """Add to an error within the block what it does not say: that two classes in the trees only share a name."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
+        names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
+        twice = ", ".join(name for (_, name), count in names.items() if count > 1)
+        if twice:
+            error.add_note(
+                f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a "
+                f"reloaded module does. Make all objects anew with the class as it is now."
+            )
+        raise
+
+
 def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
     """Every difference between two trees, or between two treedefs, in the order of the fields.
 
@@ -149,7 +168,9 @@ def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iter
                 continue
         old, new = opened(a), opened(b)
         if isinstance(old, LeafType) and isinstance(new, LeafType):
-            kind_and_reason = _leaf_difference(old, new) or (_value_difference(a, b, path) if values else None)
+            kind_and_reason = _leaf_difference(old, new, same_exactly if values else same_to_jit) or (
+                _value_difference(a, b, path) if values else None
+            )
             if kind_and_reason is not None:
                 yield Difference(path, a, b, *kind_and_reason)
         elif isinstance(old, LeafType) or isinstance(new, LeafType):
@@ -196,13 +217,26 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
         if not same(value, other):
             found = True
             yield static_difference((*path, key), value, other, same)
+    if found:
+        return
     keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
-    if not found and set(keys) == set(other_keys):
-        if keys != other_keys:
-            reason = "the same entries in another order"
-            yield Difference((*path, AuxKey()), old.aux, new.aux, "static", reason)
-        else:
-            yield static_difference((*path, AuxKey()), old.aux, new.aux, whole)
+    if set(keys) == set(other_keys) and keys != other_keys:
+        names, others = (tuple(getattr(key, "key", key) for key in order) for order in (keys, other_keys))
+        yield Difference(path, names, others, "static", "the same entries in another order")
+    elif old.content is not None:
+        yield from _differences_of_hashes(path, old, new)
+    elif set(keys) == set(other_keys):
+        yield static_difference((*path, AuxKey()), old.aux, new.aux, whole)
+
+
+def _differences_of_hashes(path: Path, old: Level, new: Level) -> Iterator[Difference]:
+    """Statics that were interned twice although they are equal: by a user's `__hash__`."""
+    for (key, value), (_, other) in zip(old.statics, new.statics, strict=True):
+        if hash(value) != hash(other):
+            cause = Cause(
+                "unequal hashes", f"{class_of(value).__qualname__}.__eq__ says equal, and their hashes differ"
+            )
+            yield Difference((*path, key), value, other, "static", cause)
 
 
 def static_difference(path: Path, old: Any, new: Any, same: Same, kind: DifferenceKind = "static") -> Difference:
@@ -217,12 +251,12 @@ def static_difference(path: Path, old: Any, new: Any, same: Same, kind: Differen
 # Leaves
 
 
-def _leaf_difference(old: LeafType, new: LeafType) -> _Found:
+def _leaf_difference(old: LeafType, new: LeafType, same: Same) -> _Found:
     """What `jit` sees of a difference between leaves."""
     if old.anything or new.anything:
         return None
     if old.aval is None or new.aval is None:
-        if old.aval is new.aval and same_exactly(old.value, new.value):
+        if old.aval is new.aval and same(old.value, new.value):
             return None
         return ("value", why(old.value, new.value)) if old.aval is new.aval else ("class", "")
     if old.aval != new.aval:

@@ -11,7 +11,7 @@ from treewright._nodes.module import Module
 from treewright._nodes.node import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, with_close_matches
 from treewright._nodes.spec import NodeSpec, spec_of
 from treewright._trees.level import all_entries, is_node, level_of, with_changes
-from treewright._values.reach import class_of, is_cached_property
+from treewright._values.reach import class_of, is_cached_property, of_earlier_class
 from treewright.errors import NodeInitError
 
 M = TypeVar("M", bound=Module)
@@ -213,5 +213,5 @@ def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     if unknown:
         raise TypeError(
             f"A draft of a {cls.__qualname__} was assigned to {', '.join(with_close_matches(unknown, names))}, which "
-            f"is not a field. Its fields: {', '.join(names) or 'none'}."
+            f"is not a field. Its fields: {', '.join(names) or 'none'}.{of_earlier_class(cls)}"
         )

@@ -1,5 +1,6 @@
 """One level of any tree, live, described by a treedef or remembered; and the walk through all levels."""
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -225,6 +226,9 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None)
     function = _function_field(kind, aux)
     if function is not None:
         yield field_key(function), aux
+        return
+    if kind is collections.defaultdict and _elements(aux):
+        yield field_key("default_factory"), aux[0]
         return
     held = _elements(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
@@ -464,5 +468,5 @@ def _same_leaf(leaf: LeafType, other: LeafType) -> bool:
         (leaf.aval is other.aval or leaf.aval == other.aval)
         and leaf.python is other.python
         and leaf.placement == other.placement
-        and (leaf.value is other.value or same_exactly(leaf.value, other.value))
+        and (same_to_jit(leaf.value, other.value) and same_exactly(leaf.value, other.value))
     )

@@ -9,6 +9,7 @@ import numpy as np
 from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
+from treewright._trees.diff import telling_of_classes
 from treewright._trees.level import is_node
 from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
@@ -75,7 +76,8 @@ def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
         settings.extend([setting] * len(jax.tree.leaves(part)))
 
     try:
-        jax.tree.map(add, prefix, tree, is_leaf=_is_none)
+        with telling_of_classes(prefix, tree):
+            jax.tree.map(add, prefix, tree, is_leaf=_is_none)
     except ValueError as error:
         raise ValueError(f"{argument} is not a prefix of the tree. {error}") from error
     return settings
@@ -190,5 +192,6 @@ def combine(*trees: T) -> T:
             )
         return present[0] if present else None
 
-    combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
+    with telling_of_classes(*trees):
+        combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
     return combined

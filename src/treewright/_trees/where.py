@@ -10,7 +10,7 @@ import jax
 from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, field_key, path_text
 from treewright._trees.level import Place, all_entries, walk
 from treewright._trees.paths import Step, parse, place_of
-from treewright._values.reach import class_of, required_arguments
+from treewright._values.reach import class_of, of_earlier_class, required_arguments
 from treewright._values.text import did_you_mean, text
 from treewright.errors import MissingPlaceError
 
@@ -198,7 +198,9 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
         return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has {names[0]} to {names[-1]}.")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
-    return MissingPlaceError(f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.")
+    return MissingPlaceError(
+        f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
+    )
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
@@ -259,7 +261,8 @@ def _key(place: Place, step: Step) -> Key:
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
     names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
-    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}."
+    again = of_earlier_class(class_of(root.value))
+    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}.{again}"
 
 
 # A predicate

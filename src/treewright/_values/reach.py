@@ -118,6 +118,17 @@ def found_at(module: str, name: str) -> Any:
     return found
 
 
+def of_earlier_class(cls: type[Any]) -> str:
+    """What to say of an instance whose class was made again under its name since; empty where it was not."""
+    current = found_at(cls.__module__, cls.__qualname__)
+    if not isinstance(current, type) or current is cls or current.__qualname__ != cls.__qualname__:
+        return ""
+    return (
+        f" This {cls.__qualname__} is of an earlier class of that name: the class statement ran again since, as a cell "
+        f"or a reloaded module does. Make the object anew."
+    )
+
+
 def public(module: str) -> Callable[[C], C]:
     """Let a class say that it is from a public module: users, pickles and checkpoints find it there."""
 

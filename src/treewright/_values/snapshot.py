@@ -5,18 +5,21 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Never, cast
 
 import jax
 import numpy as np
 
+from treewright._jax import DictKey, Path, SequenceKey
 from treewright._values import reach
 from treewright._values.freeze import FrozenArray
+from treewright._values.plain import MUTABLE
 from treewright._values.reach import class_of
 from treewright._values.text import short_text
 
 _ATTRIBUTES = 20  # attributes of an object that are remembered
+_LEVELS, _PARTS = 4, 100  # of containers that are told from others that hold the same
 _SINGLE = (types.NoneType, types.EllipsisType, types.NotImplementedType)
 _AS_THEY_ARE = (*_SINGLE, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType)
 _ARRAYS: Any = (jax.Array, np.ndarray)
@@ -32,18 +35,20 @@ class Facts(NamedTuple):
         code: Of a Python function its code.
         held: Of a Python function the captured variables and the defaults, by name.
         read: Of a Python function the globals that it reads and that can change, by name.
+        containers: Of what it holds and reads, the identities of the lists, dicts and sets, by name and the way inside.
         method_of: Of a method its function.
         wrapped: What `jit` or another wrapper made this callable of.
-        attributes: What stands in the `__dict__`; texts where the value is remembered.
+        attributes: The texts of what stands in the `__dict__`, by name.
     """
 
     kind: type[Any]
     code: types.CodeType | None
     held: Mapping[str, Any]
     read: Mapping[str, Any]
+    containers: Mapping[Path, int]
     method_of: Any
     wrapped: Any
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, str]
 
 
 def facts_of(value: Any) -> Facts:
@@ -51,18 +56,42 @@ def facts_of(value: Any) -> Facts:
     if isinstance(value, Remembered):
         return value.facts
     is_function = isinstance(value, types.FunctionType)
+    held, read = (reach.held_by(value), reach.read_by(value)) if is_function else ({}, {})
     return Facts(
         kind=class_of(value),
         code=reach.code_of(value),
-        held=reach.held_by(value) if is_function else {},
-        read=reach.read_by(value) if is_function else {},
+        held=held,
+        read=read,
+        containers=_containers(held | read),
         method_of=getattr(value, "__func__", None),
         wrapped=reach.wrapped_by(value),
-        attributes=dict(getattr(value, "__dict__", {})),
+        attributes=_attributes_of(value),
     )
 
 
-_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+def _attributes_of(value: Any) -> dict[str, str]:
+    first = itertools.islice(getattr(value, "__dict__", _NOTHING).items(), _ATTRIBUTES)
+    return {name: short_text(item) for name, item in first}
+
+
+_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
+
+
+def _containers(named: Mapping[str, Any]) -> dict[Path, int]:
+    """The identities of the lists, dicts and sets in these values: the same object may hold something else later."""
+    found: dict[Path, int] = {}
+    waiting: list[tuple[Path, Any]] = [((name,), value) for name, value in named.items()]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, MUTABLE):
+            found[path] = id(value)
+        parts: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict) and len(path) < _LEVELS:
+            parts = ((DictKey(name), part) for name, part in cast("Any", value).items())
+        elif isinstance(value, list | tuple) and len(path) < _LEVELS:
+            parts = ((SequenceKey(index), part) for index, part in enumerate(cast("Any", value)))
+        waiting.extend(((*path, key), part) for key, part in itertools.islice(parts, _PARTS))
+    return found
 
 
 class Remembered:
@@ -75,6 +104,7 @@ class Remembered:
         code: Of a function, its code where that may be compared.
         held: Of a function, what is kept of what it holds.
         read: Of a function, what is kept of what it reads.
+        containers: Of a function, which containers these were.
         wrapped: What is kept of the function inside a wrapper.
     """
 
@@ -87,15 +117,14 @@ class Remembered:
         code: types.CodeType | None = None,
         held: Mapping[str, Any] = _NOTHING,
         read: Mapping[str, Any] = _NOTHING,
+        containers: Mapping[Path, int] = _NOTHING,
         wrapped: Any = None,
     ) -> None:
         owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
-        first = itertools.islice(getattr(value, "__dict__", _NOTHING).items(), _ATTRIBUTES)
-        attributes = {name: short_text(item) for name, item in first}
         self.text: str = short_text(value)
-        self.facts: Facts = Facts(
-            class_of(value), code, held, read, getattr(value, "__func__", None), wrapped, attributes
-        )
+        method_of = getattr(value, "__func__", None)
+        attributes = _attributes_of(value)
+        self.facts: Facts = Facts(class_of(value), code, held, read, containers, method_of, wrapped, attributes)
         self.address: int = id(owner)
         try:
             self.reference: Callable[[], Any] = weakref.ref(owner)
@@ -143,13 +172,8 @@ def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
     if _TUPLE in kind.__mro__ and hasattr(kind, "_fields"):
         return _TUPLE.__new__(kind, map(inner, value))  # past a __new__ of the user's
     if kind is types.FunctionType:
-        held = {name: inner(part) for name, part in reach.held_by(value).items()}
-        # Functions among the globals by identity: what they read in turn may be half a program.
-        read = {
-            name: Remembered(part, code=reach.code_of(part)) if isinstance(part, types.FunctionType) else inner(part)
-            for name, part in reach.read_by(value).items()
-        }
-        return Remembered(value, code=reach.code_of(value), held=held, read=read) if held or read else value
+        known = remembered_function(value, inner)
+        return known if known.facts.held or known.facts.read else value
     is_array = isinstance(value, _ARRAYS) and not isinstance(value, FrozenArray)
     if is_array or kind is types.MethodType or kind.__eq__ is _OBJECT.__eq__:
         return Remembered(value, wrapped=inner(reach.wrapped_by(value)))
@@ -157,6 +181,19 @@ def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
 
 
 _Inner = Callable[[Any], Any]
+
+
+def remembered_function(function: types.FunctionType, inner: _Inner = remembered) -> Remembered:
+    """What to keep of a function: its code, what it holds, and what it reads."""
+    holds, reads = reach.held_by(function), reach.read_by(function)
+    held = {name: inner(part) for name, part in holds.items()}
+    # Functions among the globals by identity: what they read in turn may be half a program.
+    read = {
+        name: Remembered(part, code=reach.code_of(part)) if isinstance(part, types.FunctionType) else inner(part)
+        for name, part in reads.items()
+    }
+    containers = _containers(holds | reads)
+    return Remembered(function, code=reach.code_of(function), held=held, read=read, containers=containers)
 
 
 def _copied(make: Callable[[Any], Any]) -> Callable[[Any, _Inner], Any]:

@@ -100,7 +100,11 @@ def _read_changes(left: Any, right: Any) -> Iterator[tuple[str, Any, Any]]:
     """Which globals had changed between two functions of the same code, by name."""
     ours, theirs = facts_of(left).read, facts_of(right).read
     for name in ours:
-        if name in theirs and not same_exactly(ours[name], theirs[name]):
+        if (
+            name in theirs
+            and not same_exactly(ours[name], theirs[name])
+            and not _in_one_container((name,), left, right)
+        ):
             yield name, ours[name], theirs[name]
 
 
@@ -111,11 +115,24 @@ def _held_changes(left: Any, right: Any, depth: int = _DEPTH) -> Iterator[tuple[
         if name not in theirs or same_content(ours[name], theirs[name]):
             continue
         for path, old, new in changed_parts(ours[name], theirs[name], same_content):
+            if _in_one_container((name, *path), left, right):
+                continue
             place = f"{name}{path_text(path)}"
             inner = list(_held_changes(old, new, depth - 1)) if depth > 0 and _same_code(old, new) else []
             yield from ((f"{place}.{within}", a, b) for within, a, b in inner)
             if not inner:
                 yield place, old, new
+
+
+def _in_one_container(path: Path, left: Any, right: Any) -> bool:
+    """Whether a place lies in a list, dict or set that seems to be one object for both functions.
+
+    Then what it holds has changed, perhaps by the trace itself, and is not why there are two functions. If a list has
+    died meanwhile, another may have its identity.
+    """
+    ours, theirs = facts_of(left).containers, facts_of(right).containers
+    prefixes = (path[:length] for length in range(1, len(path) + 1))
+    return any(prefix in ours and ours[prefix] == theirs.get(prefix) for prefix in prefixes)
 
 
 # Why they differ
@@ -132,6 +149,7 @@ CauseName: TypeAlias = Literal[
     "no answer",
     "identity",
     "same text",
+    "unequal hashes",
 ]
 
 
@@ -190,7 +208,8 @@ def _of_functions(left: Any, right: Any) -> Cause | None:
         parts = (f"captured {captured}" if captured else "", f"reads the global {read}" if read else "")
         what = " and ".join(filter(None, parts))
     elif a.held:
-        what = f"captured the same {', '.join(a.held)}"
+        same = all(same_content(value, b.held.get(name)) for name, value in a.held.items())
+        what = f"captured {'the same ' if same else ''}{', '.join(a.held)}"
     elif a.read:
         what = f"reads the global {', '.join(a.read)}: nobody can tell for how long"
     else:
@@ -200,8 +219,13 @@ def _of_functions(left: Any, right: Any) -> Cause | None:
 
 def _listed(changes: Iterator[tuple[str, Any, Any]]) -> str:
     first = list(islice(changes, _SHOWN + 1))
-    shown = [f"{name}: {' -> '.join(short_texts(old, new))}" for name, old, new in first[:_SHOWN]]
+    shown = [f"{name}: {_change(old, new)}" for name, old, new in first[:_SHOWN]]
     return ", ".join([*shown, *("..." for _ in first[_SHOWN:])])
+
+
+def _change(old: Any, new: Any) -> str:
+    left, right = short_texts(old, new)
+    return f"another {left}" if left == right else f"{left} -> {right}"
 
 
 def _of_methods(left: Any, right: Any) -> Cause | None:
@@ -220,6 +244,23 @@ def _of_partials(left: Any, right: Any) -> Cause | None:
             return None
         return Cause("partial made anew", "a partial made anew of the same function and arguments; it has no ==")
     return cause_of(left.func, right.func)
+
+
+def cause_of_partials(left: "functools.partial[Any]", right: "functools.partial[Any]") -> Cause | None:
+    """With which arguments two partials of one function were made; None if they are of two functions."""
+    if not same_content(left.func, right.func):
+        return None
+    function = f"a partial of {short_text(left.func)} made anew"
+    if len(left.args) != len(right.args) or left.keywords.keys() != right.keywords.keys():
+        return Cause(
+            "partial made anew", f"{function}, with other arguments: {short_text(left)} -> {short_text(right)}"
+        )
+    ours, theirs = (
+        {**{f"argument {index}": part for index, part in enumerate(partial.args)}, **partial.keywords}
+        for partial in (left, right)
+    )
+    changed = _listed((name, ours[name], theirs[name]) for name in ours if not same_content(ours[name], theirs[name]))
+    return Cause("partial made anew", f"{function}, with {changed or 'the same arguments'}")
 
 
 def _of_wrappers(left: Any, right: Any) -> Cause | None:
@@ -256,9 +297,13 @@ def _of_identity(left: Any, right: Any) -> Cause | None:
         return None
     if issubclass(a.kind, _CALLABLES) or a.wrapped is not None:  # whose names tell them apart
         return None
-    same = a.attributes and same_to_jit(a.attributes, b.attributes)
-    alike = "; these two have the same attributes" if same else ""
-    return Cause("identity", f"{a.kind.__qualname__} has no __eq__, so each instance is a value of its own{alike}")
+    text = f"{a.kind.__qualname__} has no __eq__, so each instance is a value of its own"
+    changed = [name for name in a.attributes if a.attributes[name] != b.attributes.get(name, a.attributes[name])]
+    if changed:
+        pairs = (f"{name}: {a.attributes[name]} -> {b.attributes[name]}" for name in changed[:_SHOWN])
+        return Cause("identity", f"{text}; here {', '.join(pairs)}")
+    same = a.attributes and a.attributes.keys() == b.attributes.keys()
+    return Cause("identity", f"{text}; the attributes of these two print the same" if same else text)
 
 
 def _of_text(left: Any, right: Any) -> Cause | None:

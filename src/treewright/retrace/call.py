@@ -9,24 +9,12 @@ from typing import Any, Literal
 import jax
 from jax.core import Tracer
 
-from treewright._jax import Call, user_frame
+from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, remembered_tree
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit
-
-# What a trace depends on besides its arguments. All public, and all read the setting of the thread.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_device",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_threefry_partitionable",
-    "jax_random_seed_offset",
-    "jax_debug_key_reuse",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,10 +119,19 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
             traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
-    settings = {f"jax.config.{name}": remembered(getattr(jax.config, name, None)) for name in _SETTINGS}
-    settings["the mesh in use"] = MeshInUse(jax.sharding.get_abstract_mesh())
+    settings = {name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()}
     options = {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
+
+
+def _setting(value: Any) -> Any:
+    """What to keep of a setting: its value, or what prints short in its place."""
+    stack = isinstance(value, tuple)  # of meshes, as `with mesh:` makes it; nothing else is a tuple
+    mesh = (value or (None,))[-1] if stack else value
+    if stack or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return MeshInUse(mesh)
+    axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
+    return remembered(value if axes is None else dict(axes))
 
 
 # Where arrays lie
@@ -173,10 +170,15 @@ def placement_of(value: Any) -> Placement | None:
 
 def call_differences(old: Signature, new: Signature) -> list[Difference]:
     """The differences between two calls: of arguments, then of settings and options."""
+    options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
+    if ("donate_argnums",) in options:
+        options.pop(("donate_argnames",), None)  # which jit makes of the numbers
+    settings = list(_differences_by_name("setting", old.settings, new.settings))
+    named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
     return [
         *_differences_of_arguments(old, new),
-        *_differences_by_name("setting", old.settings, new.settings),
-        *_differences_by_name("option", old.options, new.options),
+        *(named or settings),  # that without a name holds the others too
+        *options.values(),
     ]
 
 

@@ -2,16 +2,18 @@
 
 import collections
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 from treewright._jax import Call, is_jitted, jit_call, options_of
-from treewright.errors import TooManyTracesError
+from treewright._values.text import did_you_mean
+from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import call_differences, is_placement, signature_of
 from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.report import Event, RetraceReport, to_log_and_stderr, too_many
+from treewright.retrace.report import Event, RetraceReport, tell, to_log_and_stderr, too_many
 from treewright.retrace.traced import PROCESS, traced
 from treewright.retrace.watch import Watch
 
@@ -88,7 +90,7 @@ class explain_retraces:  # noqa: N801  it is used like a function
 
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
         self._on_report = on_report or to_log_and_stderr
-        self._watch = Watch(ended=self._trace_ended, recompiled=self._on_report)
+        self._watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: tell(self._on_report, report))
 
     def __enter__(self) -> None:
         self._watch.__enter__()
@@ -98,30 +100,33 @@ class explain_retraces:  # noqa: N801  it is used like a function
 
     def _trace_ended(self, report: RetraceReport) -> None:
         if report.is_retrace:
-            self._on_report(report)
+            tell(self._on_report, report)
 
 
 class max_traces:  # noqa: N801  it is used like a function
     """No function may be traced more often than this: one trace more raises before it is compiled.
 
-    In a `with` block, this counts the traces of each jitted function within the block. Counted are all functions that
-    one `def` or `lambda` makes together, so a function that is made anew in a loop is found too. What was compiled
-    before the block needs no trace in it.
+    In a `with` block, this counts the traces of each jitted function within the block, in all threads. Counted are all
+    functions that one `def` or `lambda` makes together, so a function that is made anew in a loop is found too. What
+    was compiled before the block needs no trace in it. An error that is caught within the block, or raised in another
+    thread, is raised again where the block ends.
 
     As a decorator, directly under `jit`, it is `traced` with that limit: for one function, as long as it lives.
 
     Args:
         limit: How many traces of each function are allowed.
-        only: The one function that counts, or its name; all of them by default.
+        only: The one function that counts, or its name; all of them by default. For a block.
+        recompiles: How many compilations without a trace are allowed of each function, such as for an array on another
+            device; any number by default. For a block. What is one too many raises after it was compiled.
 
     Raises:
         TooManyTracesError: From the call that needed one trace more; the message is the report.
-        RuntimeError: If traces can't be counted in this version of JAX.
-        TypeError: If the function to decorate is jitted already.
+        RuntimeError: If traces, or compilations where these count, can't be counted in this version of JAX.
+        TypeError: If the function to decorate is jitted already, or a decorator is given what is for a block.
 
     Examples:
         >>> step = jax.jit(lambda x: 2 * x)
-        >>> with max_traces(1):
+        >>> with max_traces(1, recompiles=0):
         ...     for batch in jnp.ones((5, 3)):
         ...         _ = step(batch)
 
@@ -133,38 +138,103 @@ class max_traces:  # noqa: N801  it is used like a function
         Array([2., 2.], dtype=float32)
     """
 
-    def __init__(self, limit: int, *, only: Callable[..., Any] | str | None = None) -> None:
+    def __init__(
+        self, limit: int, *, only: Callable[..., Any] | str | None = None, recompiles: int | None = None
+    ) -> None:
         self._limit = limit
         self._only = only
-        self._counts: collections.Counter[Any] = collections.Counter()
-        self._lock = threading.Lock()
-        self._watch = Watch(begins=self._trace_begins)
+        self._recompiles = recompiles
+        self._blocks: list[_Block] = []  # that are open, the innermost last
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which may not be traced more often."""
+        if self._only is not None or self._recompiles is not None:
+            name = "only" if self._only is not None else "recompiles"
+            raise TypeError(
+                f"max_traces({self._limit}, {name}=...) decorates {name_of(function)}, and a decorator counts the "
+                f"traces of its function alone. Drop {name}=, or write `with max_traces(...):` around the calls."
+            )
         return traced(max_traces=self._limit)(function)
 
     def __enter__(self) -> None:
-        if not PROCESS.sight.events:
+        sight = PROCESS.sight
+        if not sight.events:
             raise RuntimeError(
                 f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. Put "
                 f"@max_traces below @jax.jit, which counts without being told, or update Treewright."
             )
-        self._watch.__enter__()
+        if self._recompiles is not None and not (sight.calls and PROCESS.hears_compilations):
+            raise RuntimeError(
+                f"max_traces can't count recompiles: JAX {jax.__version__} does not tell of compilations, or of what "
+                f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
+            )
+        block = _Block(self._limit, self._only, self._recompiles)
+        block.watch.__enter__()
+        self._blocks.append(block)
 
-    def __exit__(self, *_: object) -> None:
-        self._watch.__exit__()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        block = self._blocks.pop()
+        block.watch.__exit__()
+        if error is not None:
+            return
+        if block.violations:
+            raise TooManyTracesError(
+                f"{block.violations[0]}\n(This was raised in the block before, and did not leave it.)"
+            )
+        problem = block.nothing_counted()
+        if problem:
+            warnings.warn(problem, RetraceWarning, stacklevel=2)
 
-    def _trace_begins(self, definition: Any, report: RetraceReport) -> None:
+
+class _Block:
+    """The counts of one `with` block."""
+
+    def __init__(self, limit: int, only: Callable[..., Any] | str | None, recompiles: int | None) -> None:
+        self.limit = limit
+        self.only = only
+        self.recompiles = recompiles
+        self.watch = Watch(begins=self.trace_begins, recompiled=self.recompiled)
+        self.violations: list[str] = []
+        self._names: set[str] = set()  # of what was traced
+        self._traces: collections.Counter[Any] = collections.Counter()
+        self._recompiles: collections.Counter[Any] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def trace_begins(self, definition: Any, report: RetraceReport) -> None:
+        """Count a trace."""
+        self._names.add(report.function)
+        self._count(definition, report, self._traces, self.limit)
+
+    def recompiled(self, definition: Any, report: RetraceReport) -> None:
+        """Count a compilation without a trace."""
+        if self.recompiles is not None:
+            self._count(definition, report, self._recompiles, self.recompiles)
+
+    def _count(self, definition: Any, report: RetraceReport, counts: "collections.Counter[Any]", limit: int) -> None:
         if not self._concerns(definition, report):
             return
         with self._lock:
-            self._counts[definition] += 1
-            count = self._counts[definition]
-        if count > self._limit:
-            raise TooManyTracesError(too_many(self._limit, report))
+            counts[definition] += 1
+            count = counts[definition]
+        if count > limit:
+            message = too_many(limit, report)
+            self.violations.append(message)
+            raise TooManyTracesError(message)
 
     def _concerns(self, definition: Any, report: RetraceReport) -> bool:
-        if self._only is None or isinstance(self._only, str):
-            return self._only is None or report.function == self._only
-        return definition in {definition_of(self._only), name_of(self._only)}
+        if self.only is None or isinstance(self.only, str):
+            return self.only is None or report.function == self.only
+        return definition in {definition_of(self.only), name_of(self.only)}
+
+    def nothing_counted(self) -> str:
+        """What to say where no function of the name that alone counts was traced; empty where that may be meant."""
+        if not isinstance(self.only, str) or self.only in self._names:
+            return ""
+        hint = did_you_mean(self.only, self._names)
+        if not (self.limit or hint):  # it was not to be traced
+            return ""
+        traced_ones = f"Traced were: {', '.join(sorted(self._names)) or 'none'}."
+        return (
+            f"max_traces({self.limit}, only={self.only!r}) has counted nothing: no function of this name{hint} was "
+            f"traced in the block, be it that it was compiled before or that the name is another. {traced_ones}"
+        )

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import threading
 import types
 import weakref
@@ -10,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 from treewright._trees.diff import Difference
 from treewright._values import reach
 from treewright._values.reach import class_of, innermost
-from treewright._values.snapshot import Remembered, remembered
-from treewright._values.why import Cause, why
+from treewright._values.snapshot import Remembered, remembered, remembered_function
+from treewright._values.why import Cause, cause_of_partials, why
 from treewright.retrace.call import Signature, call_differences, is_placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _SIGNATURES = 32  # of one function
-_COMPARED = 8  # of the signatures, newest first, with which a new one is compared
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A signature that has been traced, and whether a program has been compiled for it."""
+    """A signature that has been traced, and whether a program has been compiled for it.
+
+    The number is 0 if the trace was made before the block that watches.
+    """
 
     signature: Signature
     number: int
@@ -34,12 +37,14 @@ class Entry:
 class Finding:
     """How a call differs from the closest earlier one of its function.
 
-    `entry` is that one, None if there is none. Where there is none, but an earlier function of the same definition has
-    been traced, that is the one difference.
+    `entry` is that one, None if there is none. Where this function has none, it is the last of another function of the
+    same definition, and that it is another one is the first difference. `forgotten` is how many of the function's
+    earlier traces are not remembered any more.
     """
 
     differences: tuple[Difference, ...] = ()
     entry: Entry | None = None
+    forgotten: int = 0
 
     @property
     def shares_trace(self) -> bool:
@@ -51,6 +56,11 @@ class Finding:
         """The differences for which `jit` traces again."""
         return tuple(difference for difference in self.differences if not is_placement(difference))
 
+    @property
+    def distance(self) -> tuple[int, int]:
+        """How far the two calls are apart: first what makes `jit` trace counts, then the rest."""
+        return len(self.of_trace), len(self.differences)
+
 
 class Definition:
     """All functions that one `def` or `lambda` has made: `jit` keeps programs for each of them apart."""
@@ -60,7 +70,7 @@ class Definition:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.traces: int = 0
         self.compiles: int = 0
-        self.last: Remembered | None = None  # the function that was traced last
+        self.last: tuple[Any, Entry] | None = None  # what to keep of the function that was traced last, and how it was
 
 
 class History:
@@ -70,6 +80,7 @@ class History:
         self.definition: Definition = definition
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
         self.traces: int = 0
+        self.forgotten: int = 0  # signatures
         self._function = weakref.ref(function)
 
     def is_of(self, function: Any) -> bool:
@@ -82,19 +93,30 @@ class History:
         """The last signature, to share with the next one what has not changed."""
         return self.entries[-1].signature if self.entries else None
 
-    def compare(self, signature: Signature) -> Finding:
-        """How a call differs from the earlier one with the fewest differences; nothing is recorded."""
+    def compare(self, signature: Signature, *, shares_trace: bool = False) -> Finding:
+        """How a call differs from the closest earlier one; nothing is recorded.
+
+        Args:
+            signature: That of the call.
+            shares_trace: Whether it is known that it got the trace of an earlier one, so that only such are compared.
+        """
         with self.definition.lock:
-            recent = list(self.entries)[-_COMPARED:]
-        findings = [Finding(tuple(call_differences(entry.signature, signature)), entry) for entry in reversed(recent)]
-        if findings:
-            return min(findings, key=lambda finding: len(finding.differences))
-        last, this = self.definition.last, described(self._function())
-        if last is None:
-            return Finding()
-        anew = Cause("function made anew", "the same function, decorated and jitted anew")
-        reason = anew if last == this else why(last, this)
-        return Finding((Difference(("the function itself",), last, this, "function", reason),))
+            entries, last = list(reversed(self.entries)), self.definition.last
+        findings = (
+            Finding(tuple(call_differences(entry.signature, signature)), entry, self.forgotten) for entry in entries
+        )
+        closest = min(
+            (finding for finding in findings if finding.shares_trace or not shares_trace),
+            key=lambda finding: finding.distance,
+            default=None,
+        )
+        if closest is not None or entries or shares_trace or last is None:
+            return closest or Finding()
+        described_last, entry = last
+        this = described(self._function())
+        reason = why_another(described_last, this)
+        difference = Difference(("the function itself",), described_last, this, "function", reason)
+        return Finding((difference, *call_differences(entry.signature, signature)), entry)
 
     def begin(self) -> tuple[int, int]:
         """Count a trace: its number among those of the definition, and among those of this function."""
@@ -107,17 +129,20 @@ class History:
         """Remember a trace, so that later ones are compared with it."""
         entry = Entry(signature, number)
         with self.definition.lock:
+            self.forgotten += len(self.entries) == self.entries.maxlen
             self.entries.append(entry)
         return entry
 
-    def succeeded(self) -> None:
-        """Remember the function as the last of its definition that was traced."""
+    def succeeded(self, entry: Entry) -> None:
+        """Remember the function as the last of its definition that was traced, and how it was called."""
         with self.definition.lock:
-            self.definition.last = described(self._function())
+            self.definition.last = described(self._function()), entry
 
-    def forget(self, entry: Entry | None) -> None:
-        """Take back a trace that has failed, if it was remembered and still is."""
+    def failed(self, entry: Entry | None) -> None:
+        """Take back a trace that has failed."""
         with self.definition.lock:
+            self.definition.traces -= 1
+            self.traces -= 1
             kept = [other for other in self.entries if other is not entry]
             self.entries.clear()
             self.entries.extend(kept)
@@ -163,12 +188,27 @@ def name_of(function: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def described(function: Any) -> Remembered:
+def described(function: Any) -> Any:
     """What to keep of a function that is traced, to say later how another one of its definition differs."""
-    inner = innermost(function)
+    if isinstance(function, functools.partial):
+        named = {name: remembered(value) for name, value in function.keywords.items()}
+        return functools.partial(described(function.func), *map(remembered, function.args), **named)
     if getattr(function, "__self__", None) is not None:
         return Remembered(function)
-    if isinstance(inner, types.FunctionType):
-        held = {name: remembered(value) for name, value in reach.held_by(inner).items()}
-        return Remembered(inner, code=reach.code_of(inner), held=held)
-    return Remembered(inner)
+    while hasattr(function, "__wrapped__") and not _is_of_the_user(function):
+        function = function.__wrapped__
+    return remembered_function(function) if isinstance(function, types.FunctionType) else Remembered(function)
+
+
+def _is_of_the_user(function: Any) -> bool:
+    """Whether a wrapper is a function of the user's: that of a library, as `vmap` makes it, says nothing."""
+    return isinstance(function, types.FunctionType) and not reach.library_made(function)
+
+
+def why_another(last: Any, this: Any) -> str:
+    """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
+    if last == this:
+        return Cause("function made anew", "the same function, decorated and jitted anew")
+    if isinstance(last, functools.partial) and isinstance(this, functools.partial):
+        return cause_of_partials(last, this) or why(last.func, this.func)
+    return why(last, this)

@@ -54,7 +54,7 @@ class _QuietWatch(Watch):
     """A watch that the program does not notice."""
 
     def __init__(self, recorder: "Recorder") -> None:
-        super().__init__(begins=recorder.begins, recompiled=recorder.recompiled)
+        super().__init__(begins=recorder.keep, recompiled=recorder.keep)
         self.takes_reports = False
         self._recorder = recorder
 
@@ -110,13 +110,9 @@ class Recorder:
         """Write down what the report can't know."""
         self._record.write({"kind": "note", "text": text})
 
-    def begins(self, definition: Any, report: RetraceReport) -> None:
-        """Keep a report until the trace is told that it is about."""
+    def keep(self, definition: Any, report: RetraceReport) -> None:
+        """Keep a report until JAX tells the recorder of what it is about."""
         self._thread.reports.append((definition, report))
-
-    def recompiled(self, report: RetraceReport) -> None:
-        """Keep the report of the compilation that is told now."""
-        self._thread.reports.append((None, report))
 
     def _mark(self, *_: object) -> None:
         self._thread.heard = time.monotonic()
@@ -131,7 +127,8 @@ class Recorder:
         here, call = self._thread, call_on_stack()
         if call is not None and _module_of(call) == "treewright":
             return
-        if kind == "trace" and call is not None and is_inside_another_trace():  # JAX 0.9.0 tells of these too
+        # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
+        if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
             return
         row = self._row(call, name)
         line: dict[str, Any] = {"kind": kind, **row, "at": here.heard, "seconds": seconds}
@@ -170,7 +167,7 @@ class Recorder:
     def _take_report(self, row: dict[str, Any]) -> RetraceReport | None:
         """The report on what is told now; those on functions inside of it are dropped, for they are a part of it."""
         reports, self._thread.reports = self._thread.reports, []
-        mine = [report for definition, report in reports if definition is None or _is_of(definition, row)]
+        mine = [report for definition, report in reports if _is_of(definition, row)]
         return mine[-1] if mine else None
 
     def _hear_of_the_cache(self, event: str, seconds: float) -> None:

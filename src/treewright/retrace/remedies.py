@@ -3,6 +3,7 @@
 import types
 from typing import Any
 
+from treewright._jax import is_key_dtype
 from treewright._trees.diff import Difference, DifferenceKind
 from treewright._trees.level import LeafType
 from treewright._values import reach
@@ -14,7 +15,7 @@ _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
         "class made twice": "define the class once, in a module of its own, and make the objects anew",
         "other class": "use one type",
         "function made anew": "define it once, outside of what calls it, and reuse it",
-        "other function": "",
+        "other function": "use one and the same function in all calls",
         "other method": "keep one object, or pass the object as an argument of a plain function",
         "partial made anew": "make it once and reuse it",
         "wrapped anew": "wrap it once and reuse it",
@@ -22,6 +23,7 @@ _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
         "no answer": "make it a child, or give its class an __eq__ that answers with a bool",
         "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
         "same text": "make it once and reuse it",
+        "unequal hashes": "give equal values one hash",
     }
 )
 _OF_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
@@ -33,13 +35,14 @@ _OF_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
         "placement": "put it there once, before the loop: jax.device_put",
     }
 )
+_KEYS = "make all random keys in one way: jax.random.key(seed)"
 _FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 
 def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
     match difference.kind:
-        case "static":
+        case "static" | "value":
             return _of_static(difference)
         case "function":
             return _of_function(difference)
@@ -65,7 +68,8 @@ def _of_static(difference: Difference) -> str:
             return "build the optimiser once and reuse it, or keep it in a TrainState"
         return _OF_CAUSES[difference.reason.name]
     numbers = (int, float, complex)
-    if type(difference.left) in numbers and type(difference.right) in numbers:
+    left, right = (getattr(value, "value", value) for value in (difference.left, difference.right))
+    if type(left) in numbers and type(right) in numbers:
         return "if it changes often, pass it as an array that is traced, not as a static"
     return ""
 
@@ -84,6 +88,8 @@ def _of_function(difference: Difference) -> str:
 
 def _of_shape(old: LeafType, new: LeafType) -> str:
     a, b = old.aval.shape, new.aval.shape
+    if is_key_dtype(old.aval.dtype) != is_key_dtype(new.aval.dtype):
+        return _KEYS
     if old.python is not None or new.python is not None:
         return _FIXED
     if len(a) != len(b):

@@ -4,15 +4,19 @@ import dataclasses
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from treewright._jax import DictKey, SequenceKey
 from treewright._trees.diff import Difference, DifferenceKind
-from treewright._values.reach import public
+from treewright._values.reach import class_of, public
+from treewright._values.text import first_names
+from treewright.errors import RetraceWarning
 from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
 
+_BEFORE = "compared with a trace from before the block"
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.
@@ -45,7 +49,8 @@ class RetraceReport:
             if `event` is `"recompile"`.
         differences: The differences to the closest earlier signature. Their paths begin with an argument's name; `left`
             and `right` describe what was there, and keep no arrays.
-        compared_with: The number of the trace that the differences are to; None if there is none to compare with.
+        compared_with: The number of the trace that the differences are to; 0 for one from before the block, None if
+            there is none to compare with.
         seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
         caller: Where the function was called, as `train.py:69 in main`.
         unseen: What could not be seen in this version of JAX, and may be missing from the report; else empty.
@@ -81,7 +86,7 @@ class RetraceReport:
         caller = f", called from {self.caller}" if self.caller else ""
         match self.event:
             case "none":
-                return f"{self.function} would not retrace"
+                return f"{self.function} would not retrace{', as far as can be seen' if self.unseen else ''}"
             case "would trace":
                 return f"{self.function} would retrace"
             case "would recompile":
@@ -89,40 +94,61 @@ class RetraceReport:
             case "recompile":
                 return f"{self.function} recompiled, without a trace ({ordinal} compilation{seconds}){caller}"
             case _:
-                again = "retraced" if self.number > 1 else "traced"
+                again = "retraced" if self.number > 1 or self.compared_with == 0 else "traced"
                 return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
 
     def _details(self) -> Iterator[str]:
-        lines = list(difference_lines(self.differences))
-        yield from lines[:_LINES]
-        if len(lines) > _LINES:
-            yield f"... and {len(lines) - _LINES} more lines"
+        yield from _within(_LINES, list(difference_lines(self.differences)))
         if not self.differences and self.compared_with is not None:
             yield (
-                "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a "
-                "setting of JAX changed that is not known here"
+                "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, "
+                "or a setting of JAX changed that is not known here"
             )
         if self.compared_with is not None:
-            yield f"compared with trace {self.compared_with}"
+            yield f"compared with trace {self.compared_with}" if self.compared_with else _BEFORE
         if self.event == "count":
             yield "the arguments could not be read, so traces are only counted, by the function's name"
         if self.unseen:
             yield self.unseen
 
 
+def _within(limit: int, groups: "list[tuple[str, list[str]]]") -> Iterator[str]:
+    """The lines of the groups, each of an argument: if they are too many, the first of each argument come first."""
+    total = sum(len(lines) for _, lines in groups)
+    if total > limit:
+        firsts = {argument: index for index, (argument, _) in reversed(list(enumerate(groups)))}.values()
+        groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: index not in firsts)]
+    yield from [line for _, lines in groups for line in lines][:limit]
+    if total > limit:
+        yield f"... and {total - limit} more lines"
+
+
 def trace_report(history: History, number: int, finding: Finding, place: str) -> RetraceReport:
     """The report of a trace that begins."""
-    earlier = number - 1 if finding.entry is None else finding.entry.number
-    compared_with = earlier if finding.differences or finding.entry is not None else None
-    return RetraceReport(history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place)
+    compared_with = None if finding.entry is None else finding.entry.number
+    unseen = (
+        f"the closest of the last traces; {finding.forgotten} before them are not remembered"
+        if finding.forgotten
+        else ""
+    )
+    return RetraceReport(
+        history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place, unseen=unseen
+    )
+
+
+def recompile_report(name: str, number: int, finding: Finding, place: str) -> RetraceReport:
+    """The report of a compilation without a trace."""
+    compared_with = None if finding.entry is None else finding.entry.number
+    return RetraceReport(name, "recompile", number, finding.differences, compared_with, caller=place)
 
 
 def too_many(limit: int, report: RetraceReport) -> str:
-    """The message for one trace too many."""
+    """The message for one trace, or one compilation without a trace, too many."""
+    done = "recompiled" if report.event == "recompile" else "traced"
     if limit == 0:
-        return f"{report.function} may not be traced here, and is:\n{report}"
+        return f"{report.function} may not be {done} here, and is:\n{report}"
     times = "once" if limit == 1 else f"{limit} times"
-    return f"{report.function} may be traced {times} here, and is traced once more:\n{report}"
+    return f"{report.function} may be {done} {times} here, and is {done} once more:\n{report}"
 
 
 def ordinal_of(number: int) -> str:
@@ -132,17 +158,16 @@ def ordinal_of(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
-def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
-    """A line for each difference, and one for the same change in many places, each followed by reason and remedy."""
-    groups: dict[tuple[str, str, str], list[Difference]] = {}
+def difference_lines(differences: Iterable[Difference]) -> "Iterator[tuple[str, list[str]]]":
+    """Lines for each difference, and for the same change in many places, with the argument that they are about."""
+    groups: dict[tuple[str, str, str, str], list[Difference]] = {}
     for whole in differences:
         for part in whole.parts or (whole,):
-            groups.setdefault((_folded(part.path), _change_of(part), part.reason), []).append(part)
-    for (_, change, reason), group in groups.items():
-        yield f"{_place_of(group)}: {change}"
+            groups.setdefault((_folded(part.path), part.kind, _change_of(part), part.reason), []).append(part)
+    for (_, _, change, reason), group in groups.items():
         notes = "; ".join(filter(None, ("" if reason == change else reason, remedy_of(group[0]))))
-        if notes:
-            yield f"    {notes}"
+        lines = [f"{_place_of(group)}: {change}"]
+        yield str(group[0].path[0]), [*lines, f"    {notes}"] if notes else lines
 
 
 def _change_of(difference: Difference) -> str:
@@ -155,14 +180,37 @@ def _folded(path: Iterable[Any]) -> str:
 
 def _place_of(group: list[Difference]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
+    kind = group[0].kind
+    is_new = kind in {"added", "removed"}  # of which the names themselves are what differs
     keys = zip(*(difference.path for difference in group), strict=True)
-    path = "".join(str(same[0]) if len(set(map(str, same))) == 1 else "[*]" for same in keys)
-    notes = [KINDS.get(group[0].kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
+    path = "".join(_key_of(list(map(str, same)), names=is_new) for same in keys)
+    notes = [KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
 
 
+def _key_of(keys: list[str], *, names: bool) -> str:
+    different = list(dict.fromkeys(keys))
+    if len(different) == 1:
+        return different[0]
+    return f"[{first_names(key.strip('[]') for key in different)}]" if names else "[*]"
+
+
 # Where reports go
+
+
+def tell(on_report: Callable[[RetraceReport], object], report: RetraceReport) -> None:
+    """Give a report to a function of the user's; the program that retraced goes on whatever that does."""
+    try:
+        on_report(report)
+    except Exception as error:  # noqa: BLE001
+        name = getattr(on_report, "__qualname__", class_of(on_report).__name__)
+        warnings.warn(
+            f"on_report={name} raised {type(error).__name__}: {error}. The program goes on; to stop it at a retrace, "
+            f"use max_traces. The report was:\n{report}",
+            RetraceWarning,
+            stacklevel=2,
+        )
 
 
 def to_log_and_stderr(report: RetraceReport) -> None:

@@ -16,7 +16,7 @@ from treewright._values.reach import class_of
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of
-from treewright.retrace.report import RetraceReport, to_log_and_stderr, too_many, trace_report
+from treewright.retrace.report import RetraceReport, tell, to_log_and_stderr, too_many, trace_report
 
 _NOTHING_KNOWN = (
     f"JAX {jax.__version__} calls what it traces in a way that Treewright does not know, so traced() and max_traces() "
@@ -110,7 +110,8 @@ def traced(
 
     Args:
         function: What `jit` is to trace: a function or a method.
-        max_traces: How many traces are allowed; one more raises before anything is compiled.
+        max_traces: How many traces are allowed; one more raises before anything is compiled. One in which the function
+            raises does not count.
         on_report: Called with each `RetraceReport`. Without it, reports go to whoever listens with
             `explain_retraces`, and if nobody does, to the logger `treewright.retrace` and to standard error.
 
@@ -188,11 +189,11 @@ def _trace(
         began = time.perf_counter()
         result = call.function(*call.args, **call.kwargs)
     except BaseException:
-        history.forget(entry)
+        history.failed(entry)
         raise
     report = dataclasses.replace(report, seconds=time.perf_counter() - began)
     if entry is not None:
-        history.succeeded()
+        history.succeeded(entry)
     if report.is_retrace:
         _deliver(report, on_report)
     return result
@@ -203,6 +204,6 @@ def _deliver(report: RetraceReport, on_report: Callable[[RetraceReport], object]
     for listener in listeners:
         listener.trace_ended(report)
     if on_report is not None:
-        on_report(report)
+        tell(on_report, report)
     elif not any(listener.takes_reports for listener in listeners):
         to_log_and_stderr(report)

@@ -20,7 +20,7 @@ from treewright._values.reach import innermost
 from treewright.errors import RetraceWarning
 from treewright.retrace.call import Signature, caller, signature_of
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
-from treewright.retrace.report import RetraceReport, trace_report
+from treewright.retrace.report import RetraceReport, recompile_report, trace_report
 from treewright.retrace.traced import MARK, PROCESS
 
 _NO_TRACES = (
@@ -31,6 +31,18 @@ _NO_CALLS = (
     f"The calls of jitted functions can't be read in JAX {jax.__version__}: traces are only counted, by the function's "
     f"name, and neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
 )
+_NO_OUTCOMES = (
+    f"JAX {jax.__version__} does not show as Treewright knows it whether a call was traced or got the trace of "
+    f"another: that is told by comparing the call with those before it in the block. Update Treewright."
+)
+_NOT_TOLD = (
+    "under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in this "
+    "block, and may have been traced before"
+)
+_CLEARED = (
+    "jax.monitoring.clear_event_listeners() was called within the block, which made JAX forget Treewright too: what "
+    "was traced after it was not seen."
+)
 _NO_COMPILATIONS = (
     f"JAX {jax.__version__} does not tell of compilations as Treewright knows it: neither recompiles nor traces under "
     f"grad or vmap alone were seen. Update Treewright."
@@ -39,12 +51,16 @@ _NO_COMPILATIONS = (
 
 @dataclasses.dataclass(slots=True)
 class _Begun:
-    """A trace whose compilation is still to come. `report` is None if it may have been shared with an earlier one."""
+    """A trace whose compilation is still to come. `report` is None if it is shared with an earlier one.
+
+    `is_guess` says whether that is only known from the signatures.
+    """
 
     history: History
     entry: Entry
     report: RetraceReport | None
     seconds: float
+    is_guess: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +95,7 @@ class Watch:
         *,
         begins: Callable[[Any, RetraceReport], object] = _nothing,
         ended: Callable[[RetraceReport], object] = _nothing,
-        recompiled: Callable[[RetraceReport], object] = _nothing,
+        recompiled: Callable[[Any, RetraceReport], object] = _nothing,
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
@@ -92,21 +108,24 @@ class Watch:
 
     def __enter__(self) -> Self:
         sight = PROCESS.sight
-        if not (sight.events and sight.calls):
-            self.warn(_NO_CALLS if sight.events else _NO_TRACES)
+        lost = _NO_OUTCOMES if sight.calls else _NO_CALLS if sight.events else _NO_TRACES
+        if not (sight.events and sight.calls and sight.outcomes):
+            self.warn(lost)
         PROCESS.add(self)
         self._listener = EventListener(self._traced, self._compiled)
         return self
 
     def __exit__(self, *_: object) -> None:
         listener = self._listener
-        listener.stop()
         PROCESS.remove(self)
+        was_told = listener.stop()
         with self._lock:
             left = list(self._begun.values())
             self._begun.clear()
         for begun in left:
             self._end(begun)
+        if not was_told:
+            self.warn(_CLEARED)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
             self.warn(_NO_COMPILATIONS)
 
@@ -119,11 +138,16 @@ class Watch:
         call = call_on_stack()
         if call is not None and (_is_internal(call.function) or is_inside_another_trace()):
             return
-        seen = self._look(call)
+        outcome = call.outcome if call is not None and PROCESS.sight.outcomes else "unknown"
+        if outcome == "failed":
+            return
+        seen = self._look(call, shares_trace=outcome == "shared")
         if seen is None:
-            self._count(seconds, name)
-        elif seen.finding.shares_trace and seen.finding.entry is not None:
-            self._put(_Begun(seen.history, seen.finding.entry, None, seconds))
+            if outcome != "shared":
+                self._count(seconds, name)
+        elif outcome == "shared" or (outcome == "unknown" and seen.finding.shares_trace):
+            entry = seen.finding.entry or seen.history.record(seen.signature, 0)
+            self._put(_Begun(seen.history, entry, None, seconds, is_guess=outcome == "unknown"))
         else:
             self._put(self._new_trace(seen, seconds))
 
@@ -137,19 +161,24 @@ class Watch:
             begun.entry.compiled = True
             self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
             return
-        seen = self._look(call)
-        if seen is not None:
-            seen.history.definition.compiles += 1
-            self._compiled_alone(seen, seconds + (0.0 if begun is None else begun.seconds), traced=begun is not None)
+        self._end(begun)
+        seen = self._look(call, shares_trace=not call.in_transformation)
+        if seen is None:
+            return
+        seen.history.definition.compiles += 1
+        if call.in_transformation:
+            self._compiled_in_transformation(seen, seconds)
+        else:
+            self._compiled_alone(seen, seconds, begun)
 
-    def _look(self, call: Call | None) -> _Seen | None:
+    def _look(self, call: Call | None, *, shares_trace: bool) -> _Seen | None:
         """What is new about a call; None where that can't be told, whatever the reason: the program must go on."""
         if call is None:
             return None
         try:
             history = self._histories.of(call.function)
             signature = signature_of(call, history.newest)
-            return _Seen(call, history, signature, history.compare(signature))
+            return _Seen(call, history, signature, history.compare(signature, shares_trace=shares_trace))
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
 
@@ -157,35 +186,38 @@ class Watch:
         number, _ = seen.history.begin()
         report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
-        seen.history.succeeded()
+        seen.history.succeeded(entry)
         if hasattr(seen.call.function, MARK):  # it tells of itself
             return _Begun(seen.history, entry, None, seconds)
         report = dataclasses.replace(report, seconds=seconds)
         self.trace_begins(definition_of(seen.call.function), report)
         return _Begun(seen.history, entry, report, seconds)
 
-    def _compiled_alone(self, seen: _Seen, seconds: float, *, traced: bool) -> None:
-        """A compilation without a trace of its own, or with one of which it is not sure that it took place."""
-        finding, entry = seen.finding, seen.finding.entry
-        if entry is None or not finding.shares_trace:  # traced under grad or vmap, which JAX does not tell
+    def _compiled_in_transformation(self, seen: _Seen, seconds: float) -> None:
+        """A program of `grad` or `vmap`, of which there may be several for one trace."""
+        if not seen.finding.shares_trace:
             begun = self._new_trace(seen, seconds)
-            begun.entry.compiled = True
+            if begun.report is not None:
+                begun.report = dataclasses.replace(begun.report, unseen=_NOT_TOLD)
             self._end(begun)
+
+    def _compiled_alone(self, seen: _Seen, seconds: float, begun: _Begun | None) -> None:
+        """A compilation without a trace of its own."""
+        finding, entry = seen.finding, seen.finding.entry
+        if entry is None:  # it was traced before the block
+            seen.history.record(seen.signature, 0).compiled = True
             return
         first, entry.compiled = not entry.compiled, True
-        if finding.differences and not first:
-            definition = seen.history.definition
-            seen.history.record(seen.signature, entry.number).compiled = True
-            number = definition.compiles
-            self._recompiled(
-                RetraceReport(
-                    definition.name, "recompile", number, finding.differences, entry.number, seconds, caller()
-                )
-            )
-        elif traced and not first:  # of what has been compiled before: the caches were cleared
-            begun = self._new_trace(seen, seconds)
-            begun.entry.compiled = True
-            self._end(begun)
+        seconds += 0.0 if begun is None else begun.seconds
+        if first:
+            return
+        if begun is not None and begun.is_guess and not finding.differences:  # the caches were cleared
+            self._end(self._new_trace(seen, seconds))
+            return
+        definition = seen.history.definition
+        seen.history.record(seen.signature, entry.number).compiled = True
+        report = recompile_report(definition.name, definition.compiles, finding, caller())
+        self._recompiled(definition_of(seen.call.function), dataclasses.replace(report, seconds=seconds))
 
     def _count(self, seconds: float, name: str) -> None:
         """Where no more can be told than the name of what was traced."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from treewright.retrace.explain import max_traces as limit_class
     from treewright.retrace.report import RetraceReport
 
 
@@ -16,15 +17,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line(
         "markers",
-        "max_traces(limit, only=None): fail if jit traces a function more than `limit` times during the test; "
-        "`only` names the one function that counts (Treewright)",
+        "max_traces(limit, *, only=None, recompiles=None): fail if jit traces a function more than `limit` times "
+        "during the test, or compiles it without a trace more than `recompiles` times; `only` names the one function "
+        "that counts (Treewright)",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Run the test under the limits of its markers."""
-    marks = list(item.iter_markers("max_traces"))
+    """Run the test under the limits of its markers. Of several for one function, or for all, the closest holds."""
+    marks = {mark.kwargs.get("only"): mark for mark in reversed(list(item.iter_markers("max_traces")))}
     if not marks:
         return (yield)
     from contextlib import ExitStack
@@ -34,11 +36,20 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     try:
         with ExitStack() as limits:
-            for mark in marks:
-                limits.enter_context(max_traces(*mark.args, **mark.kwargs))
+            for mark in marks.values():
+                limits.enter_context(_as_limit(max_traces, mark))
             return (yield)
     except TooManyTracesError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def _as_limit(max_traces: "type[limit_class]", mark: pytest.Mark) -> "limit_class":
+    try:
+        return max_traces(*mark.args, **mark.kwargs)
+    except TypeError as error:
+        given = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
+        message = f"@pytest.mark.max_traces({given}) has no meaning: {error}. Write @pytest.mark.max_traces(1), say."
+        raise pytest.fail.Exception(message, pytrace=False) from None
 
 
 @pytest.fixture
