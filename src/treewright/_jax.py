@@ -135,13 +135,7 @@ def _as_options(info: Any) -> Mapping[str, Any] | None:
 TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
-# Of the persistent compilation cache: a program is looked for, was read, was written. JAX calls the last one a miss,
-# and tells nothing of a program that is neither.
-CACHE_EVENTS = "/jax/compilation_cache/"
-CACHE_ASKED = f"{CACHE_EVENTS}compile_requests_use_cache"
-CACHE_READ = f"{CACHE_EVENTS}cache_hits"
-CACHE_WRITTEN = f"{CACHE_EVENTS}cache_misses"
-CACHE_SAVED = f"{CACHE_EVENTS}compile_time_saved_sec"
+CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
 
 
 def _nothing(*_: Any) -> None:
@@ -417,36 +411,6 @@ def _jit_name(function: Any) -> str:
     return getattr(function, "__name__", "<unnamed function>")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class CacheRequest:
-    """A program that JAX looks for in its persistent cache.
-
-    Args:
-        key: Its key there.
-        module: The lowered program.
-        has_callbacks: Whether it calls Python; JAX never keeps such a program.
-    """
-
-    key: str
-    module: Any
-    has_callbacks: bool
-
-
-def cache_request_on_stack() -> CacheRequest | None:
-    """What JAX looks for in its persistent cache, read while it tells of that.
-
-    Without it, the command `retraces` counts what the cache gave and kept, and does not say why a program that was
-    there before is missed.
-    """
-    for frame in frames_above():
-        if frame.f_code.co_name == "compile_or_get_cached" and _is_in(frame, "jax"):
-            if not _has(frame, "cache_key", "computation", "host_callbacks"):
-                return None
-            names = frame.f_locals
-            return CacheRequest(names["cache_key"], names["computation"], bool(names["host_callbacks"]))
-    return None
-
-
 def is_inside_another_trace() -> bool:
     """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
     tracing = (frame for frame in frames_above() if frame.f_code.co_name in TRACING_FRAMES and _is_in(frame, "jax"))
@@ -601,6 +565,9 @@ def tells_of_compilations() -> bool:
     return listener.has_heard_of_a_compilation
 
 
+LOOKING = "treewright looks at JAX"  # the name of the thread in which it does
+
+
 def _run_alone(work: Callable[[], object]) -> None:
     """Run something in a thread of its own: outside of all traces and settings that the caller is in."""
 
@@ -608,6 +575,6 @@ def _run_alone(work: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
             work()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, name=LOOKING)
     thread.start()
     thread.join()

@@ -6,6 +6,7 @@ import importlib.machinery
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def about():
     return [
         sys.argv, sys.orig_argv[1:], sys.path, sys.flags, sys.warnoptions, __name__, __file__, spec and spec.name,
         sorted(name for name in vars(__main__)), os.environ.get("PYTHONPATH"), sorted(os.environ), sys.stdin.read(),
-        [str(type(finder)) for finder in sys.meta_path if "AfterImport" not in str(type(finder))],
+        [str(type(finder)) for finder in sys.meta_path if "AwaitedImport" not in str(type(finder))],
         [name for name in sys.path_importer_cache if "treewright-" in name], len(os.listdir("/proc/self/fd")),
         [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         "sitecustomize" in sys.modules, sys.getrecursionlimit(), sys.excepthook is sys.__excepthook__,
@@ -319,6 +320,9 @@ def test_wrong_arguments_are_refused_before_anything_runs(
     assert refused(capsys=capsys) == "no program to run"
     assert refused("--live", "-m", capsys=capsys) == "no program to run"
     assert refused("x.py", capsys=capsys) == "there is no file 'x.py', and no program of that name is installed"
+    (tmp_path / "bin" / "a-program").write_text("#!/usr/bin/env python3\n")
+    (tmp_path / "bin" / "a-program").chmod(0o755)
+    assert command._script("a-program") == f"{tmp_path}/bin/a-program"
     assert refused("a-tool", capsys=capsys) == f"{tmp_path}/bin/a-tool is not a program of Python"
     assert "there is no folder" in refused("--html", "no/page.html", "x.py", capsys=capsys)
     assert "expected one argument" in refused("--json", capsys=capsys)
@@ -335,9 +339,10 @@ def test_a_run_in_this_process_gives_the_report_the_files_and_the_status(
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     program = tmp_path / "program.py"
     lines = (
+        {"kind": "settings", "settings": {}},
         {"kind": "trace", "function": "f", "file": "a.py", "line": 3, "operation": False, "at": 0.0, "seconds": 0.5}
         | {"self": 0.5, "place": "a.py:9", "thread": "T", "ours": 0.0}
-        | {"retrace": {"event": "trace", "text": "f retraced", "reasons": []}},
+        | {"retrace": {"event": "trace", "number": 2, "text": "f retraced", "reasons": []}},
     )
     folder = "json.loads(os.environ['THE_FOLDER'])['folder']"
     program.write_text(
@@ -354,8 +359,10 @@ def test_a_run_in_this_process_gives_the_report_the_files_and_the_status(
     page, data = tmp_path / "page.html", tmp_path / "data.json"
     options = ["--live", "--html", str(page), "--json", str(data), "--max-retraces"]
 
-    assert command.main([*options, "0", str(program), "0"]) == 3
+    monkeypatch.setattr(command, "_MOMENT", 0.001)
+    assert __main__.main(["retraces", *options, "0", str(program), "0"]) == 3
     assert command.main([*options, "1", str(program), "0"]) == 0
+    assert command.main([str(program), "0"]) == 0
     assert command.main([*options, "0", str(program), "6"]) == 6
     assert "f retraced\n" in capsys.readouterr().err
     assert json.loads(data.read_text())["retraces"] == 1
@@ -396,7 +403,9 @@ def test_what_the_keyboard_sends_is_not_sent_twice(monkeypatch: pytest.MonkeyPat
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_commands_are_listed_and_a_wrong_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed_and_a_wrong_one_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert __main__.main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for name in __main__.COMMANDS)
@@ -405,6 +414,11 @@ def test_commands_are_listed_and_a_wrong_one_is_refused(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         __main__.main(["retraces", "--help"])
     assert "--max-retraces N" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["treewright"])
+    monkeypatch.delitem(sys.modules, "treewright.__main__")
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("treewright", run_name="__main__")
+    assert caught.value.code == 0
 
 
 # The beginning of a program
@@ -422,7 +436,7 @@ def test_the_environment_is_given_back(tmp_path: Path, monkeypatch: pytest.Monke
 
         assert os.environ == environment
         assert prepared["PYTHONPATH"].partition(os.pathsep)[0] == str(tmp_path)
-    assert isinstance(sys.meta_path[0], inject.AfterImport)
+    assert isinstance(sys.meta_path[0], inject.AwaitedImport)
 
 
 @pytest.fixture
@@ -434,7 +448,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "awaited", raising=False)
-        finder = inject.AfterImport("awaited", lambda: told.append("imported"))
+        finder = inject.AwaitedImport("awaited", lambda: told.append("imported"))
         sys.meta_path.insert(0, finder)
         with pytest.raises(ModuleNotFoundError):
             __import__("awaited")
@@ -449,7 +463,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 
 def test_what_is_awaited_is_told_when_it_has_been_imported(waiting: Any) -> None:
-    assert waiting("import json\nx = 1\n") == ["imported"]
+    assert waiting("import colorsys\n") == ["imported"]
     assert isinstance(sys.modules["awaited"].__loader__, importlib.machinery.SourceFileLoader)
     assert "exec_module" not in vars(sys.modules["awaited"].__loader__)
 
@@ -459,11 +473,30 @@ def test_an_import_that_fails_is_not_told(waiting: Any) -> None:
         waiting("1 / 0\n")
 
 
+def test_recording_begins_once_and_not_in_a_process_that_is_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    at_fork: list[Any] = []
+    monkeypatch.setattr("treewright.retrace.recorder.EventRecorder.start", begun.append)
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: at_fork.append(after_in_child))
+    first = inject.FirstTrace(tmp_path)
+
+    first("event", 1.0)
+    first("event", 1.0)
+
+    assert len(begun) == 1
+    begun[0].note("in the program")
+    at_fork[0]()
+    begun[0].note("in the forked process")
+    assert (tmp_path / inject.NAME).read_text().count("\n") == 1
+
+
 def test_what_fails_when_recording_begins_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> None:
         raise ZeroDivisionError("no")
 
-    monkeypatch.setattr("treewright.retrace.recorder.Recorder.start", broken)
+    monkeypatch.setattr("treewright.retrace.recorder.EventRecorder.start", broken)
     monkeypatch.setattr(os, "environ", {inject.VARIABLE: json.dumps({"folder": str(tmp_path), "PYTHONPATH": "x"})})
     registered: list[Any] = []
     monkeypatch.setattr("jax.monitoring.register_event_duration_secs_listener", registered.append)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treewright.retrace.record import Reader, Record
-from treewright.retrace.recorder import Recorder
+from treewright.retrace.record import Record, RecordReader
+from treewright.retrace.recorder import EventRecorder
 from treewright.retrace.tally import summed_up
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def report_on(program: Callable[[], object], folder: Path) -> Run:
-    recorder, began = Recorder(Record(folder / "record")), time.monotonic()
+    recorder, began = EventRecorder(Record(folder / "record")), time.monotonic()
     recorder.start()
     try:
         program()
     finally:
         recorder.stop()
-    lines = list(Reader(folder / "record").new_lines())
+    lines = list(RecordReader(folder / "record").new_lines())
     return summed_up(lines, command=["x.py"], status=0, began=began, ended=time.monotonic())
 
 

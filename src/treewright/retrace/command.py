@@ -17,7 +17,7 @@ from pathlib import Path
 
 from treewright.retrace import inject
 from treewright.retrace.cache import cache_report
-from treewright.retrace.record import Reader
+from treewright.retrace.record import RecordReader
 from treewright.retrace.tally import Run, summed_up
 from treewright.retrace.words import as_json, counted, report_text
 
@@ -138,7 +138,7 @@ def _run(program: list[str], folder: Path, *, live: bool) -> Run:
         with _printing(record) if live else contextlib.nullcontext():
             status = process.wait()
         ended = time.monotonic()
-    return summed_up(Reader(record).new_lines(), command=program, status=status, began=began, ended=ended)
+    return summed_up(RecordReader(record).new_lines(), command=program, status=status, began=began, ended=ended)
 
 
 @contextlib.contextmanager
@@ -167,7 +167,7 @@ def _forwarding() -> Iterator[Callable[["subprocess.Popen[bytes]"], None]]:
 @contextlib.contextmanager
 def _printing(record: Path) -> Iterator[None]:
     """Print each retrace as the program writes it down."""
-    reader, ended = Reader(record), threading.Event()
+    reader, ended = RecordReader(record), threading.Event()
 
     def print_new() -> None:
         for line in reader.new_lines():

@@ -53,10 +53,10 @@ def begin() -> None:
     if "jax" in sys.modules:  # by a .pth file, say
         FirstTrace(folder).wait()
     else:
-        sys.meta_path.insert(0, AfterImport("jax", FirstTrace(folder).wait))
+        sys.meta_path.insert(0, AwaitedImport("jax", FirstTrace(folder).wait))
 
 
-class AfterImport:
+class AwaitedImport:
     """Calls a function as soon as a module has been imported, whoever imports it and whatever finds it."""
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
@@ -113,9 +113,9 @@ class FirstTrace:
 
         record = Record(self._folder / NAME)
         try:
-            from treewright.retrace.recorder import Recorder
+            from treewright.retrace.recorder import EventRecorder
 
-            Recorder(record).start()
+            EventRecorder(record).start()
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
             record.write({"kind": "note", "text": f"Nothing was seen: {type(error).__name__}: {error}"})
             return

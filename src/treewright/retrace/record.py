@@ -27,7 +27,7 @@ class Record:
             file.write(json.dumps(line, default=str).encode() + b"\n")
 
 
-class Reader:
+class RecordReader:
     """Reads the lines of a record, as they come."""
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,6 @@
 """What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
 import os
-import sysconfig
 import threading
 import time
 import zlib
@@ -10,20 +9,16 @@ from typing import Any
 import jax
 
 from treewright._jax import (
-    CACHE_ASKED,
-    CACHE_READ,
-    CACHE_SAVED,
-    CACHE_WRITTEN,
-    CacheRequest,
+    LOOKING,
     Call,
     EventListener,
-    cache_request_on_stack,
     call_on_stack,
     called_by_the_user,
     frames_above,
     is_inside_another_trace,
     path_text,
 )
+from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright._trees.diff import Difference
 from treewright._values.reach import innermost
 from treewright._values.text import array_text
@@ -45,7 +40,7 @@ _CACHE_SETTINGS = (
 _SPANS = 64  # of a thread, newest last: those that a later one may contain
 _OPERANDS = 4
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_STANDARD = sysconfig.get_path("stdlib")
+_STANDARD = os.__file__.removesuffix("os.py")
 _CLEARED = "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a setting"
 _UNREAD = "the arguments could not be read in this version of JAX"
 
@@ -53,7 +48,7 @@ _UNREAD = "the arguments could not be read in this version of JAX"
 class _QuietWatch(Watch):
     """A watch that the program does not notice."""
 
-    def __init__(self, recorder: "Recorder") -> None:
+    def __init__(self, recorder: "EventRecorder") -> None:
         super().__init__(begins=recorder.keep, recompiled=recorder.keep)
         self.takes_reports = False
         self._recorder = recorder
@@ -74,7 +69,7 @@ class _OfThread(threading.local):
         self.cache: dict[str, Any] = {}
 
 
-class Recorder:
+class EventRecorder:
     """Writes into a record what JAX traces, lowers and compiles, from `start` to `stop`."""
 
     def __init__(self, record: Record) -> None:
@@ -125,7 +120,7 @@ class Recorder:
 
     def _write(self, kind: str, seconds: float, name: str) -> None:
         here, call = self._thread, call_on_stack()
-        if call is not None and _module_of(call) == "treewright":
+        if threading.current_thread().name == LOOKING:
             return
         # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
         if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
@@ -172,13 +167,13 @@ class Recorder:
 
     def _hear_of_the_cache(self, event: str, seconds: float) -> None:
         here = self._thread
-        if event == CACHE_ASKED:
+        if event == ASKED:
             here.request, here.cache = cache_request_on_stack(), {"outcome": "missed"}
-        elif event == CACHE_READ:
+        elif event == READ:
             here.cache["outcome"] = "read"
-        elif event == CACHE_SAVED:
+        elif event == SAVED:
             here.cache["saved"] = seconds
-        elif event == CACHE_WRITTEN:
+        elif event == WRITTEN:
             here.cache["outcome"] = "kept"
 
     def _of_the_cache(self) -> dict[str, Any]:
@@ -188,9 +183,8 @@ class Recorder:
         if request is not None:
             cache |= {"key": request.key, "callbacks": request.has_callbacks}
             if cache["outcome"] == "kept":
-                text = request.module.operation.get_asm(enable_debug_info=False)
-                folder = self._record.path.parent
-                (folder / f"{request.key}{LOWERED}").write_bytes(zlib.compress(text.encode(), 1))
+                file = self._record.path.parent / f"{request.key}{LOWERED}"
+                file.write_bytes(zlib.compress(request.text().encode(), 1))
         return cache
 
     def _write_settings(self) -> None:

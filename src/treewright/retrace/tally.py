@@ -62,7 +62,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One function in the table."""
 
     function: str
@@ -134,13 +134,13 @@ class Run:
     ours: float = 0.0
     flags: str = ""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         """The table by function: the costliest first."""
         of_rows: dict[tuple[str, str], list[Program]] = {}
         for program in self.programs:
             of_rows.setdefault(program.row, []).append(program)
         rows = [
-            Row(
+            TableRow(
                 *row,
                 sum(program.traced for program in programs),
                 sum(program.compiled for program in programs),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treewright.retrace.cache import CacheReport, Missed
-from treewright.retrace.tally import OPERATIONS, Group, Program, Row, Run
+from treewright.retrace.tally import OPERATIONS, Group, Program, Run, TableRow
 
 _ROWS = 15
 _GROUPS = 10
@@ -114,14 +114,14 @@ def _table(run: Run) -> Iterator[str]:
     if rows[_ROWS:]:
         rest = rows[_ROWS:]
         numbers = [sum(column) for column in zip(*(dataclasses.astuple(row)[2:] for row in rest), strict=True)]
-        whole = Row(f"{len(rest)} other functions", "", int(numbers[0]), int(numbers[1]), numbers[2], numbers[3])
+        whole = TableRow(f"{len(rest)} other functions", "", int(numbers[0]), int(numbers[1]), numbers[2], numbers[3])
         cells.append(_cells(whole, run))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for name, *numbers in cells:
         yield "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])])
 
 
-def _cells(row: Row, run: Run) -> tuple[str, ...]:
+def _cells(row: TableRow, run: Run) -> tuple[str, ...]:
     name = f"{row.function} ({row.where})" if row.where else row.function
     times = (duration(row.tracing), duration(row.compiling), share(row.seconds, run))
     return (name, str(row.traces), str(row.compilations), *times)
