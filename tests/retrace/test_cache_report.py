@@ -12,6 +12,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.retrace.support import fresh
+from treewright import _jax_cache
 from treewright.retrace.cache import cache_report, cause_of
 from treewright.retrace.record import Record, RecordReader
 from treewright.retrace.recorder import EventRecorder
@@ -129,6 +130,16 @@ def test_a_name_with_a_counter_is_found_as_what_differs(cached: Any) -> None:
     assert "@part_1" in missed.old
     assert "@part_2" in missed.new
     assert missed.cause.startswith("a number in a name")
+
+
+def test_where_the_requests_of_jax_can_not_be_read_programs_are_counted_all_the_same(
+    cached: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_jax_cache, "_LOCALS", ("renamed",))
+
+    report = cached(lambda: jax.jit(step)(np.ones(3)))
+
+    assert (names(report.kept), report.missed) == (["step"], [])
 
 
 def test_programs_for_other_shapes_are_no_misses(cached: Any) -> None:

@@ -363,6 +363,7 @@ def test_a_run_in_this_process_gives_the_report_the_files_and_the_status(
     assert __main__.main(["retraces", *options, "0", str(program), "0"]) == 3
     assert command.main([*options, "1", str(program), "0"]) == 0
     assert command.main([str(program), "0"]) == 0
+    assert command.main(["-m", "colorsys"]) == 0
     assert command.main([*options, "0", str(program), "6"]) == 6
     assert "f retraced\n" in capsys.readouterr().err
     assert json.loads(data.read_text())["retraces"] == 1
@@ -415,9 +416,8 @@ def test_commands_are_listed_and_a_wrong_one_is_refused(
         __main__.main(["retraces", "--help"])
     assert "--max-retraces N" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["treewright"])
-    monkeypatch.delitem(sys.modules, "treewright.__main__")
     with pytest.raises(SystemExit) as caught:
-        runpy.run_module("treewright", run_name="__main__")
+        runpy.run_path(str(__main__.__file__), run_name="__main__")
     assert caught.value.code == 0
 
 
@@ -478,7 +478,7 @@ def test_recording_begins_once_and_not_in_a_process_that_is_forked(
 ) -> None:
     begun: list[Any] = []
     at_fork: list[Any] = []
-    monkeypatch.setattr("treewright.retrace.recorder.EventRecorder.start", begun.append)
+    monkeypatch.setattr("treewright.retrace.recorder.EventRecorder.start", lambda recorder: begun.append(recorder))
     monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: at_fork.append(after_in_child))
     first = inject.FirstTrace(tmp_path)
 

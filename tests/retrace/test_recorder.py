@@ -233,6 +233,21 @@ def test_the_line_is_one_of_an_installed_package_only_where_there_is_no_other(
     assert run.programs[0].place.startswith("test_recorder.py:")
 
 
+def test_what_a_library_makes_anew_is_not_the_users_to_mend(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        for _ in range(2):
+            jax.jit(lambda x: x * 2)(np.ones(2))
+
+    monkeypatch.setattr(recorder, "_INSTALLED", ("test_recorder",))
+    run = recorded(work)
+
+    (group,) = run.groups()
+    assert not group.avoidable
+    assert run.retraces == 0
+
+
 def test_threads_are_kept_apart(recorded: Recorded) -> None:
     jitted = [jax.jit(fresh(lambda x: x * 2)) for _ in range(4)]
 

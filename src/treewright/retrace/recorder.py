@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,6 @@ from treewright._jax import (
     Call,
     EventListener,
     call_on_stack,
-    called_by_the_user,
     frames_above,
     is_inside_another_trace,
     path_text,
@@ -64,7 +64,6 @@ class _OfThread(threading.local):
         self.heard: float = 0.0  # when the event came that is told now
         self.spans: list[tuple[float, float]] = []
         self.reports: list[tuple[Any, RetraceReport]] = []
-        self.rows: dict[str, dict[str, Any]] = {}
         self.request: CacheRequest | None = None
         self.cache: dict[str, Any] = {}
 
@@ -76,6 +75,7 @@ class EventRecorder:
         self._record = record
         self._thread = _OfThread()
         self._settings: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}  # of functions, by their names
         self._watch = _QuietWatch(self)
         self._listeners: list[EventListener] = []
 
@@ -86,10 +86,10 @@ class EventRecorder:
         first = EventListener(self._mark, self._mark, self._mark)
         self._watch.__enter__()
         last = EventListener(
-            lambda seconds, name: self._hear("trace", seconds, name),
-            lambda seconds, name: self._hear("compile", seconds, name),
-            lambda seconds, name: self._hear("lower", seconds, name),
-            self._hear_of_the_cache,
+            lambda seconds, name: self._safely(self._hear, "trace", seconds, name),
+            lambda seconds, name: self._safely(self._hear, "compile", seconds, name),
+            lambda seconds, name: self._safely(self._hear, "lower", seconds, name),
+            lambda event, seconds: self._safely(self._hear_of_the_cache, event, seconds),
         )
         self._listeners = [first, last]
         about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "ours": time.monotonic() - began}
@@ -112,13 +112,13 @@ class EventRecorder:
     def _mark(self, *_: object) -> None:
         self._thread.heard = time.monotonic()
 
-    def _hear(self, kind: str, seconds: float, name: str) -> None:
+    def _safely(self, hear: Callable[..., None], *told: object) -> None:
         try:
-            self._write(kind, seconds, name)
+            hear(*told)
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
             self.note(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
 
-    def _write(self, kind: str, seconds: float, name: str) -> None:
+    def _hear(self, kind: str, seconds: float, name: str) -> None:
         here, call = self._thread, call_on_stack()
         if threading.current_thread().name == LOOKING:
             return
@@ -133,7 +133,7 @@ class EventRecorder:
         elif kind != "lower":
             report = self._take_report(row)
             if report is not None and report.is_retrace:
-                line["retrace"] = explained(report)
+                line["retrace"] = explained(report, of_a_library=_is_installed(row["file"]))
         if kind == "compile":
             self._write_settings()
             line["cache"] = self._of_the_cache()
@@ -142,13 +142,15 @@ class EventRecorder:
 
     def _row(self, call: Call | None, name: str) -> dict[str, Any]:
         """The row of the table that an event belongs in. Of a program compiled ahead of time, only its name is told."""
-        rows, plain = self._thread.rows, _plain(name)
+        plain = _plain(name)
+        operation = {"function": plain, "file": "", "line": 0, "operation": True}
         if call is None:
-            return rows.get(plain, {"function": plain, "file": "", "line": 0, "operation": not called_by_the_user()})
+            counted = any(definition == plain for definition, _ in self._thread.reports)
+            return self._rows.get(plain, {**operation, "operation": not counted})
         if _module_of(call) in {"jax", "jaxlib"}:
-            return {"function": plain, "file": "", "line": 0, "operation": True}
+            return operation
         row = {"function": name_of(call.function), **_where(definition_of(call.function)), "operation": False}
-        rows[plain] = row
+        self._rows[plain] = row
         return row
 
     def _own_part(self, seconds: float) -> float:
@@ -197,17 +199,24 @@ class EventRecorder:
 LOWERED = ".mlir.z"
 
 
-def explained(report: RetraceReport) -> dict[str, Any]:
-    """A report as JSON: its text, and a reason and a cure for each difference of another kind."""
+def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str, Any]:
+    """A report as JSON: its text, and a reason and a cure for each difference of another kind.
+
+    A function that an installed package makes anew is that package's to mend, so there is no cure for it here.
+    """
     reasons: dict[tuple[str, str, str], dict[str, str]] = {}
     for whole in report.differences:
         for part in whole.parts or (whole,):
             reason = _reason(part)
+            if of_a_library and part.kind == "function":
+                reason["cure"] = ""
             reasons.setdefault((reason["path"], reason["kind"], reason["cure"]), reason)
     if not reasons:
         why, cure = (_UNREAD, "") if report.event == "count" else (_CLEARED, "find what clears them")
         reasons["", "", ""] = {"path": "", "kind": report.event, "change": why, "reason": "", "cure": cure}
-    return {"event": report.event, "number": report.number, "text": str(report), "reasons": list(reasons.values())}
+    inevitable = of_a_library and any(reason["kind"] == "function" for reason in reasons.values())
+    about = {"event": report.event, "number": report.number, "inevitable": inevitable, "text": str(report)}
+    return {**about, "reasons": list(reasons.values())}
 
 
 def _reason(difference: Difference) -> dict[str, str]:
@@ -256,6 +265,10 @@ def _place() -> str:
     """The nearest line of the program itself, and not of what is installed; of that, if there is no other."""
     for frame in frames_above():
         file = frame.f_code.co_filename
-        if not (file.startswith((_STANDARD, "<frozen")) or any(name in file for name in _INSTALLED)):
+        if not _is_installed(file):
             return place_in(frame)
     return caller()
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith((_STANDARD, "<frozen")) or any(name in file for name in _INSTALLED)

@@ -170,8 +170,9 @@ class Run:
 
     @property
     def retraces(self) -> int:
-        """How often something was traced or compiled again."""
-        return sum(program.retrace is not None for program in self.programs)
+        """How often something was traced or compiled again, but for what a library makes anew each time."""
+        reports = (program.retrace for program in self.programs if program.retrace is not None)
+        return sum(not report.get("inevitable") for report in reports)
 
     @property
     def compiling(self) -> float:
@@ -245,7 +246,7 @@ def _reasons_of_line(line: list[Program]) -> tuple[dict[str, str], ...]:
     names = ", ".join(f"{name} {count} times" if count > 1 else name for name, count in counts[:_NAMED])
     which = {"path": "", "kind": "operation", "change": names + (", ..." if counts[_NAMED:] else ""), "reason": ""}
     most = [program.operands for program in line if program.function == counts[0][0]]
-    if len(set(most)) < _MANY:
+    if len(set(most)) < _MANY or len(most) < len(line) / 2:
         return ({**which, "cure": _TOGETHER},)
     shapes = f"of {most[0]} at first, and of {most[-1]} at last"
     return (which | {"cure": ""}, {**which, "path": counts[0][0], "change": shapes, "cure": _GROWING})
