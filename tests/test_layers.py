@@ -35,7 +35,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_values.reach",
     ),
     "_values.snapshot": (
+        "_jax",
         "_values.freeze",
+        "_values.plain",
         "_values.reach",
         "_values.text",
     ),
@@ -204,6 +206,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_nodes.node",
         "_nodes.spec",
+        "_trees.diff",
         "_trees.level",
         "_trees.where",
         "_values.reach",
@@ -241,6 +244,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "train": (
         "_nodes.fields",
         "_nodes.module",
+        "_trees.diff",
         "_trees.masks",
         "errors",
     ),
@@ -271,6 +275,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.call",
     ),
     "retrace.remedies": (
+        "_jax",
         "_trees.diff",
         "_trees.level",
         "_values.reach",
@@ -281,6 +286,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_jax",
         "_trees.diff",
         "_values.reach",
+        "_values.text",
+        "errors",
         "retrace.history",
         "retrace.remedies",
     ),
@@ -304,6 +311,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "retrace.explain": (
         "_jax",
+        "_values.text",
         "errors",
         "retrace.call",
         "retrace.history",

@@ -367,9 +367,11 @@ def _outcome(frames: list[types.FrameType]) -> Outcome:
     function, info, program = (frame.f_locals[name] for name in TRACE_LOCALS)
     names = getattr(info, "arg_names", None)
     known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
-    if not names or known is None or hasattr(function, "__fun_debug_info__"):  # () is one, and these have one for all
+    if not names or names != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
         return "unknown"
-    return "traced" if names is known else "shared"
+    if names is known:
+        return "traced"
+    return "unknown" if getattr(program, "consts", ()) else "shared"  # since JAX 0.12, those with arrays hold a copy
 
 
 def _is_bound(inside: list[types.FrameType]) -> bool:
@@ -396,7 +398,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
 def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """A call of what `pmap` made, by the variables that its inner function captured."""
     cells = inspect.getclosurevars(infer).nonlocals
-    function = cells.get("fun", getattr(cells.get("wrapped_fun"), "f", None))
+    function = cells.get("fun", cells.get("f", getattr(cells.get("wrapped_fun"), "f", None)))
     if function is None:
         return None
     settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}

@@ -126,9 +126,9 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
 
 def _setting(value: Any) -> Any:
     """What to keep of a setting: its value, or what prints short in its place."""
-    stack = isinstance(value, tuple)  # of meshes, as `with mesh:` makes it; nothing else is a tuple
-    mesh = (value or (None,))[-1] if stack else value
-    if stack or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+    is_stack = isinstance(value, tuple) and all(isinstance(mesh, jax.sharding.Mesh) for mesh in value)
+    mesh = (value or (None,))[-1] if is_stack else value  # as `with mesh:` makes it
+    if is_stack or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return MeshInUse(mesh)
     axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
     return remembered(value if axes is None else dict(axes))

@@ -158,7 +158,7 @@ class Watch:
         begun = self._take()
         if begun is not None and begun.report is not None and begun.history.is_of(call.function):
             begun.history.definition.compiles += 1
-            begun.entry.compiled = True
+            begun.entry.compiled = not call.in_transformation
             self._end(dataclasses.replace(begun, seconds=begun.seconds + seconds))
             return
         self._end(begun)

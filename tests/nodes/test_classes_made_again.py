@@ -1,0 +1,194 @@
+"""Interactive use: classes whose statement runs again, in a cell, a reloaded module, or by IPython's autoreload."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import treewright
+from treewright import Module, TrainState, pytree_dataclass, replace, static
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOURCE = """
+import jax
+import treewright
+
+class Net(treewright.Module):
+    weight: jax.Array
+    rate: float = treewright.static(default={rate})
+
+    def times(self):
+        return {times}
+
+@treewright.pytree_dataclass
+class Data:
+    x: float
+    y: float = {rate}
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path = tmp_path / "edited.py"
+    path.write_text(SOURCE.format(rate=0.1, times=1))
+    loaded: Any = importlib.import_module("edited")
+    loaded.path = path
+    yield loaded
+    del sys.modules["edited"]
+
+
+def reload(module: Any, **values: Any) -> Any:
+    module.path.write_text(SOURCE.format(**values))
+    importlib.invalidate_caches()
+    return importlib.reload(module)
+
+
+@pytest.mark.parametrize("name", ["Net", "Data"])
+def test_a_class_has_an_answer_for_each_name_that_it_lists(module: Any, name: str) -> None:
+    cls = getattr(module, name)
+
+    assert all(hasattr(cls, listed) for listed in dir(cls))
+    assert all(hasattr(TrainState, listed) for listed in dir(TrainState) if listed != "__abstractmethods__")
+
+
+def test_a_dataclass_below_a_node_takes_no_view_for_a_default() -> None:
+    class Base(Module):
+        x: Any
+        y: Any = 2.0
+
+    below: Any = dataclasses.dataclass(frozen=True)(types.new_class("Below", (Base,), exec_body=_annotated))
+
+    fields = {field.name: field.default for field in dataclasses.fields(below)}
+    assert fields == {"x": dataclasses.MISSING, "y": 2.0}
+    assert (Base.y, repr(Base.x).partition(" object")[0]) == (2.0, "<treewright._nodes.node.ChildView")
+
+
+def _annotated(namespace: dict[str, Any]) -> None:
+    namespace["__annotations__"] = {"x": Any, "y": Any}
+
+
+def test_a_static_that_is_watched_has_a_view_on_the_class_too() -> None:
+    @pytree_dataclass
+    class Watched:
+        x: Any
+        f: Any = static()
+
+    code = "import jax.numpy as jnp\ndef make():\n    return lambda x: jnp.tanh(x)"
+    namespace: dict[str, Any] = {"__name__": "watched"}
+    exec(code, namespace)
+    Watched(1.0, namespace["make"]())
+
+    assert type(Watched.f).__name__ == "WatchedStaticView"
+
+
+def update_class(old: type[Any], new: type[Any]) -> None:
+    """What the autoreload of IPython does: what the new class has is written into the old one."""
+    for name in list(vars(old)):
+        value = getattr(old, name)
+        if not hasattr(new, name):
+            delattr(old, name)
+        elif (value == getattr(new, name)) is not True:
+            try:
+                setattr(old, name, getattr(new, name))
+            except (AttributeError, TypeError):
+                continue
+
+
+def in_autoreload() -> Any:
+    """The same function as if it stood in IPython."""
+    return types.FunctionType(
+        update_class.__code__, {"__name__": "IPython.extensions.autoreload", "__builtins__": __builtins__}
+    )
+
+
+@pytest.mark.parametrize(("rate", "times"), [(0.1, 2), (0.2, 1)])
+def test_after_autoreload_the_old_class_works_like_the_new_one(module: Any, rate: float, times: int) -> None:
+    old_net, old_data = module.Net, module.Data
+    reload(module, rate=rate, times=times)
+
+    in_autoreload()(old_net, module.Net)
+    in_autoreload()(old_data, module.Data)
+
+    for net, data in ((old_net, old_data), (module.Net, module.Data)):
+        assert (net(jnp.ones(2), 0.5).rate, net(jnp.ones(2)).rate) == (0.5, rate)
+        assert net(jnp.ones(2)).times() == times
+        assert (data(1.0, 3.0).y, data(1.0).y) == (3.0, rate)
+        assert jax.jit(lambda net: net)(net(jnp.ones(2), 0.5)).rate == 0.5
+
+
+EARLIER = (
+    r"This Net is of an earlier class of that name: the class statement ran again since, as a cell or a reloaded "
+    r"module does\. Make the object anew\."
+)
+
+
+def test_where_an_old_instance_lacks_a_field_that_is_said(module: Any) -> None:
+    old = module.Net(jnp.ones(2))
+
+    with pytest.raises(TypeError, match=r"Its fields: weight, rate\.$"):
+        replace(old, bias=1)
+    reload(module, rate=0.1, times=1)
+    with pytest.raises(TypeError, match=EARLIER):
+        replace(old, bias=1)
+    for where in (lambda net: net.bias, "bias"):
+        with pytest.raises(treewright.errors.MissingPlaceError, match=EARLIER):
+            treewright.at(old, where)
+    with pytest.raises(TypeError, match=EARLIER), treewright.edit(old) as draft:
+        draft.bias = 1
+
+
+TWICE = (
+    "Two classes are named Net: the class statement ran twice, as a cell that runs again or a reloaded module does. "
+    "Make all objects anew with the class as it is now."
+)
+
+
+def test_where_two_classes_of_one_name_meet_that_is_said(module: Any) -> None:
+    old = module.Net(jnp.ones(2))
+    new = reload(module, rate=0.1, times=1).Net(jnp.ones(2))
+    state = TrainState.create(params={"net": old}, tx=optax.sgd(0.1))
+
+    for meet in (
+        lambda: state.apply_gradients(grads={"net": new}),
+        lambda: treewright.combine({"net": old}, {"net": new}),
+    ):
+        with pytest.raises(ValueError, match="pytree structure error") as caught:
+            meet()
+        assert caught.value.__notes__ == [TWICE]
+    with pytest.raises(ValueError, match="where= is not a prefix") as caught:
+        treewright.partition(old, new)
+    assert caught.value.__cause__.__notes__ == [TWICE]
+    with pytest.raises(ValueError, match="two classes are named Net"):
+        treewright.stack([old, new])
+
+
+def test_an_error_about_classes_of_two_names_gets_no_note(module: Any) -> None:
+    with pytest.raises(ValueError, match="pytree structure error") as caught:
+        treewright.combine(module.Net(jnp.ones(2)), module.Data(1.0))
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_checkpoint_goes_by_the_name_of_the_class(module: Any, tmp_path: Path) -> None:
+    treewright.checkpoint.save(tmp_path / "net", module.Net(jnp.ones(2)))
+    new = reload(module, rate=0.1, times=1).Net(jnp.zeros(2))
+
+    loaded = treewright.checkpoint.load(tmp_path / "net", like=new)
+
+    assert (type(loaded), loaded.weight.tolist()) == (module.Net, [1.0, 1.0])
+    with pytest.raises(TypeError, match="Net has no field bias"):
+        functools.partial(replace, loaded)(bias=1)
