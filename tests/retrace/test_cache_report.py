@@ -125,11 +125,15 @@ def numbered(name: str) -> Any:
 
 def test_a_name_with_a_counter_is_found_as_what_differs(cached: Any) -> None:
     cached(numbered("part_1"))
-    (missed,) = cached(numbered("part_2")).missed
+    report = cached(numbered("part_2"))
+    (missed,) = report.missed
 
     assert "@part_1" in missed.old
     assert "@part_2" in missed.new
     assert missed.cause.startswith("a number in a name")
+    said = "\n".join(cache_lines(report))
+    assert "was kept by an earlier run, and missed: its lowered text differs from line 3 on\n    - " in said
+    assert f"    + {missed.new}\n    a number in a name" in said
 
 
 def test_where_the_requests_of_jax_can_not_be_read_programs_are_counted_all_the_same(
@@ -191,11 +195,15 @@ def test_texts_that_are_equal_leave_versions_flags_and_options(tmp_path: Path) -
         report = compared(tmp_path, "a", "a", **changed)
         (missed,) = report.missed
         assert (missed.line, missed.cause) == (0, cause)
-        assert any(cause in line for line in cache_lines(report))
+        said = "\n".join(cache_lines(report))
+        assert f"f was kept by an earlier run, and missed: {cause}" in said
+        assert ("\n    unset -> --xla_a" in said) is ("flags" in changed)
 
 
 def test_a_text_with_more_lines_differs_where_it_goes_on(tmp_path: Path) -> None:
-    (longer,) = compared(tmp_path, "a", "a\nb").missed
+    report = compared(tmp_path, "a", "a\nb")
+    (longer,) = report.missed
+    assert "    + b" in list(cache_lines(report))
     assert (longer.line, longer.old, longer.new, longer.cause) == (2, "", "b", "")
 
 

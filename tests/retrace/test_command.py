@@ -490,6 +490,9 @@ def test_recording_begins_once_and_not_in_a_process_that_is_forked(
     at_fork[0]()
     begun[0].note("in the forked process")
     assert (tmp_path / inject.NAME).read_text().count("\n") == 1
+    monkeypatch.delattr(os, "register_at_fork")  # where nothing can be forked
+    inject.FirstTrace(tmp_path)("event", 1.0)
+    assert len(begun) == 2
 
 
 def test_what_fails_when_recording_begins_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,20 @@ def test_reasons_and_places_are_told_once_if_they_are_the_same() -> None:
     assert f"     x: {'a' * 103} ...\n" in long
 
 
+def test_recompiles_unknown_lines_and_many_reasons_are_told() -> None:
+    reasons = [{"path": f"x{n}", "kind": "shape", "change": "a -> b", "reason": "", "cure": "pad it"} for n in range(9)]
+    retrace = {"event": "recompile", "number": 2, "text": "f recompiled", "reasons": reasons}
+
+    run = run_of(events("f", 1.0, retrace=retrace, place=""))
+    text = text_of(run)
+
+    assert "1. f (train.py:3), compiled again without a trace: 1 time, 300 ms\n" in text
+    assert "     ... and 3 more\n     cure: pad it\n" in text
+    assert page_of(run)[1].open == []
+    few = [events(f"g{n}", n, line=n + 1, **again("a -> b", cure="")) for n in range(3)]
+    assert text_of(run_of(*few)).count("1 time") == 3
+
+
 def operation(name: str, began: float, operands: str, seconds: float = 0.1) -> list[dict[str, Any]]:
     return events(name, began, seconds, operands=operands, operation=True, file="", line=0)
 
