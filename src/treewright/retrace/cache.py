@@ -74,14 +74,14 @@ class CacheReport:
 def cache_report(run: Run, folder: Path | None) -> CacheReport:
     """What the cache did in a run. `folder` is where the run left the texts of what it compiled."""
     compiled = [program for program in run.programs if program.compiled]
-    settings, outcome = run.settings, lambda program: program.cache.get("outcome")
+    settings = run.settings
     place = settings.get("jax_compilation_cache_dir") or ""
     least = float(settings.get("jax_persistent_cache_min_compile_time_secs") or 0.0)
     is_on = bool(place and settings.get("jax_enable_compilation_cache", True))
-    read = [program for program in compiled if outcome(program) == "read"]
-    kept = [program for program in compiled if outcome(program) == "kept"]
+    read = [program for program in compiled if program.cache.get("outcome") == "read"]
+    kept = [program for program in compiled if program.cache.get("outcome") == "kept"]
     store = Store(Path(place) if is_on else None)
-    fresh = [program for program in compiled if outcome(program) not in {"read", "kept"}]
+    fresh = [program for program in compiled if program.cache.get("outcome") not in {"read", "kept"}]
     left_out: dict[str, list[Program]] = {}
     for program in fresh if is_on else ():
         left_out.setdefault(_why_left_out(program, least), []).append(program)

@@ -72,9 +72,9 @@ class AwaitedImport:
             spec = importlib.util.find_spec(fullname)
         finally:
             sys.meta_path.insert(0, self)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
+        loader: Any = getattr(spec, "loader", None)
+        execute: Any = getattr(loader, "exec_module", None)
+        if execute is not None:  # as every loader of today has it
 
             def exec_module(module: types.ModuleType) -> None:
                 del loader.exec_module
