@@ -13,6 +13,7 @@ WRITTEN = f"{CACHE_EVENTS}cache_misses"
 SAVED = f"{CACHE_EVENTS}compile_time_saved_sec"
 
 _FRAME = "compile_or_get_cached"
+_WRITER = "_cache_write"  # takes the callbacks where it refuses programs that have some
 _LOCALS = ("cache_key", "computation", "host_callbacks")
 
 
@@ -23,12 +24,12 @@ class CacheRequest:
     Args:
         key: Its key there.
         module: The lowered program.
-        has_callbacks: Whether it calls Python; JAX never keeps such a program.
+        is_left_out: Whether it calls Python and this JAX keeps no such program, as none did before 0.11.
     """
 
     key: str
     module: Any
-    has_callbacks: bool
+    is_left_out: bool
 
     def text(self) -> str:
         """The lowered text, without the places in the source that are no part of the key."""
@@ -47,5 +48,7 @@ def cache_request_on_stack() -> CacheRequest | None:
             names = frame.f_locals
             if all(name in names for name in _LOCALS):
                 key, module, callbacks = (names[name] for name in _LOCALS)
-                return CacheRequest(key, module, bool(callbacks))
+                writer: Any = getattr(frame.f_globals.get(_WRITER), "__code__", None)
+                asks = "host_callbacks" in getattr(writer, "co_varnames", ())
+                return CacheRequest(key, module, asks and bool(callbacks))
     return None

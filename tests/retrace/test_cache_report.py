@@ -92,10 +92,14 @@ def test_what_is_not_kept_is_told_with_the_reason(cached: Any) -> None:
 
     report = cached(lambda: [jax.jit(step)(np.ones(3)), jax.jit(calls_python)(np.ones(3))], least=1e6)
 
-    quick, callbacks = sorted(report.left_out, reverse=True)
+    quick, *callbacks = sorted(report.left_out, reverse=True)
     assert quick == "compiled in less than 1e+06 s"
-    assert "calls Python" in callbacks
-    assert names(report.left_out[callbacks]) == ["calls_python"]
+    if jax.__version_info__ < (0, 11):
+        assert "calls Python" in callbacks[0]
+        assert names(report.left_out[callbacks[0]]) == ["calls_python"]
+    else:
+        assert callbacks == []
+        assert "calls_python" in names(report.left_out[quick])
     assert (report.next_start, report.kept) == (0.0, [])
     assert 0 < report.at_most <= sum(program.compiling for program in report.left_out[quick])
     assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1e+06)" in "\n".join(cache_lines(report))

@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import pytest
 
 from treewright import __main__
@@ -282,9 +283,8 @@ def test_what_the_cache_read_missed_and_did_not_keep_is_told(runs: Any) -> None:
 
     assert "  read: nothing\n" in first.stderr
     assert before["cache"]["missed"] == []
-    callbacks = [reason for reason in before["cache"]["left_out"] if "calls Python" in reason]
-    assert callbacks
-    assert len(before["cache"]["left_out"][callbacks[0]]) == 1
+    callbacks = [keys for reason, keys in before["cache"]["left_out"].items() if "calls Python" in reason]
+    assert [len(keys) for keys in callbacks] == ([1] if jax.__version_info__ < (0, 11) else [])
     kept = set(before["cache"]["kept"])
     assert set(after["cache"]["read"]) < kept
     assert after["cache"]["saved"] > 0

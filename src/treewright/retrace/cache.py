@@ -19,7 +19,7 @@ from treewright.retrace.tally import Program, Run
 LOWERED = ".mlir.z"  # what the program leaves in its folder
 _KEPT = ".json.z"  # what is kept in the cache
 _OF_JAX = "-cache"
-_CALLBACKS = "calls Python (jax.debug.print, pure_callback and the like), and JAX never keeps that"
+_CALLBACKS = "calls Python (jax.debug.print, pure_callback and the like), and this JAX keeps no such program"
 _UNTOLD = "JAX did not write it, and does not say why: too few bytes, or another process of the job writes"
 
 

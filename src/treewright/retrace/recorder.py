@@ -183,7 +183,7 @@ class EventRecorder:
         request, cache = here.request, here.cache
         here.request, here.cache = None, {}
         if request is not None:
-            cache |= {"key": request.key, "callbacks": request.has_callbacks}
+            cache |= {"key": request.key, "callbacks": request.is_left_out}
             if cache["outcome"] == "kept":
                 file = self._record.path.parent / f"{request.key}{LOWERED}"
                 file.write_bytes(zlib.compress(request.text().encode(), 1))
