@@ -162,7 +162,7 @@ class _Relay:
         with self._lock:
             if not (self._is_registered and self.is_known_to_jax()):
                 jax.monitoring.register_event_duration_secs_listener(self)
-                jax.monitoring.register_event_listener(self)
+                untyped_jax.monitoring.register_event_listener(self)  # it gives no seconds
             self._is_registered = True
             self._listeners = (*self._listeners, listener)
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from treewright.retrace.cache import CacheReport
 
+config: Any = jax.config
+untyped_jax: Any = jax
+
 NAMES = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -45,8 +48,8 @@ def cached(tmp_path: Path) -> Iterator[Callable[..., CacheReport]]:
         (tmp_path / "cache").mkdir(exist_ok=True)
         compilation_cache.reset_cache()
         for name, value in zip(NAMES, (str(tmp_path / "cache"), least, size, on), strict=True):
-            jax.config.update(name, value)
-        jax.clear_caches()
+            config.update(name, value)
+        untyped_jax.clear_caches()
         recorder = EventRecorder(Record(folder / "record"))
         recorder.start()
         try:
@@ -58,7 +61,7 @@ def cached(tmp_path: Path) -> Iterator[Callable[..., CacheReport]]:
 
     yield run
     for name, value in earlier.items():
-        jax.config.update(name, value)
+        config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -179,13 +182,14 @@ def compared(tmp_path: Path, old: str, new: str, **changed: str) -> Any:
     cache = tmp_path / "cache"
     cache.mkdir(exist_ok=True)
     found: Any = None
-    for number, (text, about) in enumerate(((old, {}), (new, changed))):
+    runs: list[tuple[str, dict[str, str]]] = [(old, {}), (new, changed)]
+    for number, (text, about) in enumerate(runs):
         key = f"jit_f-{number}"
         (tmp_path / f"{key}.mlir.z").write_bytes(zlib.compress(text.encode()))
         (cache / f"{key}-cache").write_text("")
         program = Program("f", "", "", operation=False, compiled=True, cache={"outcome": "kept", "key": key})
         settings = {"jax_compilation_cache_dir": str(cache)}
-        run = Run([], 0, 1.0, [program], [], settings, **{"jax": "0.10", "flags": "", **about})
+        run = Run([], 0, 1.0, [program], [], settings, jax=about.get("jax", "0.10"), flags=about.get("flags", ""))
         found = cache_report(run, tmp_path)
     return found
 

@@ -45,6 +45,9 @@ def told(run: Run) -> dict[str, tuple[int, list[str], list[str]]]:
     }
 
 
+library: Any = eqx  # whose functions have types that leave much open
+
+
 # A recurrent network in equinox, on batches of which the last is smaller
 
 
@@ -71,16 +74,16 @@ def batches(count: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def classify() -> None:
     model = Recurrent(jax.random.key(0))
     optimizer = optax.adam(1e-2)
-    state = optimizer.init(eqx.filter(model, eqx.is_array))
+    state = optimizer.init(library.filter(model, eqx.is_array))
 
-    @eqx.filter_jit
+    @library.filter_jit
     def train(model: Any, state: Any, x: Any, y: Any) -> Any:
         def loss(model: Any) -> Any:
             return optax.sigmoid_binary_cross_entropy(jax.vmap(model)(x), y).mean()
 
-        grads = eqx.filter_grad(loss)(model)
+        grads = library.filter_grad(loss)(model)
         updates, state = optimizer.update(grads, state)
-        return eqx.apply_updates(model, updates), state
+        return library.apply_updates(model, updates), state
 
     for _ in range(2):
         for x, y in batches(20, 8):

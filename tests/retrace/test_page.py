@@ -148,7 +148,7 @@ def test_a_run_without_jax_and_one_that_failed_are_told() -> None:
 
 def test_reasons_and_places_are_told_once_if_they_are_the_same() -> None:
     same = again("a -> b")
-    other = {**again("b -> c"), "place": "train.py:20 in main"}
+    other: dict[str, Any] = {**again("b -> c"), "place": "train.py:20 in main"}
 
     text = text_of(run_of(events("f", 1.0, **same), events("f", 2.0, **same)))
     assert "the last time" not in text

@@ -115,7 +115,7 @@ def test_a_change_without_a_cure_is_not_called_avoidable(recorded: Recorded) -> 
 
 
 def test_recompiles_and_cleared_caches_are_told(recorded: Recorded) -> None:
-    jitted = jax.jit(fresh(lambda x: x * 2))
+    jitted: Any = jax.jit(fresh(lambda x: x * 2))
     x = np.ones(2, np.float32)
 
     def work() -> None:

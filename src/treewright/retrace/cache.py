@@ -115,7 +115,7 @@ class Store:
         known = self._known(str(program.cache.get("key")))
         if known is None:
             return max(0.0, float(program.cache.get("saved", 0.0)))
-        return max(0.0, known["seconds"] - _compile_seconds(program))
+        return max(0.0, float(known["seconds"]) - _compile_seconds(program))
 
     def compared(self, run: Run, kept: Iterable[Program], folder: Path) -> Iterator[Missed]:
         """Keep the texts of a run, and compare them with what earlier runs left under the same names."""

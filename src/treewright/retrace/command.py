@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from treewright.retrace import inject
@@ -142,7 +142,7 @@ def _run(program: list[str], folder: Path, *, live: bool) -> Run:
 
 
 @contextlib.contextmanager
-def _forwarding() -> Iterator[Callable[["subprocess.Popen[bytes]"], None]]:
+def _forwarding() -> Generator[Callable[["subprocess.Popen[bytes]"], None]]:
     """What is sent to this process goes to the program. What the keyboard sends, the terminal sends to both."""
     processes: list[subprocess.Popen[bytes]] = []
     at_a_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -165,7 +165,7 @@ def _forwarding() -> Iterator[Callable[["subprocess.Popen[bytes]"], None]]:
 
 
 @contextlib.contextmanager
-def _printing(record: Path) -> Iterator[None]:
+def _printing(record: Path) -> Generator[None]:
     """Print each retrace as the program writes it down."""
     reader, ended = RecordReader(record), threading.Event()
 

@@ -252,7 +252,7 @@ def _where(definition: tuple[Any, str]) -> dict[str, Any]:
 
 def _is_of(definition: Any, row: dict[str, Any]) -> bool:
     if isinstance(definition, str):  # only counted, by the name
-        return definition == row["function"]
+        return bool(definition == row["function"])
     return _where(definition) == {"file": row["file"], "line": row["line"]}
 
 

@@ -202,9 +202,9 @@ def summed_up(
             case _:
                 _add_event(run, open_programs, line, began)
         run.ours += line.get("ours", 0.0)
-    for line in _operations(run.programs):  # one program for the line would be needed, and take as long as one of these
-        costliest = max(line, key=lambda program: program.seconds)
-        for program in line:
+    for programs in _operations(run.programs):  # the line needs one program, which takes as long as one of these
+        costliest = max(programs, key=lambda program: program.seconds)
+        for program in programs:
             program.avoidable = program is not costliest
     return run
 

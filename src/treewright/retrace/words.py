@@ -109,7 +109,7 @@ def operation_lines(run: Run) -> Iterator[str]:
 
 def _table(run: Run) -> Iterator[str]:
     rows = run.rows()
-    cells = [("function", "traces", "compilations", "tracing", "compiling", "of the run")]
+    cells: list[tuple[str, ...]] = [("function", "traces", "compilations", "tracing", "compiling", "of the run")]
     cells += [_cells(row, run) for row in rows[:_ROWS]]
     if rows[_ROWS:]:
         rest = rows[_ROWS:]
