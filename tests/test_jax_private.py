@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import dispatch
+from jax._src import config, dispatch, monitoring
 
 import treewright
 from tests.retrace.support import details, fresh
@@ -68,7 +68,7 @@ def test_in_this_version_of_jax_nothing_is_missing() -> None:
 
     sight = _jax.look()
 
-    assert (sight.tracer_class, sight.events, sight.calls) == (seen[0], True, True)
+    assert (sight.tracer_class, sight.events, sight.calls, sight.outcomes) == (seen[0], True, True, True)
     assert _jax.tells_of_compilations()
 
 
@@ -157,6 +157,8 @@ def test_without_its_options_a_jitted_function_is_explained_with_a_reservation()
 
     unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
     assert explain_powers(jitted)[-1] == unseen
+    report = treewright.explain(jitted, (1.0,), (2.0,))
+    assert str(report).startswith("power would not retrace, as far as can be seen")
     assert _jax.options_of(power) is None
 
 
@@ -219,6 +221,56 @@ def test_a_listener_that_stops_while_jax_tells_of_a_trace_makes_no_other_miss_it
 
     assert "double" in heard  # before JAX 0.10 the multiplication in it too
     assert traces == heard
+
+
+# Settings, pmap, and what became of a call
+
+
+def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "trace_context_names", lambda: (), raising=False)
+    jitted: Any = jax.jit(fresh(double))
+
+    def under(setting: Any) -> None:
+        with setting:
+            jitted(np.ones(2, np.float32))
+
+    named, unnamed = explained(
+        lambda: jitted(np.ones(2, np.float32)),
+        lambda: under(jax.default_matmul_precision("float32")),
+        lambda: under(config.softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009
+    )
+
+    assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
+    assert len(named.differences) == 1
+    assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
+
+
+def test_without_the_settings_of_traces_the_known_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(config, "trace_context")
+
+    names = list(_jax.trace_settings())
+
+    assert names[:2] == ["jax.config.jax_enable_x64", "jax.config.jax_default_matmul_precision"]
+    assert names[-1] in {"the mesh in use", _jax.UNNAMED_SETTINGS}
+
+
+def test_without_its_module_or_its_variables_calls_of_pmap_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: Any = jax.pmap(fresh(double))
+    assert len(explained(*(functools.partial(mapped, np.ones((1, length))) for length in (2, 3)))) == 1
+
+    monkeypatch.setattr(_jax, "PMAP", "renamed")
+    assert not explained(*(functools.partial(mapped, np.ones((1, length))) for length in (4, 5)))
+    assert _jax._pmapped(lambda: None, (), {}) is None
+
+
+def test_without_the_list_of_listeners_a_block_works_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(monitoring, "get_event_duration_listeners")
+    jitted: Any = jax.jit(fresh(double))
+
+    for _ in range(2):
+        reports = explained(*(functools.partial(jitted, jnp.ones(length)) for length in (2, 3)))
+        jitted.clear_cache()
+        assert len(reports) == 1
 
 
 # Frames

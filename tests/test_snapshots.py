@@ -228,6 +228,8 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "frozen array": lambda: assign(freeze(np.zeros(2)), "x"),
     "frozen array of a shape": lambda: FrozenArray((2,)),
     "traced above jit": lambda: treewright.traced(jax.jit(untyped)),
+    "a limit that decorates and names a function": lambda: treewright.max_traces(1, only="untyped")(untyped),
+    "a limit that decorates and counts recompiles": lambda: treewright.max_traces(1, recompiles=0)(untyped),
     "at a field that is not there": lambda: at(TREE, lambda net: net.layers[0].kernle),
     "at an index that is not there": lambda: at(TREE, ".layers[7]"),
     "at an entry of an array": lambda: at(TREE, lambda net: net.layers[0].kernel[0]),

@@ -32,6 +32,14 @@ class Comparable:
         return x * self.factor
 
 
+OFFSET = 0.0
+CALLS: list[int] = []
+
+
+def affine(a: Any, b: Any, c: Any = 1.0) -> Any:
+    return a * b + c
+
+
 def scale(factor: Any, x: Any) -> Any:
     return factor * x
 
@@ -53,6 +61,34 @@ def a_partial_is_jitted_with_another_number() -> None:
 def a_partial_is_jitted_with_another_keyword() -> None:
     for x in (1, 2):
         jax.jit(functools.partial(scale, x=x))(f32(4))
+
+
+@says(
+    "made anew",
+    ANEW + "a partial of affine made anew, with other arguments: partial(affine, 1.0) -> partial(affine, 1.0, c=2.0)",
+)
+def a_partial_is_jitted_with_one_argument_more() -> None:
+    jax.jit(functools.partial(affine, 1.0))(f32(4))
+    jax.jit(functools.partial(affine, 1.0, c=2.0))(f32(4))
+
+
+@says("made anew", ANEW + "made anew by the same code, which captured factor: 1.0 -> 2.0")
+def a_partial_of_a_function_made_anew_is_jitted() -> None:
+    for factor in (1.0, 2.0):
+        jax.jit(functools.partial(lambda a, b: a * b * factor, 1.0))(f32(4))  # noqa: B023
+
+
+@says("made anew", ANEW + "made anew by the same code, which reads the global OFFSET: 0.0 -> 1.0")
+def a_global_that_a_new_function_reads_is_another() -> None:
+    for offset in (0.0, 1.0):
+        globals()["OFFSET"] = offset
+        jax.jit(lambda x: x + OFFSET)(f32(4))
+
+
+@says("made anew", ANEW + "made anew by the same code, which reads the global CALLS: nobody can tell for how long")
+def the_trace_appends_to_a_global_list() -> None:
+    for _ in range(2):
+        jax.jit(lambda x: CALLS.append(1) or x)(f32(4))
 
 
 @says("made anew", ANEW + "a partial of scale made anew, with the same arguments")

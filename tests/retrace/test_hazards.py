@@ -517,3 +517,16 @@ def test_the_order_is_that_of_the_tree() -> None:
         "[0].kernel.setting",
         "[1].setting",
     ]
+
+
+@pytest.mark.parametrize("tree", [{}, [], (), {"params": {}}, [{}, Layer(1)]])
+def test_an_empty_container_is_no_hazard(tree: Any) -> None:
+    assert not check_statics(tree)
+
+
+def test_a_state_without_parameters_is_no_hazard() -> None:
+    from flax.training.train_state import TrainState as FlaxState
+
+    states = (make.create(params={}, tx=optax.sgd(0.1), apply_fn=None) for make in (TrainState, FlaxState))
+
+    assert not any(hazard.kind == "unhashable" for state in states for hazard in check_statics(state))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Never
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import monitoring
 
 import treewright
 from tests.retrace.support import fresh
@@ -166,7 +167,7 @@ def test_a_name_that_is_never_traced_is_told() -> None:
 
 def test_listeners_that_were_cleared_are_made_anew_and_a_block_says_so() -> None:
     jitted: Any = jax.jit(fresh(double))
-    others = list(jax._src.monitoring.get_event_duration_listeners())  # type: ignore[attr-defined]
+    others = list(monitoring.get_event_duration_listeners())
 
     with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called within the block"):
         with treewright.max_traces(0):

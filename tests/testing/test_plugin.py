@@ -214,6 +214,7 @@ def test_a_function_that_is_never_traced_is_told(pytester: pytest.Pytester) -> N
     result = run(
         pytester,
         """
+    @pytest.mark.filterwarnings("default")
     @pytest.mark.max_traces(1, only="spte")
     def test_it():
         step(0.0, jnp.ones(41))

@@ -119,7 +119,11 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
             traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
-    settings = {name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()}
+    settings: Mapping[str, Any] = {
+        name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()
+    }
+    if like is not None and like.settings == settings:
+        settings = like.settings
     options = {name: remembered(value) for name, value in call.options.items()}
     return Signature(traced, compared, passed, settings, options)
 
@@ -173,13 +177,17 @@ def call_differences(old: Signature, new: Signature) -> list[Difference]:
     options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
     if ("donate_argnums",) in options:
         options.pop(("donate_argnames",), None)  # which jit makes of the numbers
-    settings = list(_differences_by_name("setting", old.settings, new.settings))
-    named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
-    return [
-        *_differences_of_arguments(old, new),
-        *(named or settings),  # that without a name holds the others too
-        *options.values(),
-    ]
+    return [*_differences_of_arguments(old, new), *_differences_of_settings(old, new), *options.values()]
+
+
+def _differences_of_settings(old: Signature, new: Signature) -> list[Difference]:
+    found = list(_differences_by_name("setting", old.settings, new.settings))
+    named = [difference for difference in found if difference.path != (UNNAMED_SETTINGS,)]
+    if len(named) == len(found):
+        return named
+    # Those without names hold those with a name too.
+    unnamed = zip(old.settings[UNNAMED_SETTINGS], new.settings[UNNAMED_SETTINGS], strict=True)
+    return named if sum(not same_to_jit(a, b) for a, b in unnamed) <= len(named) else found
 
 
 def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Difference]:
@@ -199,7 +207,7 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
 
 
 def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys((*old, *new)):
+    for name in () if old is new else dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if not same_to_jit(a, b):
             yield static_difference((name,), a, b, same_to_jit, kind)

@@ -182,24 +182,21 @@ class Watch:
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
 
-    def _new_trace(self, seen: _Seen, seconds: float) -> _Begun:
+    def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
         number, _ = seen.history.begin()
         report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
         seen.history.succeeded(entry)
         if hasattr(seen.call.function, MARK):  # it tells of itself
             return _Begun(seen.history, entry, None, seconds)
-        report = dataclasses.replace(report, seconds=seconds)
+        report = dataclasses.replace(report, seconds=seconds, unseen=unseen or report.unseen)
         self.trace_begins(definition_of(seen.call.function), report)
         return _Begun(seen.history, entry, report, seconds)
 
     def _compiled_in_transformation(self, seen: _Seen, seconds: float) -> None:
         """A program of `grad` or `vmap`, of which there may be several for one trace."""
         if not seen.finding.shares_trace:
-            begun = self._new_trace(seen, seconds)
-            if begun.report is not None:
-                begun.report = dataclasses.replace(begun.report, unseen=_NOT_TOLD)
-            self._end(begun)
+            self._end(self._new_trace(seen, seconds, _NOT_TOLD))
 
     def _compiled_alone(self, seen: _Seen, seconds: float, begun: _Begun | None) -> None:
         """A compilation without a trace of its own."""
@@ -212,7 +209,9 @@ class Watch:
         if first:
             return
         if begun is not None and begun.is_guess and not finding.differences:  # the caches were cleared
-            self._end(self._new_trace(seen, seconds))
+            begun = self._new_trace(seen, seconds)
+            begun.entry.compiled = True
+            self._end(begun)
             return
         definition = seen.history.definition
         seen.history.record(seen.signature, entry.number).compiled = True
