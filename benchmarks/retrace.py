@@ -6,14 +6,18 @@
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import timeit
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,7 +36,8 @@ from treewright.retrace import traced
 
 LEAVES = (1, 600)
 WAYS = ("bare", "traced", "explain_retraces")
-HIT, MISS = 1.03, 0.05
+HIT, MISS, RUN = 1.03, 0.05, 0.02
+COMMAND = ("-m", "treewright", "retraces")
 Results = dict[Key, Times]
 
 
@@ -193,6 +198,45 @@ def misses(repeats: int) -> Iterator[tuple[str, str, float, float]]:
         yield name, way, statistics.median(others for others, _ in samples), statistics.median(shares)
 
 
+def whole_runs(pairs: int) -> list[tuple[float, float, float]]:
+    """CPU seconds of `examples/digits.py`, by itself and under `python -m treewright retraces`; and what is ours of it.
+
+    Two whole runs differ by more than the command costs, so our part is measured too: what the program spends in our
+    listeners, as the command's own report says, and what the command takes for a program that does nothing.
+    """
+    program = str(Path(__file__).parents[1] / "examples" / "digits.py")
+    nothing = ("-m", "colorsys")
+    found: list[tuple[float, float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        for _ in range(pairs):
+            alone = cpu_seconds([program, "--output", folder])
+            watched = cpu_seconds([*COMMAND, "--json", str(report), program, "--output", folder])
+            around = [cpu_seconds([*COMMAND, *nothing]) - cpu_seconds(nothing) for _ in range(5)]
+            ours = json.loads(report.read_text(encoding="utf-8"))["watching"] + statistics.median(around)
+            found.append((alone, watched, ours))
+    return found
+
+
+def cpu_seconds(arguments: Sequence[str]) -> float:
+    """The CPU seconds of a run of Python, and of all that it starts."""
+    with Path(os.devnull).open("w") as nowhere:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=nowhere, stderr=nowhere)  # noqa: S603  our own
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed")
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_lines(runs: list[tuple[float, float, float]]) -> Iterator[Line]:
+    """The line on the command, if it was measured."""
+    if runs:
+        share = statistics.median(ours / alone for alone, _, ours in runs)
+        what = "what python -m treewright retraces costs on top of examples/digits.py"
+        yield Line(what, "CPU seconds of the run", f"{share:.1%}", f"<= {RUN:.0%}", share <= RUN)
+
+
 def hit_rows(results: Results, leaves: int) -> Iterator[list[str]]:
     """A row for each way: the time of one call, and its ratios to the bare one, of medians and of minimums."""
     base = results[Key("hit", leaves, "bare")]
@@ -217,6 +261,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hits", type=int, default=400, help="samples of each kind of call that hits the cache")
     parser.add_argument("--misses", type=int, default=10, help="calls of each kind that miss it")
+    parser.add_argument("--runs", type=int, default=3, help="pairs of whole runs, with the command and without")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
     return parser.parse_args(arguments)
@@ -236,7 +281,10 @@ def main() -> int:
     shown = [[name, way, duration(others), f"{share:.1%}"] for name, way, others, share in found]
     print(table([["program", "way", "trace and compile", "on top of it"], *shown]), end="\n\n")
 
-    lines = list(hit_lines(results))
+    runs = whole_runs(options.runs)
+    print("Whole runs, CPU seconds: by themselves, with the command, and what of that is ours")
+    print("\n".join(f"{alone:.2f} {watched:.2f} {ours:.3f}" for alone, watched, ours in runs), end="\n\n")
+    lines = [*hit_lines(results), *run_lines(runs)]
     for name, way, _, share in found:
         what = f"what a miss costs on top, 600 leaves, {name}, {way}"
         lines.append(Line(what, "trace and compile", f"{share:.1%}", f"<= {MISS:.0%}", share <= MISS))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "_jax": (),
+    "_jax_cache": ("_jax",),
     "_values": (),
     "_values.reach": ("_jax",),
     "_values.text": ("_values.reach",),
@@ -350,6 +351,43 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "retrace.traced",
         "retrace.watch",
     ),
+    "retrace.record": (),
+    "retrace.recorder": (
+        "_jax",
+        "_jax_cache",
+        "_trees.diff",
+        "_values.reach",
+        "_values.text",
+        "retrace.call",
+        "retrace.history",
+        "retrace.record",
+        "retrace.remedies",
+        "retrace.report",
+        "retrace.watch",
+    ),
+    "retrace.inject": (
+        "retrace.record",
+        "retrace.recorder",
+    ),
+    "retrace.tally": (),
+    "retrace.cache": ("retrace.tally",),
+    "retrace.words": (
+        "retrace.cache",
+        "retrace.tally",
+    ),
+    "retrace.page": (
+        "retrace.cache",
+        "retrace.tally",
+        "retrace.words",
+    ),
+    "retrace.command": (
+        "retrace.cache",
+        "retrace.inject",
+        "retrace.page",
+        "retrace.record",
+        "retrace.tally",
+        "retrace.words",
+    ),
     "checkpoint.atomic": ("errors",),
     "checkpoint.leaves": (
         "_jax",
@@ -533,6 +571,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "sharding.specs",
     ),
     "testing": ("testing.assertions",),
+    "__main__": (),
 }
 
 

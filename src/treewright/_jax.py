@@ -211,7 +211,9 @@ def _as_options(info: Any) -> Mapping[str, Any] | None:
 # Events of tracing and compiling
 
 TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
+CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
 
 
 def _nothing(*_: Any) -> None:
@@ -230,7 +232,7 @@ class _Relay:
         self._listeners: tuple[EventListener, ...] = ()
         self._is_registered = False
 
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def __call__(self, event: str, duration_secs: float = 0.0, **kwargs: str | int) -> None:
         for listener in self._listeners:
             listener.hear(event, duration_secs, str(kwargs.get("fun_name", "")))
 
@@ -238,15 +240,17 @@ class _Relay:
         with self._lock:
             if not (self._is_registered and self.is_known_to_jax()):
                 jax.monitoring.register_event_duration_secs_listener(self)
+                untyped_jax.monitoring.register_event_listener(self)  # it gives no seconds
             self._is_registered = True
             self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: "EventListener") -> None:
-        unregister: Any = getattr(jax.monitoring, "unregister_event_duration_listener", None)
+        names = ("unregister_event_duration_listener", "unregister_event_listener")
+        both: list[Any] = [getattr(jax.monitoring, name, None) for name in names]
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
-            if not self._listeners and unregister is not None:
-                if self.is_known_to_jax():
+            if not self._listeners and None not in both:
+                for unregister in both if self.is_known_to_jax() else ():
                     unregister(self)
                 self._is_registered = False
 
@@ -275,15 +279,22 @@ class EventListener:
     Args:
         on_trace: Called with the seconds of a trace and the name of the function.
         on_compilation: Called with the seconds of a compilation and the name of the program, such as `jit(step)`.
+        on_lowering: Called with the seconds that it took to lower a trace, and the name of the module: `jit_step`.
+        on_cache: Called with an event of the persistent compilation cache, inside of the compilation that it is about,
+            and its seconds, if it has any.
     """
 
     def __init__(
         self,
         on_trace: Callable[[float, str], object] = _nothing,
         on_compilation: Callable[[float, str], object] = _nothing,
+        on_lowering: Callable[[float, str], object] = _nothing,
+        on_cache: Callable[[str, float], object] = _nothing,
     ) -> None:
         self._on_trace = on_trace
         self._on_compilation = on_compilation
+        self._on_lowering = on_lowering
+        self._on_cache = on_cache
         self.has_heard: bool = False
         self.has_heard_of_a_compilation: bool = False
         _RELAY.add(self)
@@ -296,6 +307,10 @@ class EventListener:
         elif event == COMPILED_EVENT and name:
             self.has_heard_of_a_compilation = True
             self._on_compilation(seconds, name)
+        elif event == LOWERED_EVENT:
+            self._on_lowering(seconds, name)
+        elif event.startswith(CACHE_EVENTS):
+            self._on_cache(event, seconds)
 
     def stop(self) -> bool:
         """Hear nothing more; whether JAX has told of everything until now."""
@@ -630,6 +645,9 @@ def tells_of_compilations() -> bool:
     return listener.has_heard_of_a_compilation
 
 
+LOOKING = "treewright looks at JAX"  # the name of the thread in which it does
+
+
 def _run_alone(work: Callable[[], object]) -> None:
     """Run something in a thread of its own: outside of all traces and settings that the caller is in."""
 
@@ -637,6 +655,6 @@ def _run_alone(work: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
             work()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, name=LOOKING)
     thread.start()
     thread.join()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -69,8 +70,11 @@ class MeshInUse:
 def caller() -> str:
     """The nearest place in the user's own code: `train.py:69 in main`."""
     frame = user_frame()
-    if frame is None:
-        return ""
+    return "" if frame is None else place_in(frame)
+
+
+def place_in(frame: types.FrameType) -> str:
+    """The line that a frame is at: `train.py:69 in main`."""
     file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
     name = frame.f_code.co_qualname.replace(".<locals>", "")
     return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")

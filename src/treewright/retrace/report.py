@@ -20,7 +20,7 @@ _BEFORE = "compared with a trace from before the block"
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.
-_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
+KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
     {
         "static": "static",
         "value": "static",
@@ -184,7 +184,7 @@ def _place_of(group: list[Difference]) -> str:
     is_new = kind in {"added", "removed"}  # of which the names themselves are what differs
     keys = zip(*(difference.path for difference in group), strict=True)
     path = "".join(_key_of(list(map(str, same)), names=is_new) for same in keys)
-    notes = [_KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
+    notes = [KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
 

@@ -37,6 +37,11 @@ class Listener(Protocol):
         """Called when the function has run."""
         ...
 
+    @property
+    def takes_reports(self) -> bool:
+        """Whether it shows reports to the user, who then needs no other."""
+        ...
+
 
 class Process:
     """What all traced functions of a process share: their histories, who listens, and what JAX shows."""
@@ -200,5 +205,5 @@ def _deliver(report: RetraceReport, on_report: Callable[[RetraceReport], object]
         listener.trace_ended(report)
     if on_report is not None:
         tell(on_report, report)
-    elif not listeners:
+    elif not any(listener.takes_reports for listener in listeners):
         to_log_and_stderr(report)

@@ -99,6 +99,7 @@ class Watch:
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
+        self.takes_reports: bool = ended is not _nothing
         self._recompiled = recompiled
         self._histories = Histories()
         self._lock = threading.Lock()
@@ -109,7 +110,7 @@ class Watch:
         sight = PROCESS.sight
         lost = _NO_OUTCOMES if sight.calls else _NO_CALLS if sight.events else _NO_TRACES
         if not (sight.events and sight.calls and sight.outcomes):
-            warnings.warn(lost, RetraceWarning, stacklevel=3)
+            self.warn(lost)
         PROCESS.add(self)
         self._listener = EventListener(self._traced, self._compiled)
         return self
@@ -124,9 +125,13 @@ class Watch:
         for begun in left:
             self._end(begun)
         if not was_told:
-            warnings.warn(_CLEARED, RetraceWarning, stacklevel=3)
+            self.warn(_CLEARED)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
-            warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=3)
+            self.warn(_NO_COMPILATIONS)
+
+    def warn(self, text: str) -> None:
+        """Say what is not seen."""
+        warnings.warn(text, RetraceWarning, stacklevel=4)
 
     def _traced(self, seconds: float, name: str) -> None:
         self._end(self._take())

@@ -1,0 +1,28 @@
+"""`python -m treewright COMMAND`: the commands, each in a module that is imported when it is asked for."""
+
+import importlib
+import sys
+from types import MappingProxyType
+
+COMMANDS = MappingProxyType(
+    {
+        "retraces": ("treewright.retrace.command", "run a program, and say what JAX compiled in it, and why again"),
+    }
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command that comes first. Without one, or with a wrong one, print them all."""
+    name, *rest = arguments or ["--help"]
+    if name in COMMANDS:
+        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        return code
+    asked = name in {"-h", "--help"}
+    lines = ["usage: python -m treewright COMMAND ...", ""]
+    lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
+    print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

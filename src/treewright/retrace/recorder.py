@@ -1,0 +1,274 @@
+"""What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
+
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from treewright._jax import (
+    LOOKING,
+    Call,
+    EventListener,
+    call_on_stack,
+    frames_above,
+    is_inside_another_trace,
+    path_text,
+)
+from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
+from treewright._trees.diff import Difference
+from treewright._values.reach import innermost
+from treewright._values.text import array_text
+from treewright.retrace.call import caller, place_in
+from treewright.retrace.history import definition_of, name_of
+from treewright.retrace.record import Record
+from treewright.retrace.remedies import remedy_of
+from treewright.retrace.report import KINDS, RetraceReport
+from treewright.retrace.watch import Watch
+
+# What decides whether the persistent compilation cache keeps a program.
+_CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_enable_compilation_cache",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_compilation_cache_max_size",
+)
+_SPANS = 64  # of a thread, newest last: those that a later one may contain
+_OPERANDS = 4
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD = os.__file__.removesuffix("os.py")
+_CLEARED = "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a setting"
+_UNREAD = "the arguments could not be read in this version of JAX"
+
+
+class _QuietWatch(Watch):
+    """A watch that the program does not notice."""
+
+    def __init__(self, recorder: "EventRecorder") -> None:
+        super().__init__(begins=recorder.keep, recompiled=recorder.keep)
+        self.takes_reports = False
+        self._recorder = recorder
+
+    def warn(self, text: str) -> None:
+        self._recorder.note(text)
+
+
+class _OfThread(threading.local):
+    """What is known of the events of one thread."""
+
+    def __init__(self) -> None:
+        self.heard: float = 0.0  # when the event came that is told now
+        self.spans: list[tuple[float, float]] = []
+        self.reports: list[tuple[Any, RetraceReport]] = []
+        self.request: CacheRequest | None = None
+        self.cache: dict[str, Any] = {}
+
+
+class EventRecorder:
+    """Writes into a record what JAX traces, lowers and compiles, from `start` to `stop`."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._thread = _OfThread()
+        self._settings: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}  # of functions, by their names
+        self._watch = _QuietWatch(self)
+        self._listeners: list[EventListener] = []
+
+    def start(self) -> None:
+        """Write down all that comes from now on."""
+        began = time.monotonic()
+        # JAX tells in this order. The first keeps the time, so that what the watch takes is not counted as JAX's.
+        first = EventListener(self._mark, self._mark, self._mark)
+        self._watch.__enter__()
+        last = EventListener(
+            lambda seconds, name: self._safely(self._hear, "trace", seconds, name),
+            lambda seconds, name: self._safely(self._hear, "compile", seconds, name),
+            lambda seconds, name: self._safely(self._hear, "lower", seconds, name),
+            lambda event, seconds: self._safely(self._hear_of_the_cache, event, seconds),
+        )
+        self._listeners = [first, last]
+        about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "ours": time.monotonic() - began}
+        self._record.write({"kind": "jax", **about})
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        for listener in self._listeners:
+            listener.stop()
+        self._watch.__exit__()
+
+    def note(self, text: str) -> None:
+        """Write down what the report can't know."""
+        self._record.write({"kind": "note", "text": text})
+
+    def keep(self, definition: Any, report: RetraceReport) -> None:
+        """Keep a report until JAX tells the recorder of what it is about."""
+        self._thread.reports.append((definition, report))
+
+    def _mark(self, *_: object) -> None:
+        self._thread.heard = time.monotonic()
+
+    def _safely(self, hear: Callable[..., None], *told: object) -> None:
+        try:
+            hear(*told)
+        except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
+            self.note(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
+
+    def _hear(self, kind: str, seconds: float, name: str) -> None:
+        here, call = self._thread, call_on_stack()
+        if threading.current_thread().name == LOOKING:
+            return
+        # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
+        if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
+            return
+        row = self._row(call, name)
+        line: dict[str, Any] = {"kind": kind, **row, "at": here.heard, "seconds": seconds}
+        line |= {"self": self._own_part(seconds), "place": _place(), "thread": threading.current_thread().name}
+        if row["operation"]:
+            line["operands"] = _operands(call) if kind != "lower" and call is not None else ""
+        elif kind != "lower":
+            report = self._take_report(row)
+            if report is not None and report.is_retrace:
+                line["retrace"] = explained(report, of_a_library=_is_installed(row["file"]))
+        if kind == "compile":
+            self._write_settings()
+            line["cache"] = self._of_the_cache()
+        line["ours"] = time.monotonic() - here.heard
+        self._record.write(line)
+
+    def _row(self, call: Call | None, name: str) -> dict[str, Any]:
+        """The row of the table that an event belongs in. Of a program compiled ahead of time, only its name is told."""
+        plain = _plain(name)
+        operation = {"function": plain, "file": "", "line": 0, "operation": True}
+        if call is None:
+            counted = any(definition == plain for definition, _ in self._thread.reports)
+            return self._rows.get(plain, {**operation, "operation": not counted})
+        if _module_of(call) in {"jax", "jaxlib"}:
+            return operation
+        row = {"function": name_of(call.function), **_where(definition_of(call.function)), "operation": False}
+        self._rows[plain] = row
+        return row
+
+    def _own_part(self, seconds: float) -> float:
+        """The seconds of an event without those of the events inside of it."""
+        here = self._thread
+        began = here.heard - seconds
+        inside = [span for span in here.spans if span[0] >= began]
+        here.spans = [*(span for span in here.spans if span[0] < began), (began, seconds)][-_SPANS:]
+        return max(0.0, seconds - sum(length for _, length in inside))
+
+    def _take_report(self, row: dict[str, Any]) -> RetraceReport | None:
+        """The report on what is told now; those on functions inside of it are dropped, for they are a part of it."""
+        reports, self._thread.reports = self._thread.reports, []
+        mine = [report for definition, report in reports if _is_of(definition, row)]
+        return mine[-1] if mine else None
+
+    def _hear_of_the_cache(self, event: str, seconds: float) -> None:
+        here = self._thread
+        if event == ASKED:
+            here.request, here.cache = cache_request_on_stack(), {"outcome": "missed"}
+        elif event == READ:
+            here.cache["outcome"] = "read"
+        elif event == SAVED:
+            here.cache["saved"] = seconds
+        elif event == WRITTEN:
+            here.cache["outcome"] = "kept"
+
+    def _of_the_cache(self) -> dict[str, Any]:
+        here = self._thread
+        request, cache = here.request, here.cache
+        here.request, here.cache = None, {}
+        if request is not None:
+            cache |= {"key": request.key, "callbacks": request.is_left_out}
+            if cache["outcome"] == "kept":
+                file = self._record.path.parent / f"{request.key}{LOWERED}"
+                file.write_bytes(zlib.compress(request.text().encode(), 1))
+        return cache
+
+    def _write_settings(self) -> None:
+        settings = {name: getattr(jax.config, name, None) for name in _CACHE_SETTINGS}
+        if settings != self._settings:
+            self._settings = settings
+            self._record.write({"kind": "settings", "settings": settings})
+
+
+LOWERED = ".mlir.z"
+
+
+def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str, Any]:
+    """A report as JSON: its text, and a reason and a cure for each difference of another kind.
+
+    A function that an installed package makes anew is that package's to mend, so there is no cure for it here.
+    """
+    reasons: dict[tuple[str, str, str], dict[str, str]] = {}
+    for whole in report.differences:
+        for part in whole.parts or (whole,):
+            reason = _reason(part)
+            if of_a_library and part.kind == "function":
+                reason["cure"] = ""
+            reasons.setdefault((reason["path"], reason["kind"], reason["cure"]), reason)
+    if not reasons:
+        why, cure = (_UNREAD, "") if report.event == "count" else (_CLEARED, "find what clears them")
+        reasons["", "", ""] = {"path": "", "kind": report.event, "change": why, "reason": "", "cure": cure}
+    inevitable = of_a_library and any(reason["kind"] == "function" for reason in reasons.values())
+    about = {"event": report.event, "number": report.number, "inevitable": inevitable, "text": str(report)}
+    return {**about, "reasons": list(reasons.values())}
+
+
+def _reason(difference: Difference) -> dict[str, str]:
+    change = difference.change
+    if difference.kind == "function":
+        change = difference.reason or change
+    reason = "" if difference.reason == change else str(difference.reason)
+    kind = KINDS.get(difference.kind)
+    return {
+        "path": path_text(difference.path) + (f" ({kind})" if kind else ""),
+        "kind": difference.kind,
+        "change": str(change),
+        "reason": reason,
+        "cure": remedy_of(difference),
+    }
+
+
+def _module_of(call: Call) -> str:
+    return str(getattr(innermost(call.function), "__module__", "")).partition(".")[0]
+
+
+def _plain(name: str) -> str:
+    """The function's name in the names that JAX gives to its programs: `jit(step)`, `jit_step`."""
+    if name.endswith(")"):
+        return name.partition("(")[2][:-1]
+    return name.removeprefix("jit_").removeprefix("pmap_")
+
+
+def _where(definition: tuple[Any, str]) -> dict[str, Any]:
+    code, file = definition
+    return {"file": file, "line": getattr(code, "co_firstlineno", 0)}
+
+
+def _is_of(definition: Any, row: dict[str, Any]) -> bool:
+    if isinstance(definition, str):  # only counted, by the name
+        return bool(definition == row["function"])
+    return _where(definition) == {"file": row["file"], "line": row["line"]}
+
+
+def _operands(call: Call) -> str:
+    texts = list(filter(None, map(array_text, jax.tree.leaves((call.args, dict(call.kwargs))))))
+    return ", ".join([*texts[:_OPERANDS], "..."] if len(texts) > _OPERANDS else texts)
+
+
+def _place() -> str:
+    """The nearest line of the program itself, and not of what is installed; of that, if there is no other."""
+    for frame in frames_above():
+        file = frame.f_code.co_filename
+        if not _is_installed(file):
+            return place_in(frame)
+    return caller()
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith((_STANDARD, "<frozen")) or any(name in file for name in _INSTALLED)
