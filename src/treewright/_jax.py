@@ -47,9 +47,15 @@ def process_count() -> int:
     return count
 
 
+def process_index() -> int:
+    """Which of them this one is, from 0."""
+    index: int = untyped_jax.process_index()
+    return index
+
+
 def is_first_process() -> bool:
     """Whether this process does what one of them has to."""
-    return bool(untyped_jax.process_index() == 0)
+    return process_index() == 0
 
 
 # Young. `import treewright` fails in a JAX without these.
@@ -86,6 +92,13 @@ def of_all_processes(data: bytes) -> list[bytes]:
     padded[: len(packed)] = packed
     rows = process_allgather(padded)
     return [zlib.decompress(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def preemption_agreed(step: int) -> bool:
+    """Whether some process was told to leave and this is the step at which all do. All call it in each step."""
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.reached_preemption_sync_point(step))
 
 
 # Private.

@@ -2,6 +2,7 @@
 
 from treewright.checkpoint.api import from_names, load, read_manifest, save, to_names
 from treewright.checkpoint.compare import Mismatch
+from treewright.checkpoint.ending import Preemption
 from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manager import CheckpointManager, Restored
 from treewright.checkpoint.manifest import Branch, Manifest
@@ -12,6 +13,7 @@ __all__ = [
     "Leaf",
     "Manifest",
     "Mismatch",
+    "Preemption",
     "Restored",
     "from_names",
     "load",

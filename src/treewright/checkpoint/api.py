@@ -1,15 +1,15 @@
 """`save` and `load` of one file, and the way through flat names for files of other programs."""
 
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled, restored, restored_alone
-from treewright.checkpoint.tree import ReadingCodec, manifest_of
+from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled
+from treewright.checkpoint.take import ALONE, Modules, taken
+from treewright.checkpoint.tree import manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
@@ -38,7 +38,7 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
         >>> load(path)
         {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
     """
-    write(Path(path), tree, progress=progress)
+    write(local_path(path), tree, progress=progress)
 
 
 @overload
@@ -46,6 +46,7 @@ def load(
     path: StrPath,
     *,
     like: T,
+    part: str | None = ...,
     on_static: OnStatic = ...,
     allow_cast: bool = ...,
     strict: bool = ...,
@@ -54,12 +55,21 @@ def load(
     progress: bool | None = ...,
 ) -> T: ...
 @overload
-def load(path: StrPath, *, modules: Sequence[str | ModuleType] = ..., progress: bool | None = ...) -> Any: ...
 def load(
     path: StrPath,
     *,
-    like: Any = ...,  # None is a tree
-    modules: Sequence[str | ModuleType] = (),
+    part: str | None = ...,
+    modules: Modules = ...,
+    statics: Mapping[str, Any] | None = ...,
+    progress: bool | None = ...,
+) -> Any: ...
+def load(
+    path: StrPath,
+    *,
+    like: Any = ALONE,
+    part: str | None = None,
+    modules: Modules = (),
+    statics: Mapping[str, Any] | None = None,
     on_static: OnStatic = "error",
     allow_cast: bool = False,
     strict: bool = True,
@@ -76,13 +86,17 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        modules: Where classes and functions may come from, as modules or their names. They are imported. Only their
-            own classes and functions are found, and Treewright's.
+        part: The flat name of a node, container or leaf of the file, as `"params"` or `"params.layers.0"`: only that is
+            loaded, with all checks, and `like` is what it is loaded into.
+        modules: Without `like`, where classes and functions may come from: modules or their names, or one of them.
+            They are imported. Only their own classes and functions are found, Treewright's, and the states of optax.
+        statics: Without `like`, the values of statics that were saved as descriptions only, by flat name:
+            `{"tx": optax.adam(1e-3)}`. A value whose description is another is taken with a warning.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
             static that has no exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
         strict: Whether leaves that only one side has, and other classes, are errors. If not, leaves that were not
-            saved keep the value that they have in `like`.
+            saved keep the value that they have in `like`. A warning lists what was dropped and what was kept.
         renamed: New names by old ones. A name is one step, or several with dots, and is found at any depth: `{"out":
             "head"}` renames `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
         migrate: A function from all saved leaves, by flat name, to those that `like` is to have.
@@ -92,13 +106,17 @@ def load(
         CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
             was saved and what the tree has; `differences` has them as data.
         CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it has no manifest, needs a newer Treewright, or can't be made from `modules`.
+        CheckpointError: If it has no manifest, needs a newer Treewright, can't be made from `modules`, or has no such
+            `part`.
+        TypeError: If `like` is given together with `modules` or `statics`, or options for it without it.
 
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> save(path, {"w": jnp.arange(3.0)})
+        >>> load(path, part="w")
+        Array([0., 1., 2.], dtype=float32)
         >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
         {'w': Array([0., 1., 2.], dtype=float32)}
         >>> load(path, like={"w": jnp.zeros(4)})
@@ -110,11 +128,8 @@ def load(
           Another shape: change the array in migrate=.
     """
     options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
-    with SafetensorsFile(Path(path)) as file:
-        read = file.reader(progress=progress)
-        if like is not ...:
-            return restored(file.manifest, read, like, options)
-        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *modules]))
+    with SafetensorsFile(local_path(path)) as file:
+        return taken(file.manifest, file.reader(progress=progress), like, options, part, modules, statics)
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -134,7 +149,7 @@ def read_manifest(path: StrPath) -> Manifest:
         >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
         {'w': (3,)}
     """
-    with SafetensorsFile(Path(path)) as file:
+    with SafetensorsFile(local_path(path)) as file:
         return file.manifest
 
 

@@ -10,7 +10,17 @@ import numpy as np
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of, public
 from treewright._values.text import did_you_mean, excerpts
-from treewright.checkpoint.leaves import ARRAYS, Form, Leaf, Steps, name_of, of_one_name, restored_leaves, stored
+from treewright.checkpoint.leaves import (
+    ARRAYS,
+    DTYPES,
+    Form,
+    Leaf,
+    Steps,
+    name_of,
+    of_one_name,
+    restored_leaves,
+    stored,
+)
 from treewright.checkpoint.manifest import Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name
 from treewright.errors import CheckpointError, CheckpointMismatchError, StaticSerializationError
@@ -211,6 +221,8 @@ def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> 
     if saved.key != wanted.key:
         yield Mismatch(path, "kind", str(saved), str(wanted))
         return
+    if _came_through_jit(saved, wanted):
+        allow_cast = True
     both_arrays = saved.kind in ARRAYS and wanted.kind in ARRAYS
     if saved.kind != wanted.kind and not both_arrays and not allow_cast:
         yield Mismatch(path, "kind", str(saved), str(wanted))
@@ -219,6 +231,17 @@ def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> 
         yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape))
     if saved.dtype != wanted.dtype and not allow_cast:
         yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
+
+
+def _came_through_jit(saved: Form, wanted: Form) -> bool:
+    """Whether the tree has a number or numpy array as it was before the first step, and saved is what `jit` made of it.
+
+    `jit` returns arrays, and of 32 bits where it got 64: a run that resumes into a fresh state has these back exactly.
+    """
+    if saved.kind != "array" or wanted.kind in {"array", "key"}:
+        return False
+    before, after = DTYPES[saved.dtype], DTYPES[wanted.dtype]
+    return bool(before.kind == after.kind and np.can_cast(before, after))
 
 
 # Other names
