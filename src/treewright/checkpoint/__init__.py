@@ -1,6 +1,6 @@
 """Checkpoints: one file to share, a folder of steps for a training run. Both keep the statics and verify every leaf."""
 
-from treewright.checkpoint.api import from_names, load, read_manifest, save, to_names
+from treewright.checkpoint.api import from_names, load, read_manifest, read_names, save, to_names
 from treewright.checkpoint.compare import Mismatch
 from treewright.checkpoint.ending import Preemption
 from treewright.checkpoint.leaves import Leaf
@@ -18,6 +18,7 @@ __all__ = [
     "from_names",
     "load",
     "read_manifest",
+    "read_names",
     "save",
     "to_names",
 ]

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
+from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled
 from treewright.checkpoint.take import ALONE, Modules, taken
@@ -167,21 +169,60 @@ def to_names(tree: object) -> dict[str, Any]:
     return {leaf.name: leaf.value for leaf in manifest_of(tree).leaves}
 
 
-def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
+def read_names(path: StrPath, *, template: object = None) -> dict[str, Any]:
+    """The arrays in a checkpoint of another program, as numpy arrays by flat name: what `from_names` takes.
+
+    What wrote it is seen from its first bytes: safetensors (also a model in several files, by its index or its folder),
+    flax's msgpack, equinox's leaves, npz, or a folder of Orbax. Pickles, as of `torch.save`, are refused: they run code.
+
+    Args:
+        path: The file or folder. Of a folder of steps, one step.
+        template: For a file of equinox, which has no names: the model that its leaves go into. Without, their names are
+            their places: `0`, `1`, ...
+
+    Raises:
+        CheckpointError: If it is of another format.
+        CheckpointDamagedError: If it can't be read.
+        ImportError: If the package that reads it is not installed.
+
+    Examples:
+        >>> import tempfile, os
+        >>> import numpy as np
+        >>> from treewright.checkpoint import from_names, read_names
+        >>> path = os.path.join(tempfile.mkdtemp(), "weights.npz")
+        >>> np.savez(path, **{"layer.w": np.ones(2, np.float32)})
+        >>> from_names(read_names(path), like={"layer": {"w": jnp.zeros(2)}})
+        {'layer': {'w': Array([1., 1.], dtype=float32)}}
+    """
+    return names_in(Path(path), template)
+
+
+def from_names(
+    values: Mapping[str, Any], *, like: T, table: Table | None = None, allow_cast: bool = False, strict: bool = True
+) -> T:
     """A tree like `like` with these leaves, by flat name: the way from files of other programs.
 
     Args:
         values: Arrays and numbers by name, as `to_names` gives them. They are copied.
         like: A live or abstract tree, whose structure, statics and shardings the result has.
+        table: Our names by theirs. `*` stands for one step: `{"h.*.w": "layers.*.kernel"}`. A pair has a function besides
+            that the array goes through: `{"fc.weight": ("fc.kernel", numpy.transpose)}`. None drops the array. Where
+            the name of ours has fewer stars, what the first of theirs numbers is stacked along a new first axis.
         allow_cast: Whether a value may have another dtype than the leaf, and is cast to it.
         strict: Whether names that only one side has are errors.
 
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
+        CheckpointError: If a name is in no row of the table or in several, or a row meets no name.
 
     Examples:
         >>> from treewright.checkpoint import from_names
         >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
+        >>> from_names({"0.w": jnp.ones(1), "1.w": jnp.zeros(1)}, like=jnp.zeros((2, 1)), table={"*.w": "value"})
+        Array([[1.],
+               [0.]], dtype=float32)
     """
+    if table is not None:
+        values = translated(values, table)
     return filled(values, like, LoadOptions(allow_cast=allow_cast, strict=strict))
