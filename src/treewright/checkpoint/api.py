@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled
-from treewright.checkpoint.take import ALONE, Modules, taken
+from treewright.checkpoint.take import ALONE, Modules, local_path, taken
 from treewright.checkpoint.tree import manifest_of
 
 T = TypeVar("T")

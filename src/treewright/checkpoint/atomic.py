@@ -3,14 +3,11 @@
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import threading
 from collections.abc import Generator
 from pathlib import Path
-
-from treewright.errors import CheckpointError
 
 FREEING = "treewright-freeing"  # the threads that let go of replaced files
 _STAGING = ".treewright-saving-"
@@ -103,21 +100,6 @@ def _close_aside(descriptor: int) -> None:
         threading.Thread(target=os.close, args=(descriptor,), name=FREEING).start()
     except RuntimeError:  # Python is ending
         os.close(descriptor)
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """A path on a local or mounted disk.
-
-    Raises:
-        CheckpointError: If it is an address, as `gs://bucket/run`: `Path` would make a folder called `gs:` of it.
-    """
-    text = os.fspath(path)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise CheckpointError(
-            f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by which "
-            f"a checkpoint appears whole or not at all, are not there. Mount it, or save to a disk and copy."
-        )
-    return Path(text)
 
 
 def sync(path: Path) -> None:

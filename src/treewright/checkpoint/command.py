@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import leaf_mismatches, node_mismatches, shown_static
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
@@ -21,6 +20,7 @@ from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
+from treewright.checkpoint.take import local_path
 from treewright.errors import CheckpointError
 
 _WIDTH = 100  # of a static

@@ -14,14 +14,14 @@ from typing import Any, Generic, Self, TypeVar, overload
 from treewright._jax import is_first_process, process_index
 from treewright._values.reach import public
 from treewright.checkpoint.account import warn
-from treewright.checkpoint.atomic import Lock, local_path, sync, try_lock
+from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import UNFINISHED, Preemption
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic
 from treewright.checkpoint.retention import Mode, Retention
 from treewright.checkpoint.steps import engine, extras_of, handlers, items_of, reader_of, saved_extras, saved_manifest
-from treewright.checkpoint.take import ALONE, Modules, taken
+from treewright.checkpoint.take import ALONE, Modules, local_path, taken
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ _ORBAX = "_CHECKPOINT_METADATA"  # the file in which it lists the items of a ste
 
 # Orbax holds what it reads twice until a call returns, so each call reads a part: of 1 GB the peak is 1.1 GB in parts
 # of 64 MB and 1.7 GB in one (benchmarks: checkpoint). It reads its list of all leaves in each call, so there are few.
-_PART, _MOST_PARTS = 1 << 26, 20
+_PART, _MOST_PARTS = 1 << 24, 64
 
 
 def engine() -> Any:
@@ -239,10 +239,12 @@ def reader_of(folder: Path) -> Reader:
             with _reading(f"Step {folder.name}"):
                 nested = engine.restore(folder / STATE, args=args)
                 arrays = [_at(nested, leaf.steps) for leaf in leaves]
+            del nested
             for array, leaf in zip(arrays, leaves, strict=True):
                 _check_form(array, leaf)
             verify(arrays, leaves)
             yield leaves, arrays
+            arrays.clear()  # before the next part is read, and whoever got them still has the list
 
     return read
 

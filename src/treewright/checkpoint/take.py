@@ -1,8 +1,11 @@
-"""What is taken from a checkpoint: all of it or a part, into a tree or as the checkpoint says itself."""
+"""What is taken from a checkpoint, and from where: all of it or a part, into a tree or as the checkpoint says itself."""
 
 import dataclasses
 import importlib.util
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +19,21 @@ from treewright.errors import CheckpointError
 Modules = str | ModuleType | Sequence[str | ModuleType]
 
 ALONE: Any = ...  # in place of `like`: None is a tree
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path on a local or mounted disk.
+
+    Raises:
+        CheckpointError: If it is an address, as `gs://bucket/run`: `Path` would make a folder called `gs:` of it.
+    """
+    text = os.fspath(path)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise CheckpointError(
+            f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by which "
+            f"a checkpoint appears whole or not at all, are not there. Mount it, or save to a disk and copy."
+        )
+    return Path(text)
 
 
 def taken(  # noqa: PLR0917  one call for the file and the manager
