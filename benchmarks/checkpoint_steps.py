@@ -1,4 +1,4 @@
-"""What a step of a training run costs in time, CPU and memory: the manager beside bare Orbax, on one device and on eight.
+"""What a step of a run costs in time, CPU and memory: the manager beside bare Orbax, on one device and on eight.
 
 `python benchmarks/checkpoint_steps.py` prints seconds, CPU seconds and the peak of memory over the size of the state.
 Each measurement has a process of its own, since memory that was used once is used again.
@@ -20,7 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 from _lines import Line, add_option, lines_text, table, write
+
+untyped_jax: Any = jax
 
 LARGE = 48  # arrays
 WAYS = ("save", "orbax save", "restore", "orbax restore", "save by shard", "restore by shard")
@@ -70,7 +73,6 @@ def resident() -> int:
 
 def run_way(way: str, folder: Path, megabytes: int) -> dict[str, float]:
     """Measure one way."""
-    import jax
     import numpy as np
 
     logging.disable(logging.WARNING)
@@ -91,7 +93,7 @@ def run_way(way: str, folder: Path, megabytes: int) -> dict[str, float]:
     if "save" in way:
         random = np.random.default_rng(0)
         state = {name: jax.device_put(random.standard_normal(shape, np.float32), sharding) for name in names}
-        jax.block_until_ready(state)
+        untyped_jax.block_until_ready(state)
     found: dict[str, float] = {}
     with measured(found):
         result = action(folder, way, state if "save" in way else like)
@@ -102,20 +104,17 @@ def run_way(way: str, folder: Path, megabytes: int) -> dict[str, float]:
 
 def our_action(folder: Path, way: str, tree: Any) -> Any:
     """Save a tree with the manager, or restore the last into it."""
-    import jax
-
     from treewright.checkpoint import CheckpointManager
 
     with CheckpointManager(folder / "ours") as manager:
         if "restore" in way:
-            return jax.block_until_ready(manager.restore(like=tree))
+            return untyped_jax.block_until_ready(manager.restore(like=tree))
         manager.save(1, tree)
         return manager.wait()
 
 
 def orbax_action(folder: Path, way: str, tree: Any) -> Any:
     """The same with Orbax alone, without compression."""
-    import jax
     import orbax.checkpoint as ocp
 
     handlers = {"state": ocp.PyTreeCheckpointHandler(use_compression=False)}
@@ -124,7 +123,7 @@ def orbax_action(folder: Path, way: str, tree: Any) -> Any:
             device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             restore_args = ocp.checkpoint_utils.construct_restore_args(tree, jax.tree.map(lambda _: device, tree))
             args = ocp.args.PyTreeRestore(item=tree, restore_args=restore_args)
-            return jax.block_until_ready(manager.restore(1, args=ocp.args.Composite(state=args)).state)
+            return untyped_jax.block_until_ready(manager.restore(1, args=ocp.args.Composite(state=args)).state)
         manager.save(1, args=ocp.args.Composite(state=ocp.args.PyTreeSave(tree)))
         return manager.wait_until_finished()
 

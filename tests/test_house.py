@@ -29,7 +29,13 @@ COMPLEXITY = 10
 # Module-level names that may change all the same, as "module.name". Intern tables live on the classes that they serve;
 # what is traced anywhere in the process, and who wants to hear of it, has no smaller place. What code reads never
 # changes, and is found once.
-MUTABLE_STATE = {"_jax._RELAY", "_nodes.others._MADE_AGAIN", "_values.reach.code_reads", "retrace.traced.PROCESS"}
+MUTABLE_STATE = {
+    "_jax._RELAY",
+    "_nodes.others._MADE_AGAIN",
+    "_values.reach.code_reads",
+    "checkpoint.ending.UNFINISHED",
+    "retrace.traced.PROCESS",
+}
 
 TOP_LEVEL = {
     *(".ci", ".git", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),

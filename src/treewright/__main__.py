@@ -2,11 +2,14 @@
 
 import importlib
 import sys
+from types import MappingProxyType
 
 # Each command: the module that has it, whose `main` takes the arguments, and what it does in a line.
-COMMANDS = {
-    "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
-}
+COMMANDS = MappingProxyType(
+    {
+        "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
+    }
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +20,7 @@ def main(arguments: list[str]) -> int:
         return status
     lines = [f"  {name:12} {line}" for name, (_, line) in COMMANDS.items()]
     wanted = bool(arguments) and arguments[0] in {"-h", "--help"}
-    print("usage: python -m treewright COMMAND ...", *lines, sep="\n", file=sys.stdout if wanted else sys.stderr)  # noqa: T201  a command talks
+    print("usage: python -m treewright COMMAND ...", *lines, sep="\n", file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2
 
 

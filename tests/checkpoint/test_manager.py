@@ -332,7 +332,9 @@ def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
         plain.save(1, args=ocp.args.StandardSave({"a": jnp.ones(1)}))
 
     for restore in (CheckpointManager(tmp_path).restore, CheckpointManager(tmp_path).restore_latest_valid):
-        with pytest.raises(CheckpointError, match=r"Step 1 in .* has no manifest: another .*read_names\('.*/1'\)") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"Step 1 in .* has no manifest: another .*read_names\('.*/1'\)"
+        ) as caught:
             restore(like={"a": jnp.ones(1)})
         assert not isinstance(caught.value, CheckpointDamagedError)
 

@@ -87,12 +87,10 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        part: The flat name of a node, container or leaf of the file, as `"params"` or `"params.layers.0"`: only that is
-            loaded, with all checks, and `like` is what it is loaded into.
+        part: The flat name of all that is loaded, as `"params.layers.0"`; `like` is what that is loaded into.
         modules: Without `like`, where classes and functions may come from: modules or their names, or one of them.
             They are imported. Only their own classes and functions are found, Treewright's, and the states of optax.
-        statics: Without `like`, the values of statics that were saved as descriptions only, by flat name:
-            `{"tx": optax.adam(1e-3)}`. A value whose description is another is taken with a warning.
+        statics: Without `like`, values of statics that were saved as descriptions: `{"tx": optax.adam(1e-3)}`.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
             static that has no exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
@@ -107,8 +105,7 @@ def load(
         CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
             was saved and what the tree has; `differences` has them as data.
         CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it has no manifest, needs a newer Treewright, can't be made from `modules`, or has no such
-            `part`.
+        CheckpointError: If it has no manifest or no such part, needs a newer Treewright, or can't be made.
         TypeError: If `like` is given together with `modules` or `statics`, or options for it without it.
 
     Examples:
@@ -116,8 +113,6 @@ def load(
         >>> from treewright.checkpoint import load, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> save(path, {"w": jnp.arange(3.0)})
-        >>> load(path, part="w")
-        Array([0., 1., 2.], dtype=float32)
         >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
         {'w': Array([0., 1., 2.], dtype=float32)}
         >>> load(path, like={"w": jnp.zeros(4)})
@@ -171,8 +166,8 @@ def to_names(tree: object) -> dict[str, Any]:
 def read_names(path: StrPath, *, template: object = None) -> dict[str, Any]:
     """The arrays in a checkpoint of another program, as numpy arrays by flat name: what `from_names` takes.
 
-    What wrote it is seen from its first bytes: safetensors (also a model in several files, by its index or its folder),
-    flax's msgpack, equinox's leaves, npz, or a folder of Orbax. Pickles, as of `torch.save`, are refused: they run code.
+    What wrote it is seen from its first bytes: safetensors (also a model in several files, by its index or folder),
+    flax's msgpack, equinox's leaves, npz, or a folder of Orbax. Pickles (`torch.save`) are refused: they run code.
 
     Args:
         path: The file or folder. Of a folder of steps, one step.
@@ -204,9 +199,9 @@ def from_names(
     Args:
         values: Arrays and numbers by name, as `to_names` gives them. They are copied.
         like: A live or abstract tree, whose structure, statics and shardings the result has.
-        table: Our names by theirs. `*` stands for one step: `{"h.*.w": "layers.*.kernel"}`. A pair has a function besides
-            that the array goes through: `{"fc.weight": ("fc.kernel", numpy.transpose)}`. None drops the array. Where
-            the name of ours has fewer stars, what the first of theirs numbers is stacked along a new first axis.
+        table: Our names by theirs. `*` stands for one step: `{"h.*.w": "layers.*.kernel"}`. A pair has a function
+            besides that the array goes through: `{"fc.weight": ("fc.kernel", numpy.transpose)}`. None drops the array.
+            Where the name of ours has fewer stars, what the first of theirs numbers is stacked along a new first axis.
         allow_cast: Whether a value may have another dtype than the leaf, and is cast to it.
         strict: Whether names that only one side has are errors.
 

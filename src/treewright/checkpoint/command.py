@@ -7,7 +7,7 @@ imported for a checkpoint, and nothing of it is run.
 import argparse
 import contextlib
 import dataclasses
-import datetime
+import datetime as dt
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ class _Checkpoint:
     @property
     def saved_at(self) -> str:
         """When it was written, in local time."""
-        time = datetime.datetime.fromtimestamp(self.path.stat().st_mtime, tz=datetime.UTC).astimezone()
+        time = dt.datetime.fromtimestamp(self.path.stat().st_mtime, tz=dt.UTC).astimezone()
         return time.isoformat(" ", "seconds")
 
     @property
@@ -194,7 +194,10 @@ def _differences(one: _Checkpoint, other: _Checkpoint) -> Iterator[str | int]:
     yield f"+ {other.path}"
     ours, theirs = ({leaf.name: leaf for leaf in manifest.leaves} for manifest in (saved, wanted))
     status = 0
-    for mismatch in (*node_mismatches(saved, wanted, set()), *leaf_mismatches(ours, theirs, allow_cast=False, strict=True)):
+    for mismatch in (
+        *node_mismatches(saved, wanted, set()),
+        *leaf_mismatches(ours, theirs, allow_cast=False, strict=True),
+    ):
         status = 1
         yield f"  {mismatch.path}: {mismatch.kind} {mismatch.saved} | {mismatch.wanted}"
     same = [name for name, leaf in ours.items() if name in theirs and leaf.form == theirs[name].form]

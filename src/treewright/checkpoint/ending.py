@@ -103,7 +103,7 @@ class Preemption:
             signal.signal(number, handler)
 
     def _hear(self, number: int, _: FrameType | None) -> None:
-        """Only note it: between two lines of the loop, the old state may be donated and the new one have no name yet."""
+        """Only note it: in the middle of the loop the old state may be donated, and the new one have no name."""
         if self._told is None:
             self._tell(number)
 

@@ -1,4 +1,4 @@
-"""Arrays that other programs saved, by name: safetensors, flax, Orbax, equinox, npz. And tables from their names to ours."""
+"""Arrays that other programs saved, by name, and tables from their names to ours."""
 
 import io
 import json
@@ -152,7 +152,9 @@ def _folder_reader(path: Path) -> Callable[[Path], Mapping[str, Any]]:
         return lambda _: _orbax(items[0])
     if items:
         raise CheckpointError(f"{path} holds several trees of Orbax. Give one of them: {', '.join(map(str, items))}.")
-    steps = [inside for inside in sorted(path.iterdir()) if inside.is_dir() and any(map(_holds_arrays, inside.iterdir()))]
+    steps = [
+        inside for inside in sorted(path.iterdir()) if inside.is_dir() and any(map(_holds_arrays, inside.iterdir()))
+    ]
     if steps:
         raise CheckpointError(f"{path} is a folder of steps. Give one of them: {', '.join(map(str, steps))}.")
     raise CheckpointError(f"{path} is a folder, and neither a checkpoint of Orbax nor a model in several files.")

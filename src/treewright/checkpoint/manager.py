@@ -260,8 +260,9 @@ class CheckpointManager:
 
     def _kept(self, steps: Sequence[int]) -> list[bool]:
         """Which of these steps stay. What someone else deleted is left to them."""
-        there = {*self._steps_on_disk(), self._step} & set(steps)
-        kept = self._retention.kept(there, self._step or 0, self._metadata_for_ranks)
+        saved = steps[-1]  # Orbax lists it last
+        there = {*self._steps_on_disk(), saved} & set(steps)
+        kept = self._retention.kept(there, saved, self._metadata_for_ranks)
         return [step in kept or step not in there for step in steps]
 
     def _metadata_for_ranks(self, step: int) -> Mapping[str, Any]:
@@ -342,7 +343,8 @@ class CheckpointManager:
         """
         if self._retention.metric is None:
             raise CheckpointError(
-                "The best step is asked for, and no metric says which: CheckpointManager(..., metric='loss', mode='min')."
+                "The best step is asked for, and no metric says which: CheckpointManager(..., metric='loss', "
+                "mode='min')."
             )
         with self._mutex:
             return next(iter(self._retention.ranked(self.all_steps(), self._metadata_for_ranks)), None)

@@ -22,7 +22,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.newest is not None and self.newest < 1:
-            raise ValueError(f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {self.newest}.")
+            raise ValueError(
+                f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {self.newest}."
+            )
         for name, count in (("keep_every", self.every), ("keep_best", self.best)):
             if count is not None and count < 1:
                 raise ValueError(f"CheckpointManager({name}=...) takes a number from 1, or None, got {count}.")
@@ -54,7 +56,7 @@ class Retention:
         sign = -1 if self.mode == "max" else 1
         values: dict[int, float] = {}
         for step in steps:
-            value = metadata(step).get(self.metric or "")
+            value: Any = metadata(step).get(self.metric or "")
             if type(value) in {int, float}:
                 values[step] = math.inf if math.isnan(value) else sign * value
         return sorted(values, key=lambda step: (values[step], -step))

@@ -1,4 +1,4 @@
-"""What is taken from a checkpoint, and from where: all of it or a part, into a tree or as the checkpoint says itself."""
+"""What is taken from a checkpoint, and from where: all of it or a part, into a tree or as it says itself."""
 
 import dataclasses
 import importlib.util
@@ -30,8 +30,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
-            f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by which "
-            f"a checkpoint appears whole or not at all, are not there. Mount it, or save to a disk and copy."
+            f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by "
+            f"which a checkpoint appears whole or not at all, are not there. Mount it, or save to a disk and copy."
         )
     return Path(text)
 
@@ -55,13 +55,13 @@ def taken(  # noqa: PLR0917  one call for the file and the manager
     """
     if like is not ALONE and (modules or statics):
         raise TypeError(
-            "modules= and statics= say what a tree is made of if there is no like=. With like=, classes and statics are "
-            "its own: leave them out."
+            "modules= and statics= say what a tree is made of if there is no like=. With like=, classes and statics "
+            "are its own: leave them out."
         )
     if like is ALONE and options != LoadOptions():
         raise TypeError(
-            "on_static=, allow_cast=, strict=, renamed= and migrate= say how a checkpoint may differ from like=: give a "
-            "tree to load into."
+            "on_static=, allow_cast=, strict=, renamed= and migrate= say how a checkpoint may differ from like=: give "
+            "a tree to load into."
         )
     if part is not None:
         manifest, read = _of_part(manifest, read, part)
@@ -79,7 +79,8 @@ def _optax(manifest: Manifest) -> list[str]:
 
 def _of_part(manifest: Manifest, read: Reader, part: str) -> tuple[Manifest, Reader]:
     """The manifest below a place, as of a tree of its own, and a reader of it."""
-    named = {".".join(entry.steps): entry.steps for entry in (*manifest.branches, *manifest.leaves)}
+    every = [branch.steps for branch in manifest.branches] + [leaf.steps for leaf in manifest.leaves]
+    named = {".".join(steps): steps for steps in every}
     if part not in named:
         raise CheckpointError(f"part={part!r}: nothing that was saved has this name{did_you_mean(part, named)}.")
     root = named[part]
