@@ -1,10 +1,9 @@
-"""`python -m treewright COMMAND`: what can be done without writing a program."""
+"""`python -m treewright COMMAND`: the commands, each in a module that is imported when it is asked for."""
 
 import importlib
 import sys
 from types import MappingProxyType
 
-# Each command: the module that has it, whose `main` takes the arguments, and what it does in a line.
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
@@ -13,15 +12,16 @@ COMMANDS = MappingProxyType(
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command and give the exit status."""
-    if arguments and arguments[0] in COMMANDS:
-        module = importlib.import_module(COMMANDS[arguments[0]][0])
-        status: int = module.main(arguments[1:])
-        return status
-    lines = [f"  {name:12} {line}" for name, (_, line) in COMMANDS.items()]
-    wanted = bool(arguments) and arguments[0] in {"-h", "--help"}
-    print("usage: python -m treewright COMMAND ...", *lines, sep="\n", file=sys.stdout if wanted else sys.stderr)
-    return 0 if wanted else 2
+    """Run the command that comes first. Without one, or with a wrong one, print them all."""
+    name, *rest = arguments or ["--help"]
+    if name in COMMANDS:
+        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        return code
+    asked = name in {"-h", "--help"}
+    lines = ["usage: python -m treewright COMMAND ...", ""]
+    lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
+    print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ def test_sizes_have_units(count: int, text: str) -> None:
 def test_commands_are_listed_and_an_unknown_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "checkpoint   list, verify and compare checkpoints" in capsys.readouterr().out
-    assert main(["unknown"]) == main([]) == 2
-    assert capsys.readouterr().err.count("usage: python -m treewright COMMAND") == 2
+    assert main(["unknown"]) == 2
+    assert "usage: python -m treewright COMMAND" in capsys.readouterr().err
 
 
 def test_the_command_runs_as_a_program(tmp_path: Path) -> None:

@@ -87,32 +87,30 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        part: The flat name of all that is loaded, as `"params.layers.0"`; `like` is what that is loaded into.
-        modules: Without `like`, where classes and functions may come from: modules or their names, or one of them.
-            They are imported. Only their own classes and functions are found, Treewright's, and the states of optax.
+        part: The flat name of all that is loaded into `like`, as `"params.layers.0"`.
+        modules: Without `like`, one or several modules or names of modules, which are imported. Only their own classes
+            and functions are found, Treewright's, and the states of optax.
         statics: Without `like`, values of statics that were saved as descriptions: `{"tx": optax.adam(1e-3)}`.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
-            static that has no exact form, such as a closure, is compared by a description, and only warned of.
+            static without an exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
-        strict: Whether leaves that only one side has, and other classes, are errors. If not, leaves that were not
-            saved keep the value that they have in `like`. A warning lists what was dropped and what was kept.
-        renamed: New names by old ones. A name is one step, or several with dots, and is found at any depth: `{"out":
-            "head"}` renames `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
+        strict: Whether leaves that only one side has, and other classes, are errors. If not, a warning lists them, and
+            leaves that were not saved keep the value of `like`.
+        renamed: New names by old ones, of one or several steps, found at any depth: `{"out": "head"}` renames
+            `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
         migrate: A function from all saved leaves, by flat name, to those that `like` is to have.
         progress: Whether to show a bar; None shows one for large files on a terminal.
 
     Raises:
-        CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
-            was saved and what the tree has; `differences` has them as data.
+        CheckpointMismatchError: If the file does not fit `like`; its `differences` are those that the message lists.
         CheckpointDamagedError: If the file is not what was saved.
         CheckpointError: If it has no manifest or no such part, needs a newer Treewright, or can't be made.
-        TypeError: If `like` is given together with `modules` or `statics`, or options for it without it.
+        TypeError: If `like` is given with `modules` or `statics`, or its options without it.
 
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
-        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> save(path := os.path.join(tempfile.mkdtemp(), "model"), {"w": jnp.arange(3.0)})
         >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
         {'w': Array([0., 1., 2.], dtype=float32)}
         >>> load(path, like={"w": jnp.zeros(4)})
