@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,9 @@ MODULES = (models, "jax.nn")
 TREE = {"x": np.ones(2)}
 
 
-def run(folder: Path, steps: Sequence[int], losses: Sequence[float | None] = (), **options: Any) -> CheckpointManager:
+def run(
+    folder: Path, steps: Sequence[SupportsIndex], losses: Sequence[float | None] = (), **options: Any
+) -> CheckpointManager:
     manager = CheckpointManager(folder / "run", **options)
     for step, loss in itertools.zip_longest(steps, losses):
         manager.save(step, TREE, metadata=None if loss is None else {"loss": loss})
@@ -152,7 +154,7 @@ def test_a_step_can_be_deleted_and_saved_again(tmp_path: Path) -> None:
 
 
 def test_a_step_may_be_any_whole_number(tmp_path: Path) -> None:
-    with run(tmp_path, [np.int64(1), jnp.int32(2), np.uint8(3)]) as manager:  # type: ignore[list-item]  # what loops count with
+    with run(tmp_path, [np.int64(1), jnp.int32(2), np.uint8(3)]) as manager:  # what loops count with
         assert manager.all_steps() == (1, 2, 3)
 
 

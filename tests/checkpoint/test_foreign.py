@@ -70,7 +70,8 @@ def by_a_manager_of_orbax(path: Path) -> Path:
 
 def by_numpy(path: Path) -> Path:
     with path.open("wb") as file:
-        np.savez(file, **{**VALUES, "a.bias": np.ones(2, np.float16)})
+        savez: Any = np.savez
+        savez(file, **{**VALUES, "a.bias": np.ones(2, np.float16)})
     return path
 
 

@@ -1,6 +1,6 @@
 """What a user is told of a load that went well although not everything fitted."""
 
-import sys
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +12,8 @@ _LISTED = 20  # of each kind
 
 def warn(text: str) -> None:
     """Warn with the user's line: the first outside of Treewright."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("treewright."):
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("treewright."):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, CheckpointWarning, stacklevel=level)
 

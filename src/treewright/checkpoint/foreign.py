@@ -85,9 +85,11 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     from treewright.checkpoint.file import engine
 
     engine()
-    from safetensors.numpy import load_file
+    import safetensors.numpy
 
-    return load_file(path)
+    read: Any = safetensors.numpy.load_file
+    values: Mapping[str, Any] = read(path)
+    return values
 
 
 def _index(path: Path) -> Mapping[str, Any]:
@@ -125,7 +127,8 @@ def _equinox(path: Path, template: Any) -> Mapping[str, Any]:
         import equinox
     except ImportError as error:
         raise missing_extra("Reading a file that equinox wrote", "equinox", "interop") from error
-    return _flat(equinox.filter(equinox.tree_deserialise_leaves(path, template), equinox.is_array))
+    library: Any = equinox
+    return _flat(library.filter(library.tree_deserialise_leaves(path, template), library.is_array))
 
 
 def _equinox_by_place(path: Path) -> Mapping[str, Any]:
@@ -173,7 +176,8 @@ def _orbax(path: Path) -> Mapping[str, Any]:
     found = checkpointer.metadata(path.absolute())
     saved = getattr(found, "item_metadata", found)
     saved = getattr(saved, "tree", saved)
-    on_host = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), saved)
+    each = orbax.RestoreArgs(restore_type=np.ndarray)
+    on_host: Any = jax.tree.unflatten(jax.tree.structure(saved), [each] * len(jax.tree.leaves(saved)))
     return _flat(checkpointer.restore(path.absolute(), args=orbax.args.PyTreeRestore(restore_args=on_host)))
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 from treewright._jax import is_first_process, process_index
 from treewright._values.reach import public
@@ -119,7 +119,7 @@ class CheckpointManager:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         tree: object,
         *,
         metadata: Mapping[str, Any] | None = None,
@@ -145,16 +145,16 @@ class CheckpointManager:
         extras = extras_of(metadata, items)
         self._retention.check(extras.metadata)
         with self._mutex:
-            step = self._refused_existing(step)
+            number = self._refused_existing(step)
             saved = items_of(tree, extras)
             self.wait()
-            with self._telling(f"Step {step} could not be saved"):
+            with self._telling(f"Step {number} could not be saved"):
                 saver = self._opened_for_saving()
-                if step in self._damaged:
-                    saver.delete(step)
-                    self._damaged.discard(step)
-                self._step, self._known[step] = step, extras.metadata
-                saver.save(step, args=self._orbax.args.Composite(**saved), force=True)
+                if number in self._damaged:
+                    saver.delete(number)
+                    self._damaged.discard(number)
+                self._step, self._known[number] = number, extras.metadata
+                saver.save(number, args=self._orbax.args.Composite(**saved), force=True)
                 self._pending = True
                 UNFINISHED.add(self)
             if not self._asynchronous:
@@ -281,15 +281,19 @@ class CheckpointManager:
                 for inside in (path, *path.rglob("*")):
                     sync(inside)
 
-    def _refused_existing(self, step: Any) -> int:
+    def _refused_existing(self, wanted: SupportsIndex) -> int:
         """The number of a step that can be saved."""
-        if isinstance(step, bool) or not hasattr(type(step), "__index__") or (step := operator.index(step)) < 0:
-            raise CheckpointError(f"A step is a whole number from 0, got {step!r}.")
+        try:
+            step = operator.index(wanted)
+        except TypeError:  # an array of no rank has the method too
+            step = -1
+        if isinstance(wanted, bool) or step < 0:
+            raise CheckpointError(f"A step is a whole number from 0, got {wanted!r}.")
         if step in self.all_steps() and step not in self._damaged:
             raise CheckpointError(
                 f"{self.directory} has a step {step} already. Save into another folder, or delete it: delete({step})."
             )
-        return int(step)
+        return step
 
     def _raise_failure(self) -> None:
         """Raise if a save failed in the background; return at once while one is going on, in any thread."""

@@ -141,8 +141,10 @@ def _as_json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _json_default(value: Any) -> Any:
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode()}
-    if isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0:
-        return value.item()
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        array: Any = np.asarray(cast("Any", value))
+        if array.ndim == 0:
+            return array.item()
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
