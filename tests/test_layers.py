@@ -384,6 +384,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint.steps": (
         "_jax",
+        "_values.reach",
         "checkpoint.digests",
         "checkpoint.leaves",
         "checkpoint.manifest",

@@ -1,5 +1,6 @@
 """Arrays that other programs saved, by name, and tables from their names to ours."""
 
+import importlib
 import io
 import json
 import re
@@ -85,10 +86,8 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     from treewright.checkpoint.file import engine
 
     engine()
-    import safetensors.numpy
-
-    read: Any = safetensors.numpy.load_file
-    values: Mapping[str, Any] = read(path)
+    module: Any = importlib.import_module("safetensors.numpy")
+    values: Mapping[str, Any] = module.load_file(path)
     return values
 
 

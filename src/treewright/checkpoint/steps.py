@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from treewright._jax import of_all_processes, process_count
+from treewright._values.reach import class_of
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
 from treewright.checkpoint.manifest import Manifest, from_json, with_digests
@@ -141,10 +142,8 @@ def _as_json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _json_default(value: Any) -> Any:
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode()}
-    if isinstance(value, np.generic | np.ndarray | jax.Array):
-        array: Any = np.asarray(cast("Any", value))
-        if array.ndim == 0:
-            return array.item()
+    if issubclass(class_of(value), np.generic | np.ndarray | jax.Array) and np.ndim(value) == 0:
+        return np.asarray(value).item()
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
