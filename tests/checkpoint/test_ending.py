@@ -170,6 +170,13 @@ def test_a_run_that_can_not_save_in_time_leaves_and_keeps_its_earlier_steps(tmp_
     assert CheckpointManager(tmp_path).all_steps() == (1,)
 
 
+@pytest.fixture
+def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process of the tests live when its time is over."""
+    monkeypatch.setattr(ending, "_leave_now", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_stays")
 def test_any_signal_may_be_the_one_and_the_handlers_come_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with CheckpointManager(tmp_path) as manager:
@@ -210,6 +217,7 @@ def test_a_time_or_a_thread_that_can_not_be_is_refused(tmp_path: Path) -> None:
     assert raised == ["preemption() listens to signals, and Python gives these to the main thread alone."]
 
 
+@pytest.mark.usefixtures("_stays")
 def test_in_a_job_of_several_processes_jax_says_which_step_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
