@@ -222,6 +222,14 @@ def test_a_pipe_in_a_step_is_damage_and_nobody_waits_for_its_writer(tmp_path: Pa
             manager.restore_latest_valid(like=TREE)
 
 
+def test_a_step_that_is_read_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {str(i): np.full(10 + i, i) for i in range(20)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+        monkeypatch.setattr(steps_module, "_PART", 200)
+        assert_same(manager.restore(like=tree), tree)
+
+
 # Where
 
 
