@@ -15,7 +15,16 @@ from _lines import lines_text, read
 from _report import machine, machine_text
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("step.py", "node.py", "trees.py", "retrace.py", "checkpoint.py", "sharding.py", "typing/compare.py")
+BENCHMARKS = (
+    "step.py",
+    "node.py",
+    "trees.py",
+    "retrace.py",
+    "checkpoint.py",
+    "checkpoint_steps.py",
+    "sharding.py",
+    "typing/compare.py",
+)
 LIBRARIES = (
     *("treewright", "jax", "flax", "equinox", "chex", "jax_dataclasses", "simple_pytree", "penzai", "sepes", "jarp"),
     *("tjax", "optax", "orbax-checkpoint", "safetensors", "mypy", "pyright"),

@@ -31,6 +31,7 @@ COMPLEXITY = 10
 # changes, and is found once.
 MUTABLE_STATE = {
     *("_jax._RELAY", "_nodes.init._pairing", "_nodes.others._MADE_AGAIN", "_values.reach.code_reads"),
+    "checkpoint.ending.UNFINISHED",
     "retrace.traced.PROCESS",
     "sharding.constrain._RULES",
 }

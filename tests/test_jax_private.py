@@ -391,6 +391,8 @@ def test_equations_of_other_settings_are_told_apart() -> None:
 
     first, second = (_jax.equation_setting(equation(partitionable=value)) for value in (True, False))
     assert first == _jax.equation_setting(equation(partitionable=True)) != second
+
+
 def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jax, "TRACE_STATE_HOMES", ("jax.tree_util",))
     run = treewright.loop(lambda state, x: (state + x, state), jnp.zeros(()))

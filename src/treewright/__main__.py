@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 COMMANDS = MappingProxyType(
     {
+        "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
         "retraces": ("treewright.retrace.command", "run a program, and say what JAX compiled in it, and why again"),
     }
 )

@@ -49,7 +49,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """Which of the processes this is."""
+    """Which of the processes this one is, from 0."""
     index: int = untyped_jax.process_index()
     return index
 
@@ -107,6 +107,13 @@ def of_all_processes(data: bytes) -> list[bytes]:
     padded[: len(packed)] = packed
     rows = process_allgather(padded)
     return [zlib.decompress(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def preemption_agreed(step: int) -> bool:
+    """Whether some process was told to leave and this is the step at which all do. All call it in each step."""
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.reached_preemption_sync_point(step))
 
 
 # Young. `import treewright.sharding` fails in a JAX without this one.

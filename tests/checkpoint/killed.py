@@ -15,7 +15,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from treewright.checkpoint import CheckpointManager, save
-from treewright.checkpoint.manager import engine
+from treewright.checkpoint.steps import engine
 
 SIZE = 50_000
 

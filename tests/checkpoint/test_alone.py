@@ -165,7 +165,9 @@ def test_a_static_that_was_only_described_can_not_be_made(tmp_path: Path) -> Non
         with pytest.raises(CheckpointError, match="the static value was saved as a description only"):
             load(tmp_path / "x", modules=[models])
     save(tmp_path / "x", train_state())
-    with pytest.raises(CheckpointError, match="the tree: the static tx was saved as a description only"):
+    with pytest.raises(
+        CheckpointError, match=r"the tree: the static tx was saved as a description only: optax.*\{'tx'"
+    ):
         load(tmp_path / "x", modules=[models])
 
 

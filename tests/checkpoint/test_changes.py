@@ -14,7 +14,7 @@ from tests.checkpoint.engines import ByFile, assert_same
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from treewright import Module, Static, StaticValue, TrainState, freeze, static
 from treewright.checkpoint import from_names, load, read_manifest, save, to_names
-from treewright.errors import CheckpointError, CheckpointMismatchError
+from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,10 @@ def test_a_layer_is_renamed_and_gets_a_bias_in_parameters_and_both_moments(engin
 def test_new_leaves_may_keep_what_the_tree_has(engine: Any) -> None:
     engine.save(before())
 
-    found = engine.load(like=after(), renamed={"out": "head", "name": "title"}, strict=False)
+    with pytest.warns(
+        CheckpointWarning, match=r"; 8 leaves were loaded\.\nNot saved, .* value that they had in the tree:"
+    ):
+        found = engine.load(like=after(), renamed={"out": "head", "name": "title"}, strict=False)
     assert_same(found.params.head, {"kernel": before().params.out["kernel"], "bias": jnp.zeros(1)})
 
 
@@ -256,7 +259,11 @@ def test_leaves_by_name_are_copies() -> None:
 def test_leaves_by_name_are_compared_with_the_tree() -> None:
     with pytest.raises(CheckpointMismatchError, match=r"\['b'\]: not saved, the tree has"):
         from_names({"a": 1}, like={"a": 0, "b": 0})
-    assert from_names({"a": 1}, like={"a": 0, "b": 7}, strict=False) == {"a": 1, "b": 7}
+    with pytest.warns(
+        CheckpointWarning, match=r"; 1 leaf was loaded\.\nDropped, .*:\n  c: .*\nNot saved, .*:\n  \['b'\]:"
+    ) as seen:
+        assert from_names({"a": 1, "c": 2}, like={"a": 0, "b": 7}, strict=False) == {"a": 1, "b": 7}
+    assert seen[0].filename == __file__
     assert_same(from_names({"a": 1}, like={"a": X[0]}, allow_cast=True), {"a": jnp.float32(1)})
 
 

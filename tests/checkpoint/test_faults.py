@@ -247,7 +247,7 @@ PROGRAM = """
 import os, resource, sys
 import jax.numpy as jnp
 from treewright.checkpoint import CheckpointManager, save
-from treewright.checkpoint.manager import engine
+from treewright.checkpoint.steps import engine
 folder, how = sys.argv[1:]
 small, large = {"x": jnp.ones(10)}, {"x": jnp.ones(10**6)}
 engine()

@@ -188,6 +188,8 @@ def test_another_learning_rate_is_warned_of(engine: Any) -> None:
         (1.5, jnp.float32(0), jnp.float32(1.5)),
         (jnp.float16(1.5), 0.0, 1.5),
         (jnp.float32(1.5), 0, 1),
+        (jnp.int32(1), 0.0, 1.0),
+        (jnp.float32(1.5), np.float16(0), np.float16(1.5)),
         (2, np.float16(0), np.float16(2)),
         (np.ones(2), jnp.zeros(2, jnp.float32), jnp.ones(2)),
     ],
@@ -216,15 +218,46 @@ def test_numpy_and_jax_arrays_stand_for_each_other(engine: Any) -> None:
 def test_leaves_of_one_side_may_be_let_through(engine: Any) -> None:
     engine.save({"a": 1, "old": 2})
 
-    assert engine.load(like={"a": 0, "new": 3}, strict=False) == {"a": 1, "new": 3}
+    with pytest.warns(CheckpointWarning) as seen:
+        assert engine.load(like={"a": 0, "new": 3}, strict=False) == {"a": 1, "new": 3}
+    assert str(seen[0].message) == (
+        "Not all of the checkpoint fitted the tree (strict=False); 1 leaf was loaded.\n"
+        "Dropped, since the tree has no place for them:\n"
+        "  ['old']: int64[] (int)\n"
+        "Not saved, so they have the value that they had in the tree:\n"
+        "  ['new']: int64[] (int)"
+    )
+    assert_same(engine.load(like={"a": 0, "old": 0}, strict=False), {"a": 1, "old": 2})  # without a word
+
+
+def test_an_account_of_many_leaves_is_short(engine: Any) -> None:
+    engine.save({"a": 1, "old": list(range(100))})
+
+    with pytest.warns(CheckpointWarning, match=r"\['old'\]\[19\].*\n  and 80 more$"):
+        engine.load(like={"a": 1}, strict=False)
+
+
+def test_a_run_resumes_into_a_fresh_state_whose_numbers_went_through_jit(engine: Any) -> None:
+    fresh = {"step": 0, "rate": 0.5, "flag": True, "phase": 1j, "wide": np.ones(2), "count": np.int64(3)}
+    engine.save(jax.jit(lambda tree: tree)(fresh))
+
+    assert_same(engine.load(like=fresh), fresh)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"\['step'\]: kind int32\[\] \(array\) saved, float64\[\] \(float\)"
+    ):
+        engine.load(like={**fresh, "step": 0.0})
+    with pytest.raises(CheckpointMismatchError, match=r"\['wide'\]: dtype float32 saved, float16 in the tree"):
+        engine.load(like={**fresh, "wide": np.ones(2, np.float16)})
 
 
 def test_another_class_may_be_let_through(engine: Any) -> None:
     engine.save(net())
 
-    assert_same(
-        engine.load(like=Other(net().layers, jnp.float32(0)), strict=False), Other(net().layers, jnp.float32(7))
-    )
+    like = Other(net().layers, jnp.float32(0))
+    with pytest.warns(
+        CheckpointWarning, match=r"Of other classes:\n  the tree: class .*:Net saved, .*:Other in the tree"
+    ):
+        assert_same(engine.load(like=like, strict=False), Other(net().layers, jnp.float32(7)))
 
 
 def test_a_leaf_without_any_value_is_an_error(engine: Any) -> None:

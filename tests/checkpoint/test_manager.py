@@ -344,8 +344,12 @@ def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as plain:
         plain.save(1, args=ocp.args.StandardSave({"a": jnp.ones(1)}))
 
-    with pytest.raises(CheckpointDamagedError, match="The manifest of step 1 can't be read"):
-        CheckpointManager(tmp_path).restore(like={"a": jnp.ones(1)})
+    for restore in (CheckpointManager(tmp_path).restore, CheckpointManager(tmp_path).restore_latest_valid):
+        with pytest.raises(
+            CheckpointError, match=r"Step 1 in .* has no manifest: another .*read_names\('.*/1'\)"
+        ) as caught:
+            restore(like={"a": jnp.ones(1)})
+        assert not isinstance(caught.value, CheckpointDamagedError)
 
 
 # Shardings
@@ -422,7 +426,7 @@ def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_tree_that_asks_for_nothing_reads_nothing(tmp_path: Path) -> None:
-    with saved(tmp_path, 1) as manager:
+    with saved(tmp_path, 1) as manager, pytest.warns(CheckpointWarning, match="0 leaves were loaded"):
         assert manager.restore(like={"y": 3}, strict=False) == {"y": 3}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from treewright.checkpoint import CheckpointManager, digests, manager
+from treewright.checkpoint import CheckpointManager, digests, manager, steps
 from treewright.checkpoint.leaves import Form, Leaf
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -60,7 +60,7 @@ def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
 
 
 def test_arrays_of_one_process_are_refused_in_a_job_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "process_count", lambda: 2)
+    monkeypatch.setattr(steps, "process_count", lambda: 2)
 
     with pytest.raises(CheckpointError, match=r"\['x'\] lies on this process alone, which others can't see\. Place it"):
         CheckpointManager(tmp_path).save(1, {"x": jnp.ones(2), "host": np.ones(2)})

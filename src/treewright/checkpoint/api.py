@@ -1,19 +1,19 @@
 """`save` and `load` of one file, and the way through flat names for files of other programs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from treewright.checkpoint.file import SafetensorsFile, uncollected, write
+from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled, restored, restored_alone
-from treewright.checkpoint.tree import ReadingCodec, manifest_of
+from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled
+from treewright.checkpoint.take import ALONE, Modules, local_path, taken
+from treewright.checkpoint.tree import manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
-Modules = str | ModuleType | Sequence[str | ModuleType]
 
 
 def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
@@ -42,7 +42,7 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
         {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
     """
     with uncollected():
-        write(Path(path), tree, progress=progress)
+        write(local_path(path), tree, progress=progress)
 
 
 @overload
@@ -50,6 +50,7 @@ def load(
     path: StrPath,
     *,
     like: T,
+    part: str | None = ...,
     on_static: OnStatic = ...,
     allow_cast: bool = ...,
     strict: bool = ...,
@@ -58,12 +59,21 @@ def load(
     progress: bool | None = ...,
 ) -> T: ...
 @overload
-def load(path: StrPath, *, modules: Modules = ..., progress: bool | None = ...) -> Any: ...
 def load(
     path: StrPath,
     *,
-    like: Any = ...,  # None is a tree
+    part: str | None = ...,
+    modules: Modules = ...,
+    statics: Mapping[str, Any] | None = ...,
+    progress: bool | None = ...,
+) -> Any: ...
+def load(
+    path: StrPath,
+    *,
+    like: Any = ALONE,
+    part: str | None = None,
     modules: Modules = (),
+    statics: Mapping[str, Any] | None = None,
     on_static: OnStatic = "error",
     allow_cast: bool = False,
     strict: bool = True,
@@ -80,29 +90,30 @@ def load(
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        modules: Where classes and functions may come from: a module, its name, or several. They are imported. Only
-            their own classes and functions are found, and Treewright's.
+        part: The flat name of all that is loaded into `like`, as `"params.layers.0"`.
+        modules: Without `like`, one or several modules or names of modules, which are imported. Only their own classes
+            and functions are found, Treewright's, and the states of optax.
+        statics: Without `like`, values of statics that were saved as descriptions: `{"tx": optax.adam(1e-3)}`.
         on_static: What to do if a static differs: `"error"`, or `"warn"` and `"ignore"` to keep that of `like`. A
-            static that has no exact form, such as a closure, is compared by a description, and only warned of.
+            static without an exact form, such as a closure, is compared by a description, and only warned of.
         allow_cast: Whether a leaf may have another dtype in `like`, and is cast to it.
-        strict: Whether leaves that only one side has, and other classes, are errors. If not, leaves that were not
-            saved keep the value that they have in `like`.
-        renamed: New names by old ones. A name is one step, or several with dots, and is found at any depth: `{"out":
-            "head"}` renames `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
+        strict: Whether leaves that only one side has, and other classes, are errors. If not, a warning lists them, and
+            leaves that were not saved keep the value of `like`.
+        renamed: New names by old ones, of one or several steps, found at any depth: `{"out": "head"}` renames
+            `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
         migrate: A function from all saved leaves, by flat name, to those that `like` is to have.
         progress: Whether to show a bar; None shows one for large files on a terminal.
 
     Raises:
-        CheckpointMismatchError: If the file does not fit `like`. The message lists every difference by path, with what
-            was saved and what the tree has; `differences` has them as data.
+        CheckpointMismatchError: If the file does not fit `like`; its `differences` are those that the message lists.
         CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it can't be opened, is of another kind, needs a newer Treewright, or other `modules`.
+        CheckpointError: If it has no manifest or no such part, needs a newer Treewright, or can't be made.
+        TypeError: If `like` is given with `modules` or `statics`, or its options without it.
 
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
-        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> save(path := os.path.join(tempfile.mkdtemp(), "model"), {"w": jnp.arange(3.0)})
         >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
         {'w': Array([0., 1., 2.], dtype=float32)}
         >>> load(path, like={"w": jnp.zeros(4)})
@@ -114,15 +125,8 @@ def load(
           Another shape: change the array in migrate=.
     """
     options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
-    with uncollected(), SafetensorsFile(Path(path)) as file:
-        read = file.reader(progress=progress)
-        if like is not ...:
-            return restored(file.manifest, read, like, options)
-        return restored_alone(file.manifest, read, ReadingCodec(["treewright", *_listed(modules)]))
-
-
-def _listed(modules: Modules) -> Sequence[str | ModuleType]:
-    return [modules] if isinstance(modules, str | ModuleType) else modules
+    with uncollected(), SafetensorsFile(local_path(path)) as file:
+        return taken(file.manifest, file.reader(progress=progress), like, options, part, modules, statics)
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -142,7 +146,7 @@ def read_manifest(path: StrPath) -> Manifest:
         >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
         {'w': (3,)}
     """
-    with SafetensorsFile(Path(path)) as file:
+    with SafetensorsFile(local_path(path)) as file:
         return file.manifest
 
 
@@ -160,21 +164,60 @@ def to_names(tree: object) -> dict[str, Any]:
     return {leaf.name: leaf.value for leaf in manifest_of(tree).leaves}
 
 
-def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
+def read_names(path: StrPath, *, template: object = None) -> dict[str, Any]:
+    """The arrays in a checkpoint of another program, as numpy arrays by flat name: what `from_names` takes.
+
+    What wrote it is seen from its first bytes: safetensors (also a model in several files, by its index or folder),
+    flax's msgpack, equinox's leaves, npz, or a folder of Orbax. Pickles (`torch.save`) are refused: they run code.
+
+    Args:
+        path: The file or folder. Of a folder of steps, one step.
+        template: For a file of equinox, which has no names: the model that its leaves go into. Without, their names are
+            their places: `0`, `1`, ...
+
+    Raises:
+        CheckpointError: If it is of another format.
+        CheckpointDamagedError: If it can't be read.
+        ImportError: If the package that reads it is not installed.
+
+    Examples:
+        >>> import tempfile, os
+        >>> import numpy as np
+        >>> from treewright.checkpoint import from_names, read_names
+        >>> path = os.path.join(tempfile.mkdtemp(), "weights.npz")
+        >>> np.savez(path, **{"layer.w": np.ones(2, np.float32)})
+        >>> from_names(read_names(path), like={"layer": {"w": jnp.zeros(2)}})
+        {'layer': {'w': Array([1., 1.], dtype=float32)}}
+    """
+    return names_in(Path(path), template)
+
+
+def from_names(
+    values: Mapping[str, Any], *, like: T, table: Table | None = None, allow_cast: bool = False, strict: bool = True
+) -> T:
     """A tree like `like` with these leaves, by flat name: the way from files of other programs.
 
     Args:
         values: Arrays and numbers by name, as `to_names` gives them. They are copied.
         like: A live or abstract tree, whose structure, statics and shardings the result has.
+        table: Our names by theirs. `*` stands for one step: `{"h.*.w": "layers.*.kernel"}`. A pair has a function
+            besides that the array goes through: `{"fc.weight": ("fc.kernel", numpy.transpose)}`. None drops the array.
+            Where the name of ours has fewer stars, what the first of theirs numbers is stacked along a new first axis.
         allow_cast: Whether a value may have another dtype than the leaf, and is cast to it.
         strict: Whether names that only one side has are errors.
 
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
+        CheckpointError: If a name is in no row of the table or in several, or a row meets no name.
 
     Examples:
         >>> from treewright.checkpoint import from_names
         >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
+        >>> from_names({"0.w": jnp.ones(1), "1.w": jnp.zeros(1)}, like=jnp.zeros((2, 1)), table={"*.w": "value"})
+        Array([[1.],
+               [0.]], dtype=float32)
     """
+    if table is not None:
+        values = translated(values, table)
     return filled(values, like, LoadOptions(allow_cast=allow_cast, strict=strict))

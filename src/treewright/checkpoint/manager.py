@@ -2,174 +2,27 @@
 
 import contextlib
 import dataclasses
+import operator
 import os
-import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
-import jax
-import numpy as np
-
-from treewright._jax import is_first_process, process_count
+from treewright._jax import is_first_process, process_index
 from treewright._values.reach import public
+from treewright.checkpoint.account import warn
 from treewright.checkpoint.atomic import Lock, sync, try_lock
-from treewright.checkpoint.digests import digests_of, gathered, verify
-from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
-from treewright.checkpoint.manifest import Manifest, from_json, with_digests
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, Reader, restored
-from treewright.checkpoint.tree import manifest_of
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, missing_extra
-
-_STATE, _MANIFEST = "state", "manifest"  # the two items of a step
-
-
-def engine() -> Any:
-    """The Orbax package.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        raise missing_extra("CheckpointManager", "orbax-checkpoint", "checkpoint") from error
-    return orbax.checkpoint
-
-
-# Writing
-
-
-def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
-    """What a step can't hold."""
-    for leaf in leaves:
-        if 0 in leaf.form.shape:
-            yield f"{leaf.path} has the shape {leaf.form.shape}, and Orbax saves no array without elements"
-        if not _is_dtype_of_engine(leaf.form.dtype):
-            yield f"{leaf.path} has the dtype {leaf.form.dtype}, which Orbax does not save"
-        if process_count() > 1 and isinstance(leaf.value, jax.Array) and leaf.value.is_fully_addressable:
-            yield (
-                f"{leaf.path} lies on this process alone, which others can't see. Place it with a sharding over all of "
-                f"them"
-            )
-
-
-def _is_dtype_of_engine(name: str) -> bool:
-    import tensorstore  # on which Orbax stands
-
-    try:
-        tensorstore.dtype(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _items_of(tree: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two items of a step: the arrays as nested dicts, and the manifest.
-
-    Raises:
-        CheckpointError: If something in the tree can't be saved.
-    """
-    manifest = manifest_of(tree, _problems)
-    if not manifest.leaves:
-        raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
-    arrays = [stored(leaf.value) for leaf in manifest.leaves]
-    manifest = with_digests(manifest, gathered(digests_of(arrays)))
-    return _nested(manifest.leaves, arrays), manifest.to_json()
-
-
-def _nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
-    """The values as nested dicts by the steps of their leaves."""
-    root: dict[str, Any] = {}
-    for leaf, value in zip(leaves, values, strict=True):
-        *above, last = leaf.steps or ("value",)
-        inside = root
-        for step in above:
-            inside = inside.setdefault(step, {})
-        inside[last] = value
-    return root
-
-
-# Reading
-
-
-@contextlib.contextmanager
-def _reading(what: str) -> Generator[None]:
-    """Whatever Orbax raises while it reads means damage: it has no error of its own for it."""
-    try:
-        yield
-    except Exception as error:
-        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
-
-
-def _saved_manifest(folder: Path) -> Manifest:
-    """The manifest of a step.
-
-    Raises:
-        CheckpointDamagedError: If it can't be read.
-        CheckpointError: If a newer Treewright wrote it.
-    """
-    orbax = engine()
-    with _reading(f"The manifest of step {folder.name}"):
-        document: Any = orbax.Checkpointer(orbax.JsonCheckpointHandler()).restore(folder / _MANIFEST)
-    return from_json(document)
-
-
-def _reader_of(folder: Path) -> Reader:
-    """A reader of the arrays of a step."""
-    orbax = engine()
-
-    def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-        pairs = list(wanted)
-        if not pairs:
-            return
-        leaves = [leaf for leaf, _ in pairs]
-        shardings = [None if target is None else sharding_of(target) for _, target in pairs]
-        args = orbax.args.PyTreeRestore(
-            item=_nested(leaves, map(_abstract, leaves, shardings)),
-            restore_args=_nested(leaves, (_restore_args(orbax, *each) for each in zip(leaves, shardings, strict=True))),
-            partial_restore=True,
-        )
-        with _reading(f"Step {folder.name}"):
-            nested = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / _STATE, args=args)
-            arrays = [_at(nested, leaf.steps) for leaf in leaves]
-        for array, leaf in zip(arrays, leaves, strict=True):
-            _check_form(array, leaf)
-        verify(arrays, leaves)
-        yield leaves, arrays
-
-    return read
-
-
-def _at(nested: Any, steps: Steps) -> Any:
-    for step in steps or ("value",):
-        nested = nested[step]
-    return nested
-
-
-def _abstract(leaf: Leaf, sharding: Any) -> Any:
-    struct: Any = jax.ShapeDtypeStruct
-    return struct(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=sharding)
-
-
-def _restore_args(orbax: Any, leaf: Leaf, sharding: Any) -> Any:
-    """How an array is read: with a sharding, or as a numpy array."""
-    if sharding is None:
-        return orbax.RestoreArgs(restore_type=np.ndarray)
-    return orbax.ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=sharding, global_shape=leaf.form.shape, dtype=DTYPES[leaf.form.dtype]
-    )
-
-
-def _check_form(array: Any, leaf: Leaf) -> None:
-    if not hasattr(array, "nbytes"):  # Orbax gives what it was asked with for what it does not find
-        raise CheckpointDamagedError(f"{leaf.path} is damaged: the step has no array for it.")
-    if array.shape != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:
-        raise CheckpointDamagedError(
-            f"{leaf.path} is damaged: it is a {array.dtype}{array.shape}, and a {leaf.form} was saved."
-        )
-
+from treewright.checkpoint.digests import new_digest
+from treewright.checkpoint.ending import UNFINISHED, Preemption
+from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic
+from treewright.checkpoint.retention import Mode, Retention
+from treewright.checkpoint.steps import engine, extras_of, handlers, items_of, reader_of, saved_extras, saved_manifest
+from treewright.checkpoint.take import ALONE, Modules, local_path, taken
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
 T = TypeVar("T")
 
@@ -199,17 +52,25 @@ class CheckpointManager:
     """A folder of steps: saves a training run and restores it.
 
     A step is there whole or not at all, whenever the process is killed. Saving goes on in the background after `save`
-    has returned; if it fails there, the next call of any method raises. One manager at a time saves into a folder;
-    any number may read.
+    has returned; if it fails there, the next call of any method raises, once, and the one after that works. The end of
+    the program waits for it, with or without `close`. Threads may share a manager. One manager at a time saves into a
+    folder; any number may read.
+
+    A step stays if `keep`, `keep_every` or `keep_best` keeps it; that which was saved last stays in any case.
 
     Args:
         directory: The folder, on a local or mounted disk. It is made by the first `save`.
-        keep: How many steps are kept, the newest; None keeps all.
+        keep: How many steps are kept, those with the highest numbers; None keeps all.
+        keep_every: Steps whose number this divides are kept too.
+        keep_best: How many of the best steps are kept too.
+        metric: The entry of the metadata that says how good a step is. It must be a number, in each step.
+        mode: Whether the smallest (`"min"`) or the largest (`"max"`) is the best.
         asynchronous: Whether `save` returns when the arrays are copied and digested, and writes in the background.
 
     Raises:
-        ImportError: If orbax-checkpoint is not installed.
-        ValueError: If `keep` is less than 1.
+        ImportError: If orbax-checkpoint or xxhash is not installed.
+        ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
+        CheckpointError: If the folder is not on a disk, as `gs://...`.
 
     Examples:
         >>> import tempfile
@@ -222,18 +83,29 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = 3, asynchronous: bool = True) -> None:
-        if keep is not None and keep < 1:
-            raise ValueError(f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {keep}.")
-        self.directory: Path = Path(directory).absolute()
-        self._keep = keep
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Mode | None = None,
+        asynchronous: bool = True,
+    ) -> None:
+        self._retention = Retention(keep, keep_every, keep_best, metric, mode)
+        self.directory: Path = local_path(directory).absolute()
         self._asynchronous = asynchronous
         self._orbax = engine()
+        new_digest()  # so that a missing package is told before the first save
+        self._mutex = threading.RLock()
         self._lock: Lock | None = None
         self._saver: Any = None  # Orbax's manager, from the first save on
         self._step: int | None = None  # that was saved last
         self._pending = False  # whether nobody has waited for it
         self._damaged: set[int] = set()
+        self._known: dict[int, Mapping[str, Any]] = {}  # metadata of steps, so that each is read once
 
     def __enter__(self) -> Self:
         return self
@@ -245,8 +117,15 @@ class CheckpointManager:
 
     # Saving
 
-    def save(self, step: int, tree: object) -> None:
-        """Save a tree as a step, and forget the oldest steps beyond those to keep.
+    def save(
+        self,
+        step: SupportsIndex,
+        tree: object,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save a tree as a step, and forget the steps that are not to be kept.
 
         Arrays may be donated or changed as soon as this returns. A step that `restore_latest_valid` found damaged is
         replaced; any other that exists is refused.
@@ -254,26 +133,32 @@ class CheckpointManager:
         Args:
             step: The number of the step, which orders them.
             tree: Any pytree of arrays and numbers.
+            metadata: What is to be known of the step: what JSON can hold, and numbers of numpy and JAX. In a job of
+                several processes, the same in all of them.
+            items: What is not in the tree, as the state of a data iterator, by name: what JSON can hold, and bytes. In
+                a job of several processes, each saves and gets its own.
 
         Raises:
-            CheckpointError: If something in the tree can't be saved, the step exists, another process saves into the
-                folder, or the save before this one failed.
+            CheckpointError: If something can't be saved, the step exists, another process saves into the folder, or
+                the save before this one failed.
         """
-        self._refuse_existing(step)
-        state, manifest = _items_of(tree)
-        self.wait()
-        args = self._orbax.args
-        items = {_STATE: args.PyTreeSave(state), _MANIFEST: args.JsonSave(manifest)}
-        with self._telling(f"Step {step} could not be saved"):
-            saver = self._opened_for_saving()
-            if step in self._damaged:
-                saver.delete(step)
-                self._damaged.discard(step)
-            self._step = step
-            saver.save(step, args=args.Composite(**items), force=True)
-            self._pending = True
-        if not self._asynchronous:
+        extras = extras_of(metadata, items)
+        self._retention.check(extras.metadata)
+        with self._mutex:
+            number = self._refused_existing(step)
+            saved = items_of(tree, extras)
             self.wait()
+            with self._telling(f"Step {number} could not be saved"):
+                saver = self._opened_for_saving()
+                if number in self._damaged:
+                    saver.delete(number)
+                    self._damaged.discard(number)
+                self._step, self._known[number] = number, extras.metadata
+                saver.save(number, args=self._orbax.args.Composite(**saved), force=True)
+                self._pending = True
+                UNFINISHED.add(self)
+            if not self._asynchronous:
+                self.wait()
 
     def wait(self) -> None:
         """Return when all that was saved is on disk.
@@ -281,12 +166,13 @@ class CheckpointManager:
         Raises:
             CheckpointError: If it could not be written.
         """
-        if self._pending:
-            self._pending = False
-            with self._telling(f"Step {self._step} could not be saved"):
-                self._saver.wait_until_finished()
-                if is_first_process():
-                    sync(self.directory)
+        with self._mutex:
+            if self._pending:
+                with self._telling(f"Step {self._step} could not be saved"):
+                    self._saver.wait_until_finished()
+                    if is_first_process():
+                        sync(self.directory)
+                self._settle()
 
     def close(self) -> None:
         """Wait, and let go of the folder.
@@ -294,15 +180,60 @@ class CheckpointManager:
         Raises:
             CheckpointError: If a step could not be written.
         """
-        try:
-            self.wait()
-        finally:
-            saver, self._saver = self._saver, None
-            lock, self._lock = self._lock, None
-            if saver is not None:
+        with self._mutex:
+            try:
+                self.wait()
+            finally:
+                self._let_go_of_saver()
+                lock, self._lock = self._lock, None
+                if lock is not None:
+                    lock.close()
+
+    def delete(self, step: int) -> None:
+        """Delete a step. A save under way is waited for.
+
+        Raises:
+            CheckpointError: If there is no such step, or another process saves into the folder.
+        """
+        with self._mutex:
+            step = int(self._folder(step).name)
+            with self._telling(f"Step {step} could not be deleted"):
+                self._opened_for_saving().delete(step)
+            self._damaged.discard(step)
+            self._known.pop(step, None)
+
+    def preemption(self, *, within: float, signals: Iterable[int] = (signal.SIGTERM,)) -> Preemption:
+        """A block in which a signal, as a cluster sends before it takes a machine away, makes the run save and leave.
+
+        Args:
+            within: The seconds from the signal to the end of the process, at most.
+            signals: What to listen to.
+
+        Raises:
+            ValueError: If `within` is not above 0.
+
+        Examples:
+            >>> import tempfile
+            >>> from treewright.checkpoint import CheckpointManager
+            >>> with CheckpointManager(tempfile.mkdtemp()) as manager, manager.preemption(within=30) as leave_if_told:
+            ...     for step in range(1, 4):
+            ...         state = {"w": jnp.full(3, step)}
+            ...         leave_if_told(step, state)
+        """
+        return Preemption(self, within, signals)
+
+    def _settle(self) -> None:
+        """Nothing is being saved any more."""
+        self._pending = False
+        UNFINISHED.discard(self)
+
+    def _let_go_of_saver(self) -> None:
+        """Close Orbax's manager. What fails in it was told already, or nobody asked for it."""
+        self._settle()
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            with contextlib.suppress(Exception):
                 saver.close()
-            if lock is not None:
-                lock.close()
 
     def _opened_for_saving(self) -> Any:
         """Orbax's manager. Made by the first save, since it clears away what killed processes left in the folder."""
@@ -319,16 +250,29 @@ class CheckpointManager:
         self._saver = orbax.CheckpointManager(
             self.directory,
             options=orbax.CheckpointManagerOptions(
-                max_to_keep=self._keep,
+                preservation_policy=_Policy(self._kept),
                 cleanup_tmp_directories=True,
                 async_options=orbax.AsyncOptions(post_finalization_callback=self._sync_step),
             ),
-            item_handlers={
-                _STATE: orbax.PyTreeCheckpointHandler(use_compression=False),
-                _MANIFEST: orbax.JsonCheckpointHandler(),
-            },
+            item_handlers=handlers(),
         )
         return self._saver
+
+    def _kept(self, steps: Sequence[int]) -> list[bool]:
+        """Which of these steps stay. What someone else deleted is left to them."""
+        saved = steps[-1]  # Orbax lists it last
+        there = {*self._steps_on_disk(), saved} & set(steps)
+        kept = self._retention.kept(there, saved, self._metadata_for_ranks)
+        return [step in kept or step not in there for step in steps]
+
+    def _metadata_for_ranks(self, step: int) -> Mapping[str, Any]:
+        """The metadata of a step; of a damaged one, none."""
+        if step not in self._known:
+            try:
+                self._known[step] = saved_extras(self.directory / str(step))[0]
+            except CheckpointError:
+                self._known[step] = {}
+        return self._known[step]
 
     def _sync_step(self) -> None:
         """Bring the small files of a step to the disk before it gets its name: Orbax does that for its arrays only."""
@@ -337,28 +281,38 @@ class CheckpointManager:
                 for inside in (path, *path.rglob("*")):
                     sync(inside)
 
-    def _refuse_existing(self, step: int) -> None:
-        if type(step) is not int or step < 0:
-            raise CheckpointError(f"A step is a whole number from 0, got {step!r}.")
+    def _refused_existing(self, wanted: SupportsIndex) -> int:
+        """The number of a step that can be saved."""
+        try:
+            step = operator.index(wanted)
+        except TypeError:  # an array of no rank has the method too
+            step = -1
+        if isinstance(wanted, bool) or step < 0:
+            raise CheckpointError(f"A step is a whole number from 0, got {wanted!r}.")
         if step in self.all_steps() and step not in self._damaged:
             raise CheckpointError(
-                f"{self.directory} has a step {step} already. Save into another folder, or delete it."
+                f"{self.directory} has a step {step} already. Save into another folder, or delete it: delete({step})."
             )
+        return step
 
     def _raise_failure(self) -> None:
-        """Raise if a save failed in the background; return at once while one is going on."""
-        if self._pending and not self._saver.is_saving_in_progress():
-            self.wait()
+        """Raise if a save failed in the background; return at once while one is going on, in any thread."""
+        if self._mutex.acquire(blocking=False):
+            try:
+                if self._pending and not self._saver.is_saving_in_progress():
+                    self.wait()
+            finally:
+                self._mutex.release()
 
     @contextlib.contextmanager
     def _telling(self, what: str) -> Generator[None]:
+        """Errors as ours, told once: Orbax's manager raises them again, so the next save gets a new one."""
         try:
             yield
         except CheckpointError:
             raise
         except Exception as error:
-            if self._saver is not None:
-                self._saver.reload()  # it counts the step as saved
+            self._let_go_of_saver()
             raise CheckpointError(f"{what} in {self.directory}; earlier steps are as they were: {error}") from error
 
     # Restoring
@@ -370,17 +324,34 @@ class CheckpointManager:
             CheckpointError: If a save failed in the background since the last call.
         """
         self._raise_failure()
+        return self._steps_on_disk()
+
+    def _steps_on_disk(self) -> tuple[int, ...]:
         if not self.directory.is_dir():
             return ()
         return tuple(sorted(self._orbax.utils.checkpoint_steps(self.directory)))
 
     def latest_step(self) -> int | None:
-        """The newest step that is wholly on disk; None if there is none.
+        """The step with the highest number that is wholly on disk; None if there is none.
 
         Raises:
             CheckpointError: If a save failed in the background since the last call.
         """
         return max(self.all_steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The best step by the `metric` of this manager that is wholly on disk; None if no step has the metric.
+
+        Raises:
+            CheckpointError: If the manager has no `metric`, or a save failed in the background since the last call.
+        """
+        if self._retention.metric is None:
+            raise CheckpointError(
+                "The best step is asked for, and no metric says which: CheckpointManager(..., metric='loss', "
+                "mode='min')."
+            )
+        with self._mutex:
+            return next(iter(self._retention.ranked(self.all_steps(), self._metadata_for_ranks)), None)
 
     def manifest(self, step: int | None = None) -> Manifest:
         """The manifest of a step, by default the latest. No array is read. A save under way is waited for.
@@ -389,43 +360,112 @@ class CheckpointManager:
             CheckpointError: If there is no such step.
             CheckpointDamagedError: If the manifest can't be read.
         """
-        return _saved_manifest(self._folder(step))
+        return saved_manifest(self._folder(step))
 
+    def metadata(self, step: int | None = None) -> dict[str, Any]:
+        """The metadata that was saved with a step, by default the latest. A save under way is waited for.
+
+        Raises:
+            CheckpointError: If there is no such step.
+            CheckpointDamagedError: If it can't be read.
+        """
+        return saved_extras(self._folder(step))[0]
+
+    def items(self, step: int | None = None) -> dict[str, Any]:
+        """The items that this process saved with a step, by default the latest. A save under way is waited for.
+
+        Raises:
+            CheckpointError: If there is no such step, or fewer processes saved it.
+            CheckpointDamagedError: If they can't be read.
+        """
+        folder = self._folder(step)
+        every, index = saved_extras(folder)[1], process_index()
+        if index >= len(every) and any(every):
+            raise CheckpointError(
+                f"Step {folder.name} holds the items of {len(every)} processes, and this is one more: {index}. Share "
+                f"them out anew."
+            )
+        return every[index] if index < len(every) else {}
+
+    @overload
+    def restore(
+        self,
+        step: int | None = ...,
+        *,
+        like: T,
+        part: str | None = ...,
+        on_static: OnStatic = ...,
+        allow_cast: bool = ...,
+        strict: bool = ...,
+        renamed: Mapping[str, str] | None = ...,
+        migrate: Migrate | None = ...,
+    ) -> T: ...
+    @overload
+    def restore(
+        self,
+        step: int | None = ...,
+        *,
+        part: str | None = ...,
+        modules: Modules = ...,
+        statics: Mapping[str, Any] | None = ...,
+    ) -> Any: ...
     def restore(
         self,
         step: int | None = None,
         *,
-        like: T,
+        like: Any = ALONE,
+        part: str | None = None,
+        modules: Modules = (),
+        statics: Mapping[str, Any] | None = None,
         on_static: OnStatic = "error",
         allow_cast: bool = False,
         strict: bool = True,
         renamed: Mapping[str, str] | None = None,
         migrate: Migrate | None = None,
-    ) -> T:
+    ) -> Any:
         """The tree of a step, by default the latest, with the structure, statics and shardings of `like`.
 
         A save under way is waited for. Every leaf is compared with its digest. The options are those of
-        `treewright.checkpoint.load`.
+        `treewright.checkpoint.load`; without `like`, the arrays come to the default device.
 
         Raises:
-            CheckpointError: If there is no such step, or the save under way failed.
+            CheckpointError: If there is no such step, the save under way failed, or the tree can't be made.
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
         options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
         folder = self._folder(step)
-        return restored(_saved_manifest(folder), _reader_of(folder), like, options)
+        return taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
 
+    @overload
     def restore_latest_valid(
         self,
         *,
         like: T,
+        part: str | None = ...,
+        on_static: OnStatic = ...,
+        allow_cast: bool = ...,
+        strict: bool = ...,
+        renamed: Mapping[str, str] | None = ...,
+        migrate: Migrate | None = ...,
+    ) -> Restored[T] | None: ...
+    @overload
+    def restore_latest_valid(
+        self, *, part: str | None = ..., modules: Modules = ..., statics: Mapping[str, Any] | None = ...
+    ) -> Restored[Any] | None: ...
+    def restore_latest_valid(
+        self,
+        *,
+        like: Any = ALONE,
+        part: str | None = None,
+        modules: Modules = (),
+        statics: Mapping[str, Any] | None = None,
         on_static: OnStatic = "error",
         allow_cast: bool = False,
         strict: bool = True,
         renamed: Mapping[str, str] | None = None,
         migrate: Migrate | None = None,
-    ) -> Restored[T] | None:
+    ) -> Restored[Any] | None:
         """The newest step that is whole, or None if the folder has no steps: what a run that resumes asks for.
 
         A save under way is waited for. A warning names the damaged steps that were skipped. They stay where they are
@@ -442,14 +482,15 @@ class CheckpointManager:
         for step in reversed(self.all_steps()):
             folder = self.directory / str(step)
             try:
-                tree = restored(_saved_manifest(folder), _reader_of(folder), like, options)
+                saved_extras(folder)
+                tree = taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
-            self._damaged.update(skipped)
+            with self._mutex:
+                self._damaged.update(skipped)
             if skipped:
-                text = "\n".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)])
-                warnings.warn(text, CheckpointWarning, stacklevel=2)
+                warn("\n".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)]))
             return Restored(step, tree, skipped)
         if skipped:
             raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
@@ -465,6 +506,17 @@ class CheckpointManager:
             has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))
         return self.directory / str(step)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Policy:
+    """What Orbax asks which steps to preserve."""
+
+    kept: Callable[[Sequence[int]], list[bool]]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:  # noqa: ARG002  Orbax's
+        """For each checkpoint, whether it stays."""
+        return self.kept([checkpoint.step for checkpoint in checkpoints])
 
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:

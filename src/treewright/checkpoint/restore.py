@@ -3,27 +3,30 @@
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 
 from treewright._values.reach import class_of
+from treewright.checkpoint.account import tell_partial, warn
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
+    alike,
     leaf_mismatches,
     lines_of,
     node_mismatches,
     refuse_mismatches,
     renamed_manifest,
+    shown_static,
 )
 from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
 from treewright.checkpoint.manifest import DICTS, Branch, Manifest
-from treewright.checkpoint.tree import ReadingCodec, class_name, first_of, refuse, target_of
-from treewright.errors import CheckpointError, CheckpointWarning
+from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, first_of, refuse, target_of
+from treewright.errors import CheckpointError
 
 T = TypeVar("T")
 OnStatic = Literal["error", "warn", "ignore"]
@@ -85,7 +88,11 @@ def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) ->
     values |= moves.placed_children(targets)
     if options.migrate is not None:
         return filled(options.migrate(values), like, options)
-    return cast("T", _with_leaves(like, target, values))
+    tree = _with_leaves(like, target, values)
+    dropped = [leaf for leaf in manifest.leaves if leaf.name not in targets and leaf.name not in moves.to_static]
+    initial = [leaf for leaf in target.leaves if leaf.name not in values]
+    tell_partial(len(values), dropped, initial, [mismatch for mismatch in let_through if mismatch.kind != "static"])
+    return cast("T", tree)
 
 
 def _sorted(options: LoadOptions, *mismatches: Iterable[Mismatch]) -> tuple[list[Mismatch], list[Mismatch]]:
@@ -102,8 +109,7 @@ def _sorted(options: LoadOptions, *mismatches: Iterable[Mismatch]) -> tuple[list
 def _warn(let_through: Iterable[Mismatch], options: LoadOptions) -> None:
     statics = [mismatch for mismatch in let_through if mismatch.kind == "static"]
     if statics and options.on_static != "ignore":
-        text = "\n  ".join(["The checkpoint was saved with other statics; the tree keeps its own:", *lines_of(statics)])
-        warnings.warn(text, CheckpointWarning, stacklevel=4)
+        warn("\n  ".join(["The checkpoint was saved with other statics; the tree keeps its own:", *lines_of(statics)]))
 
 
 def _values(
@@ -152,7 +158,10 @@ def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
     becoming = [leaf for leaf in target.leaves if leaf.name in given]
     arrays = [_copied(stored(given[leaf.name].value)) for leaf in becoming]
     leaves = dict(zip((leaf.name for leaf in becoming), restored_leaves(arrays, becoming), strict=True))
-    return cast("T", _with_leaves(like, target, leaves))
+    tree = _with_leaves(like, target, leaves)
+    dropped = [leaf for name, leaf in given.items() if name not in wanted]
+    tell_partial(len(leaves), dropped, [leaf for leaf in target.leaves if leaf.name not in leaves])
+    return cast("T", tree)
 
 
 def _copied(array: Any) -> Any:
@@ -175,14 +184,22 @@ def _with_leaves(like: Any, target: Manifest, values: Mapping[str, Any]) -> Any:
 # From the manifest alone
 
 
-def restored_alone(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any:
+def restored_alone(
+    manifest: Manifest, read: Reader, codec: ReadingCodec, statics: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     """The tree of a checkpoint, of classes and functions that the codec finds.
+
+    Args:
+        manifest: What the checkpoint says.
+        read: How its arrays are read.
+        codec: Where classes and functions may come from.
+        statics: Values of statics that were saved as descriptions, by flat name.
 
     Raises:
         CheckpointError: If one can't be found or made. No array has been read then.
         CheckpointDamagedError: If an array is not what was saved.
     """
-    parts = _Parts(manifest, codec)
+    parts = _Parts(manifest, codec, statics)
     values: dict[Steps, Any] = {}
     for leaves, arrays in read((leaf, None) for leaf in manifest.leaves):
         values.update(zip((leaf.steps for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
@@ -192,7 +209,7 @@ def restored_alone(manifest: Manifest, read: Reader, codec: ReadingCodec) -> Any
 class _Parts:
     """Everything but the leaves, checked before an array is read; `part` puts them in."""
 
-    def __init__(self, manifest: Manifest, codec: ReadingCodec) -> None:
+    def __init__(self, manifest: Manifest, codec: ReadingCodec, given: Mapping[str, Any]) -> None:
         """Find all classes and statics.
 
         Raises:
@@ -200,6 +217,7 @@ class _Parts:
         """
         self.branches = {branch.steps: branch for branch in manifest.branches}
         self.codec = codec
+        self.given = dict(given)
         self.made: dict[Steps, Any] = {}
         problems: list[str] = []
         for branch in manifest.branches:
@@ -207,6 +225,7 @@ class _Parts:
                 self.made[branch.steps] = self.prepared(branch)
             except Exception as error:  # noqa: BLE001  a file may say anything, and all its problems come at once
                 problems.append(f"{branch.path or 'the tree'}: {error}")
+        problems += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
         refuse("The tree can't be made from its file alone:", problems)
 
     def prepared(self, branch: Branch) -> Any:
@@ -246,10 +265,23 @@ class _Parts:
                 f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
                 f"Load into a tree of the new class: load(path, like=...)."
             )
-        for name, value in branch.statics.items():
-            if _is_described(value):
-                raise CheckpointError(f"the static {name} was saved as a description only: load(path, like=...).")
-        return cls, self.codec.decode_statics(cls, dict(branch.statics))
+        statics = {name: self.static(branch, name, value) for name, value in branch.statics.items()}
+        return cls, self.codec.decode_statics(cls, statics)
+
+    def static(self, branch: Branch, name: str, encoded: Any) -> Any:
+        """A static as the codec takes it: as it was saved, or the value that was given where it was only described."""
+        if not _is_described(encoded):
+            return encoded
+        place = ".".join((*branch.steps, name))
+        if place not in self.given:
+            raise CheckpointError(
+                f"the static {name} was saved as a description only: {shown_static(encoded)[:200]}. Give its value: "
+                f"statics={{{place!r}: ...}}, or a tree that has it: load(path, like=...)."
+            )
+        value = self.given.pop(place)
+        if alike(encoded, now := WritingCodec().encode(value)) != "same":
+            warn(f"{branch.path}.{name}: saved was {shown_static(encoded)[:200]}, given is {shown_static(now)[:200]}")
+        return value
 
     def part(self, steps: Steps, values: Mapping[Steps, Any]) -> Any:
         """The part of the tree that begins here."""

@@ -2,6 +2,7 @@
 
 import importlib
 import types
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -100,10 +101,12 @@ class ReadingCodec(StaticCodec):
         self.modules: tuple[types.ModuleType, ...] = tuple(
             importlib.import_module(module) if isinstance(module, str) else module for module in modules
         )
-        self.known: tuple[tuple[str, Any], ...] = (
-            *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
-            *_named_in(self.modules),
-        )
+        with warnings.catch_warnings():  # of names that are deprecated, where it is only asked what they are
+            warnings.simplefilter("ignore")
+            self.known: tuple[tuple[str, Any], ...] = (
+                *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
+                *_named_in(self.modules),
+            )
 
     def find(self, name: str) -> Any:
         """What has this name in the modules.

@@ -1,0 +1,154 @@
+"""The end of a process: saves that are waited for, and a run that is told to leave, saves and leaves in time."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+from treewright._jax import preemption_agreed, process_count
+from treewright._values.reach import public
+
+
+class Saving(Protocol):
+    """What saves in the background."""
+
+    def close(self) -> None:
+        """Wait for what is being saved."""
+        ...
+
+
+# Those that nobody has waited for yet. Held here, since `CheckpointManager(d).save(1, tree)` leaves no other reference.
+UNFINISHED: set[Saving] = set()
+
+
+def _finish() -> None:
+    """Wait for all saves. What fails is told as an uncaught error is: nobody is left to catch it."""
+    while UNFINISHED:
+        saving = UNFINISHED.pop()
+        try:
+            saving.close()
+        except Exception as error:  # noqa: BLE001  the others are waited for too
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+# `atexit` comes too late: by then Python starts no more threads, and Orbax needs some to finish. Private, in Python 3.9
+# to 3.15; without it, only a manager that is closed or waited for is sure of its last step.
+getattr(threading, "_register_atexit", atexit.register)(_finish)
+os.register_at_fork(after_in_child=UNFINISHED.clear)  # the threads that save are the parent's
+
+
+class SavesStep(Saving, Protocol):
+    """A manager, as far as leaving needs it."""
+
+    def all_steps(self) -> tuple[int, ...]:
+        """The steps that are on disk."""
+        ...
+
+    def save(
+        self, step: int, tree: object, *, metadata: Mapping[str, Any] | None, items: Mapping[str, Any] | None
+    ) -> None:
+        """Save a tree as a step."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for what is being saved."""
+        ...
+
+
+@public("treewright.checkpoint")
+class Preemption:
+    """A block in which a signal makes the run save, and leave within a given time. `manager.preemption` makes it.
+
+    Call it once in each step of the loop. Until the signal has come it does nothing. Then it saves the step, unless
+    that was saved already, waits, and ends the program with `SystemExit`, so that `finally` and `with` blocks run. If
+    all that takes longer than the time, the process ends at once; the steps that are on disk stay.
+
+    In a job of several processes JAX tells all of them which step is the last, whichever got the signal; all have to
+    call this in each step. JAX listens to SIGTERM alone.
+
+    Examples:
+        >>> import tempfile
+        >>> from treewright.checkpoint import CheckpointManager
+        >>> with CheckpointManager(tempfile.mkdtemp()) as manager, manager.preemption(within=30) as leave_if_told:
+        ...     for step in range(1, 4):
+        ...         state = {"w": jnp.full(3, step)}
+        ...         leave_if_told(step, state)
+    """
+
+    def __init__(self, manager: SavesStep, within: float, signals: Iterable[int]) -> None:
+        if not within > 0:
+            raise ValueError(f"preemption(within=...) takes the seconds that are left after the signal, got {within}.")
+        self._manager = manager
+        self._within = within
+        self._signals = tuple(signals)
+        self._replaced: dict[int, Any] = {}
+        self._told: int | None = None  # the signal
+
+    def __enter__(self) -> Self:
+        if process_count() > 1:  # JAX listens, and a handler here would replace its own
+            return self
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("preemption() listens to signals, and Python gives these to the main thread alone.")
+        self._replaced = {number: signal.signal(number, self._hear) for number in self._signals}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._replaced.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        """Only note it: in the middle of the loop the old state may be donated, and the new one have no name."""
+        if self._told is None:
+            self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        self._told = number
+        watch = threading.Timer(self._within, _leave_now, (number, self._within))
+        watch.daemon = True
+        watch.start()
+
+    def __call__(
+        self,
+        step: int,
+        tree: object,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """If the run was told to leave, save the step and leave.
+
+        Args:
+            step: The number of the step.
+            tree: What to save.
+            metadata: As for `CheckpointManager.save`.
+            items: As for `CheckpointManager.save`, or a function that gives them, called only to save.
+
+        Raises:
+            SystemExit: With 128 and the number of the signal, once the step is on disk.
+            CheckpointError: If it could not be saved.
+        """
+        if process_count() > 1 and preemption_agreed(step):
+            self._tell(signal.SIGTERM)
+        if self._told is None:
+            return
+        self._manager.wait()
+        if step not in self._manager.all_steps():
+            self._manager.save(step, tree, metadata=metadata, items=items() if callable(items) else items)
+            self._manager.wait()
+        raise SystemExit(128 + self._told)
+
+
+def _leave_now(number: int, within: float) -> None:
+    """End the process, whatever it is doing."""
+    sys.stderr.write(
+        f"treewright: {within:g} seconds after signal {number} the step was not saved yet. The process ends; the steps "
+        f"on disk are as they were.\n"
+    )
+    sys.stderr.flush()
+    os._exit(128 + number)

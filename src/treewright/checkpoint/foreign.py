@@ -1,0 +1,268 @@
+"""Arrays that other programs saved, by name, and tables from their names to ours."""
+
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treewright._values.text import did_you_mean
+from treewright.checkpoint.leaves import NAMES
+from treewright.checkpoint.steps import engine as orbax_engine
+from treewright.checkpoint.take import local_path
+from treewright.checkpoint.tree import manifest_of
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
+
+Row = str | tuple[str, Callable[[Any], Any]] | None
+Table = Mapping[str, Row]
+
+_INDEX = ".safetensors.index.json"  # of a model in several files, as Hugging Face writes it
+
+
+# Reading
+
+
+def names_in(path: Path, template: Any) -> dict[str, Any]:
+    """The arrays in a file or folder that another program wrote, as numpy arrays by flat name.
+
+    Raises:
+        CheckpointError: If it is of no known format.
+        CheckpointDamagedError: If it can't be read.
+        ImportError: If the package that reads it is not installed.
+    """
+    local_path(path)
+    if path.is_dir():
+        read = _folder_reader(path)
+    elif path.is_file():
+        read = _index if path.name.endswith(_INDEX) else _file_reader(path, template)
+    else:
+        raise CheckpointError(f"{path} is neither a file nor a folder.")
+    try:
+        return {name: _on_host(value) for name, value in read(path).items()}
+    except (CheckpointError, ImportError):
+        raise
+    except Exception as error:  # each reader has errors of its own
+        raise CheckpointDamagedError(f"{path} can't be read: {error}") from error
+
+
+def _on_host(value: Any) -> Any:
+    array: Any = np.asarray(value)
+    return array if array.dtype in NAMES and array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _file_reader(path: Path, template: Any) -> Callable[[Path], Mapping[str, Any]]:
+    """How a file is read, by its first bytes: a name may say anything."""
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head[:6] == b"\x93NUMPY":
+        return _equinox_by_place if template is None else lambda path: _equinox(path, template)
+    if head[8:9] == b"{" and path.stat().st_size >= 8 + int.from_bytes(head[:8], "little"):
+        return _safetensors
+    if head[:2] == b"PK":
+        return _npz
+    if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
+        raise CheckpointError(_pickled(path))
+    if head[:1] and (0x80 <= head[0] <= 0x8F or head[0] in {0xDE, 0xDF}):  # a map in msgpack
+        return _flax
+    raise CheckpointError(
+        f"{path} is not of a format that Treewright reads: safetensors, flax's msgpack, equinox's leaves, npz, or a "
+        f"folder of Orbax. Its first bytes are {head!r}."
+    )
+
+
+def _pickled(path: Path) -> str:
+    return (
+        f"{path} is a pickle, which runs code of whoever wrote it, so Treewright does not read it. If you trust it, "
+        f"write it as safetensors with what made it: safetensors.torch.save_file(torch.load(path, weights_only=True), "
+        f"'model.safetensors')."
+    )
+
+
+def _safetensors(path: Path) -> Mapping[str, Any]:
+    try:
+        module: Any = importlib.import_module("safetensors.numpy")
+    except ImportError as error:
+        raise missing_extra("Reading a file of another program", "safetensors", "checkpoint") from error
+    values: Mapping[str, Any] = module.load_file(path)
+    return values
+
+
+def _index(path: Path) -> Mapping[str, Any]:
+    """A model in several files: all of them, which lie beside the list."""
+    weights: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    values: dict[str, Any] = {}
+    for name in sorted(set(weights.values())):
+        if Path(name).name != name:
+            raise ValueError(f"it names {name!r}, which does not lie beside it")
+        values.update(_safetensors(path.with_name(name)))
+    missing = sorted(set(weights) - set(values))
+    if missing:
+        raise ValueError(f"none of its files has {missing[0]!r}")
+    return values
+
+
+def _npz(path: Path) -> Mapping[str, Any]:
+    opened: Any = np.load(path, allow_pickle=False)
+    with opened:
+        if any(name.endswith("data.pkl") for name in opened.files):  # as torch.save writes
+            raise CheckpointError(_pickled(path))
+        return {name: opened[name] for name in opened.files}
+
+
+def _flax(path: Path) -> Mapping[str, Any]:
+    try:
+        from flax.serialization import msgpack_restore
+    except ImportError as error:
+        raise missing_extra("Reading a file that flax wrote", "flax", "interop") from error
+    return _flat(msgpack_restore(path.read_bytes()))
+
+
+def _equinox(path: Path, template: Any) -> Mapping[str, Any]:
+    try:
+        import equinox
+    except ImportError as error:
+        raise missing_extra("Reading a file that equinox wrote", "equinox", "interop") from error
+    library: Any = equinox
+    return _flat(library.filter(library.tree_deserialise_leaves(path, template), library.is_array))
+
+
+def _equinox_by_place(path: Path) -> Mapping[str, Any]:
+    """The leaves in their order, by number: equinox writes no names."""
+    values: dict[str, Any] = {}
+    data = path.read_bytes()
+    file = io.BytesIO(data)
+    while file.tell() < len(data):
+        values[str(len(values))] = np.load(file, allow_pickle=False)
+    return values
+
+
+def _flat(tree: Any) -> Mapping[str, Any]:
+    return {leaf.name: leaf.value for leaf in manifest_of(tree).leaves}
+
+
+def _folder_reader(path: Path) -> Callable[[Path], Mapping[str, Any]]:
+    """How a folder is read: an item of Orbax, a step with one item that holds arrays, or a model in several files."""
+    indices = sorted(path.glob(f"*{_INDEX}"))
+    if indices:
+        return lambda _: _index(indices[0])
+    items = [path] if _holds_arrays(path) else sorted(filter(_holds_arrays, path.iterdir()))
+    if len(items) == 1:
+        return lambda _: _orbax(items[0])
+    if items:
+        raise CheckpointError(f"{path} holds several trees of Orbax. Give one of them: {', '.join(map(str, items))}.")
+    steps = [
+        inside for inside in sorted(path.iterdir()) if inside.is_dir() and any(map(_holds_arrays, inside.iterdir()))
+    ]
+    if steps:
+        raise CheckpointError(f"{path} is a folder of steps. Give one of them: {', '.join(map(str, steps))}.")
+    raise CheckpointError(f"{path} is a folder, and neither a checkpoint of Orbax nor a model in several files.")
+
+
+def _holds_arrays(path: Path) -> bool:
+    return (path / "_METADATA").is_file()
+
+
+def _orbax(path: Path) -> Mapping[str, Any]:
+    """The arrays of an Orbax tree, on the host, wherever they lay when they were saved."""
+    import jax
+
+    orbax = orbax_engine()
+    checkpointer = orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
+    found = checkpointer.metadata(path.absolute())
+    saved = getattr(found, "item_metadata", found)
+    saved = getattr(saved, "tree", saved)
+    each = orbax.RestoreArgs(restore_type=np.ndarray)
+    on_host: Any = jax.tree.unflatten(jax.tree.structure(saved), [each] * len(jax.tree.leaves(saved)))
+    return _flat(checkpointer.restore(path.absolute(), args=orbax.args.PyTreeRestore(restore_args=on_host)))
+
+
+# Names by a table
+
+
+def translated(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The values under the names that a table has for them.
+
+    Raises:
+        CheckpointError: If a name is in no row or in several, two would have one name, a row meets no name, or what
+            is to be stacked does not fit together. All that is wrong with the table is told at once.
+    """
+    patterns = {row: _pattern(row) for row in table}
+    unused = dict.fromkeys(table)
+    problems: list[str] = []
+    placed: dict[str, list[_Placed]] = {}
+    for name, value in values.items():
+        found = {row: match for row, pattern in patterns.items() if (match := pattern.fullmatch(name))}
+        for row in found:
+            unused.pop(row, None)
+        if len(found) != 1:
+            rows = f"several rows: {', '.join(map(repr, found))}" if found else f"no row{did_you_mean(name, table)}"
+            problems.append(f"{name} is in {rows}")
+            continue
+        ((row, match),) = found.items()
+        target, convert = _target(table[row])
+        if target is None:
+            continue
+        if target.count("*") > len(match.groups()):
+            problems.append(f"the row {row!r} has fewer stars than {target!r}")
+            continue
+        ours, rest = _filled(target, match.groups())
+        placed.setdefault(ours, []).append(_Placed(rest, name, convert(value)))
+    problems += [f"the row {row!r} meets no name" for row in unused]
+    result: dict[str, Any] = {}
+    for name, parts in placed.items():
+        try:
+            result[name] = _stacked(parts)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise CheckpointError("\n  ".join(["The table does not fit the names:", *problems]))
+    return result
+
+
+class _Placed(NamedTuple):
+    """A value that gets a name of ours: the steps of its old name that have no place in the new one, and that name."""
+
+    steps: tuple[str, ...]
+    name: str
+    value: Any
+
+
+def _pattern(row: str) -> re.Pattern[str]:
+    """Each `*` of a row stands for one step of a name."""
+    return re.compile(r"([^.]+)".join(map(re.escape, row.split("*"))))
+
+
+def _target(row: Row) -> tuple[str | None, Callable[[Any], Any]]:
+    return row if isinstance(row, tuple) else (row, lambda value: value)
+
+
+def _filled(target: str, steps: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """A name of ours with the steps in place of its stars, and the steps for which it has none."""
+    stars = target.count("*")
+    rest, used = steps[: len(steps) - stars], iter(steps[len(steps) - stars :])
+    return "".join(_joined(target.split("*"), used)), rest
+
+
+def _joined(parts: list[str], steps: Iterator[str]) -> Iterator[str]:
+    yield parts[0]
+    for part in parts[1:]:
+        yield next(steps) + part
+
+
+def _stacked(parts: list[_Placed]) -> Any:
+    """One value as it is; several, whose steps are numbers from 0, along a new first axis.
+
+    Raises:
+        ValueError: If they can't be stacked.
+    """
+    if len(parts) == 1 and not parts[0].steps:
+        return parts[0].value
+    numbers = {int(part.steps[0]): part.value for part in parts if len(part.steps) == 1 and part.steps[0].isdecimal()}
+    if len(parts) != len(numbers) or set(numbers) != set(range(len(parts))):
+        names = ", ".join(part.name for part in parts)
+        raise ValueError(f"these would be stacked, and their numbers are not 0, 1, 2 and so on: {names}")
+    return np.stack([numbers[number] for number in range(len(parts))])
