@@ -1,8 +1,7 @@
 """JAX's own functions under types that checkers can follow: `treewright.typed.jit is jax.jit`.
 
 JAX's signatures give `Any` for what these functions return, so a wrong argument of a jitted function, or of a gradient,
-passes unseen. Functions that keep types by themselves (`jax.vmap`, `jax.lax.scan`, `jax.lax.while_loop`,
-`jax.lax.stop_gradient`) are not here.
+passes unseen. `vmap`, `scan` and `while_loop` keep types by themselves, in all checkers but zuban.
 
 The types stand in `typed.pyi`.
 """
@@ -21,14 +20,18 @@ __all__ = [
     "jit",
     "jit_method",
     "remat",
+    "scan",
     "switch",
     "tree_map",
     "value_and_grad",
+    "vmap",
+    "while_loop",
 ]
 
 jit = jit_method = jax.jit
 grad, value_and_grad = jax.grad, jax.value_and_grad
 jacfwd, jacrev, hessian = jax.jacfwd, jax.jacrev, jax.hessian
 remat, eval_shape, device_put = jax.checkpoint, jax.eval_shape, jax.device_put
-tree_map = jax.tree.map
+tree_map, vmap = jax.tree.map, jax.vmap
 cond, switch, fori_loop = jax.lax.cond, jax.lax.switch, jax.lax.fori_loop
+scan, while_loop = jax.lax.scan, jax.lax.while_loop

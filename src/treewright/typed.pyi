@@ -1,4 +1,4 @@
-"""What checkers know of `typed.py`. A class without an underscore here has no name at run time either."""
+"""What checkers know of `typed.py`. What is not in `__all__` has no name at run time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, overload, type_check_only
@@ -18,9 +18,12 @@ __all__ = [
     "jit",
     "jit_method",
     "remat",
+    "scan",
     "switch",
     "tree_map",
     "value_and_grad",
+    "vmap",
+    "while_loop",
 ]
 
 P = ParamSpec("P")
@@ -32,6 +35,7 @@ B = TypeVar("B", bound=Any, default=Any)
 X = TypeVar("X")
 Y = TypeVar("Y")
 Z = TypeVar("Z")
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -241,3 +245,14 @@ def switch(index: Any, branches: Sequence[Callable[[X, Y, Z, T, Unpack[More]], R
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val: T, *,
               unroll: int | bool | None = ...) -> T:
     """`jax.lax.fori_loop`: the loop carries one type."""
+
+def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
+    """`jax.lax.while_loop`: the loop carries one type."""
+
+def scan(f: Callable[[T, X], tuple[T, Y]], init: T, xs: X | None = ..., length: int | None = ..., reverse: bool = ...,
+         unroll: int | bool = ...) -> tuple[T, Y]:
+    """`jax.lax.scan`: the loop carries one type, and gives what `f` gives beside it, stacked."""
+
+def vmap(fun: F, in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
+         spmd_axis_name: Any = ...) -> F:
+    """`jax.vmap`: the signature stays; arrays have one axis more."""
