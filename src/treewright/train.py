@@ -71,7 +71,7 @@ class TrainState(Module, Generic[P], kw_only=True):
 
     @classmethod
     def create(
-        cls, *, params: P, tx: Transformation, apply_fn: Callable[..., Any] | None = None, **fields: Any
+        cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
     ) -> Self:
         """A state at step 0, with the optimiser's state for `params`.
 

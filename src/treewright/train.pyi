@@ -1,6 +1,7 @@
 """What checkers know of `train.py`: no field is assigned to, and `create` takes the fields that a class has."""
 
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
+# mypy: disable-error-code="unreachable"
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Literal, Never, ParamSpec, Protocol, Self, overload, type_check_only
 
@@ -44,6 +45,10 @@ class ReadOnly(Generic[Given_contra, Kept_co]):
     def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
     def __set__(self, node: Never, value: Given_contra, /) -> None: ...
 
+# `create` gives these three; the constructor of a whole state is given `opt_state`.
+@type_check_only
+def _given() -> Any: ...
+
 @type_check_only
 class _Cell(Generic[P]):
     """Invariant in its parameter, so that no subclass passes for the class itself."""
@@ -83,15 +88,15 @@ class TrainState(Module, Generic[P], kw_only=True):
     as batch statistics or a random key.
     """
 
-    step: ReadOnly[ArrayLike, jax.Array] = field(default_factory=Any)
+    step: ReadOnly[ArrayLike, jax.Array] = field(default_factory=_given)
     """`i32[]`, the number of updates so far."""
-    apply_fn: ReadOnly[Callable[..., Any] | None, Callable[..., Any] | None] = static(default_factory=Any)
+    apply_fn: ReadOnly[Callable[..., Any] | None, Callable[..., Any] | None] = static(default_factory=_given)
     """What applies the model, or None."""
     params: ReadOnly[P, P]
     """The parameters: a `Module`, a flax parameter dict, any pytree."""
     tx: ReadOnly[Transformation, Optimizer] = static()
     """The optimiser, an `optax.GradientTransformation`."""
-    opt_state: ReadOnly[Any, Any] = field(default_factory=Any)
+    opt_state: ReadOnly[Any, Any] = field(default_factory=_given)
     """What `tx.init(params)` gave, for the parameters without their buffers."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and MYPY:

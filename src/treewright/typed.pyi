@@ -36,6 +36,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 Z = TypeVar("Z")
 F = TypeVar("F", bound=Callable[..., Any])
+Of = TypeVar("Of")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -103,14 +104,14 @@ class _Keeps(Protocol):
     def __call__(self, fun: Callable[P, R], /) -> Callable[P, R]: ...
 
 @type_check_only
-class Derivative(Generic[A, P, R_co]):
+class Derivative(Generic[Of, P, R_co]):
     """What `jacfwd` and its like give: of an array by an array, an array."""
 
     @overload
     def __call__(self: Derivative[jax.Array, P, jax.Array], x: jax.Array, /, *args: P.args, **kwargs: P.kwargs
                  ) -> jax.Array: ...
     @overload
-    def __call__(self, x: A, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def __call__(self, x: Of, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
 @type_check_only
 class _Jacobian(Protocol):
@@ -141,42 +142,52 @@ def jit_method(*, static_argnums: Numbers = ..., static_argnames: Names = ..., d
                donate_argnames: Names = ...) -> _JitMethod: ...
 
 @overload
-def grad(fun: Callable[Concatenate[A, P], Any], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, P], Any], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], A]:
     """`jax.grad`: the gradient has the type of the argument that it is taken for."""
 @overload
-def grad(fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], *, has_aux: Literal[False] = ...,
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], *, has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], B]: ...
 @overload
-def grad(fun: Callable[Concatenate[A, B, P], Any], argnums: Both, *, has_aux: Literal[False] = ...,
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, B, P], Any], argnums: Both, *, has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
 @overload
-def grad(fun: Callable[Concatenate[A, P], tuple[Any, Aux]], argnums: Literal[0] = ..., *, has_aux: Literal[True],
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, P], tuple[Any, Aux]], argnums: Literal[0] = ..., *, has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
 @overload
-def grad(fun: Callable[Concatenate[A, B, P], tuple[Any, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, B, P], tuple[Any, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[B, Aux]]: ...
 @overload
 def grad(fun: Callable[P, Any], argnums: int | Sequence[int], *, has_aux: bool = ..., holomorphic: bool = ...,
          allow_int: bool = ...) -> Callable[P, Any]: ...
 
 @overload
-def value_and_grad(fun: Callable[Concatenate[A, P], R], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, P], R], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[R, A]]:
     """`jax.value_and_grad`: the value as `fun` gives it, and the gradient as the type of its argument."""
 @overload
-def value_and_grad(fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], *, has_aux: Literal[False] = ...,
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], *, has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[R, B]]: ...
 @overload
-def value_and_grad(fun: Callable[Concatenate[A, B, P], R], argnums: Both, *, has_aux: Literal[False] = ...,
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, B, P], R], argnums: Both, *, has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[R, tuple[A, B]]]: ...
 @overload
-def value_and_grad(fun: Callable[Concatenate[A, P], tuple[R, Aux]], argnums: Literal[0] = ..., *,
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, P], tuple[R, Aux]], argnums: Literal[0] = ..., *,
                    has_aux: Literal[True], holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, P], tuple[tuple[R, Aux], A]]: ...
 @overload
-def value_and_grad(fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[tuple[R, Aux], B]]: ...
 @overload
