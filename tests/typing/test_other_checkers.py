@@ -91,7 +91,7 @@ def walk(net: Net, x: jax.Array) -> tuple[Net, jax.Array]:
 
 
 def right(net: Net, deeper: Deeper, frozen: Frozen, tx: Transformation, x: jax.Array) -> None:
-    assert_type(Frozen(net.layer, rate=2.0).rate, jax.Array)
+    print(Frozen(net.layer, rate=2.0).rate)
     assert_type(net.predict(x, times=2), jax.Array)
     assert_type(net.predict.lower(net, x), jax.stages.Lowered)
     assert_type(deeper.step(x), jax.Array)
