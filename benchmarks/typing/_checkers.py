@@ -105,7 +105,7 @@ def pyrefly(folder: Path, files: Iterable[str], target: str) -> Complaints:
 
 def zuban(folder: Path, files: Iterable[str], target: str) -> Complaints:
     """What zuban says in strict mode. It writes text only."""
-    arguments = ("--strict", f"--python-version={target}", f"--python-executable={sys.executable}", "--no-error-summary")
+    arguments = ("--strict", f"--python-version={target}", f"--python-executable={sys.executable}")
     run = _run("zuban", "check", *arguments, *files, folder=folder, environment=_mypy_path())
     if run.returncode not in {0, 1}:
         raise RuntimeError(f"zuban failed:\n{run.stdout}{run.stderr}")
@@ -119,7 +119,7 @@ def zuban(folder: Path, files: Iterable[str], target: str) -> Complaints:
 
 
 def cpu_seconds(checker: str, folder: Path, file: str, target: str) -> float:
-    """How much processor time a checker takes for one file, its imports included; caches of earlier runs are left out."""
+    """How much processor time a checker takes for one file, its imports included."""
     before = os.times()
     CHECKERS[checker](folder, [file], target)
     after = os.times()
@@ -151,7 +151,9 @@ def _run(
     variables = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1", **(environment or {})}
     script = Path(sys.executable).parent / module  # zuban can't be run as a module
     command = [str(script)] if script.exists() else [sys.executable, "-m", module]
-    return subprocess.run([*command, *arguments], cwd=folder, env=variables, capture_output=True, text=True, check=False)  # noqa: S603
+    return subprocess.run(  # noqa: S603
+        [*command, *arguments], cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 def _by_line(said: Iterable[tuple[str, int, Complaint]]) -> Complaints:

@@ -186,7 +186,7 @@ LIBRARIES = (
         "{type} = field(static=True{more})",
         base="eqx.Module",
         converted="{type} = field(converter={args})",
-        lacks={"A03": "deletes fields", "J13": "its grad has no argnums", "M12": "its grad gives None for a float"}
+        lacks={"A03": "deletes fields", "J13": "its grad has no argnums", "M12": "its grad gives None for floats"}
         | _NO_REPLACE
         | _NO_STATIC_ARGUMENTS
         | _NO_KEYWORD_CLASS,
@@ -228,7 +228,8 @@ LIBRARIES = (
         "tjax",
         "tjax",
         "from dataclasses import replace\nfrom jax import grad, value_and_grad, vmap\n"
-        "from jax.tree import map as tree_map\nfrom tjax import jit\nfrom tjax.dataclasses import dataclass, field\n" + LOOPS,
+        "from jax.tree import map as tree_map\nfrom tjax import jit\n"
+        f"from tjax.dataclasses import dataclass, field\n{LOOPS}",
         "{type} = field(static=True{more})",
         {"": "@dataclass"},
         lacks=_NO_OWN_INIT | _NO_REPLACE | _NO_KEYWORD_CLASS,

@@ -253,7 +253,9 @@ def total(layer: Layer, x: jax.Array) -> jax.Array:
         refuse("P09", "P08", "functools.partial(total, a_layer())('no')"),
         accept(
             "P10",
-            declared("function: Callable[[jax.Array], jax.Array] = static(default=functools.partial(jnp.clip, min=0.0))"),
+            declared(
+                "function: Callable[[jax.Array], jax.Array] = static(default=functools.partial(jnp.clip, min=0.0))"
+            ),
         ),
         accept("P11", declared("mode: Literal['a', 'b'] = static(default='a')")),
         refuse("P12", "P11", declared("mode: Literal['a', 'b'] = static(default='c')"), runs=UNCHECKED),

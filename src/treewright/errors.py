@@ -91,7 +91,7 @@ class CheckpointDamagedError(CheckpointError):
     """
 
 
-class _Mismatch(typing.Protocol):
+class _DifferenceRecord(typing.Protocol):
     """What checkers know of a `treewright.checkpoint.Mismatch`, which this module can't import."""
 
     @property
@@ -127,7 +127,7 @@ class CheckpointMismatchError(CheckpointError):
     `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load` say so.
     """
 
-    def __init__(self, message: str, differences: tuple[_Mismatch, ...] = ()) -> None:
+    def __init__(self, message: str, differences: tuple[_DifferenceRecord, ...] = ()) -> None:
         super().__init__(message)
         self.differences = differences
 

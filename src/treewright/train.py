@@ -70,9 +70,7 @@ class TrainState(Module, Generic[P], kw_only=True):
     opt_state: Any = field(doc="What `tx.init(params)` gave, for the parameters without their buffers.")
 
     @classmethod
-    def create(
-        cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
-    ) -> Self:
+    def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
         """A state at step 0, with the optimiser's state for `params`.
 
         Args:

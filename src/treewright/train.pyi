@@ -67,9 +67,7 @@ class _Open(Protocol):
 
 @type_check_only
 class _CreateOpen(Protocol):
-    def __call__(
-        self, *, params: Q, tx: Transformation, apply_fn: Callable[..., Any] | None = ...
-    ) -> TrainState[Q]:
+    def __call__(self, *, params: Q, tx: Transformation, apply_fn: Callable[..., Any] | None = ...) -> TrainState[Q]:
         """A state at step 0, with the optimiser's state for `params`."""
 
 @type_check_only
@@ -117,7 +115,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         def _itself(cls) -> _Cell[Self]: ...
 
         create: ClassVar[_Create]
-        """A state at step 0, with the optimiser's state for `params`: it takes them, `tx`, and the fields of a subclass."""
+        """A state at step 0, with the optimiser's state for `params`; takes them, `tx`, and a subclass's fields."""
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, overload, type_check_only
 
 import jax
-from typing_extensions import TypeVar, TypeVarTuple, Unpack
+from typing_extensions import TypeVar, TypeVarTuple
 
 __all__ = [
     "cond",
@@ -225,8 +225,8 @@ def tree_map(f: Callable[[Any, Any, Any], Any], tree: T, second: Any, third: Any
 @overload
 def tree_map(f: Callable[..., Any], tree: T, /, *rest: Any, is_leaf: Callable[[Any], bool] | None = ...) -> T: ...
 
-# Up to three operands by themselves: lambdas are given no types by way of a TypeVarTuple. The last overload takes none of
-# those calls, since mypy gives Any where two overloads take a lambda.
+# Up to three operands by themselves: lambdas are given no types by way of a TypeVarTuple. The last overload takes none
+# of those calls, since mypy gives Any where two overloads take a lambda.
 @overload
 def cond(pred: Any, true_fun: Callable[[], R], false_fun: Callable[[], R], /) -> R:
     """`jax.lax.cond`: both branches take the operands and give one type."""
@@ -237,8 +237,8 @@ def cond(pred: Any, true_fun: Callable[[X, Y], R], false_fun: Callable[[X, Y], R
 @overload
 def cond(pred: Any, true_fun: Callable[[X, Y, Z], R], false_fun: Callable[[X, Y, Z], R], x: X, y: Y, z: Z, /) -> R: ...
 @overload
-def cond(pred: Any, true_fun: Callable[[X, Y, Z, T, Unpack[More]], R],
-         false_fun: Callable[[X, Y, Z, T, Unpack[More]], R], x: X, y: Y, z: Z, t: T, /, *more: Unpack[More]) -> R: ...
+def cond(pred: Any, true_fun: Callable[[X, Y, Z, T, *More], R],
+         false_fun: Callable[[X, Y, Z, T, *More], R], x: X, y: Y, z: Z, t: T, /, *more: *More) -> R: ...
 
 @overload
 def switch(index: Any, branches: Sequence[Callable[[], R]], /) -> R:
@@ -250,8 +250,8 @@ def switch(index: Any, branches: Sequence[Callable[[X, Y], R]], x: X, y: Y, /) -
 @overload
 def switch(index: Any, branches: Sequence[Callable[[X, Y, Z], R]], x: X, y: Y, z: Z, /) -> R: ...
 @overload
-def switch(index: Any, branches: Sequence[Callable[[X, Y, Z, T, Unpack[More]], R]],
-           x: X, y: Y, z: Z, t: T, /, *more: Unpack[More]) -> R: ...
+def switch(index: Any, branches: Sequence[Callable[[X, Y, Z, T, *More], R]],
+           x: X, y: Y, z: Z, t: T, /, *more: *More) -> R: ...
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val: T, *,
               unroll: int | bool | None = ...) -> T:

@@ -17,7 +17,7 @@ from tests.conftest import skip_before_jax
 SOURCE = Path(__file__).parents[2] / "src"
 SCRIPTS = Path(sys.executable).parent
 
-PROGRAM = '''
+PROGRAM = """
 from collections.abc import Callable
 from typing import Generic, TypeVar, assert_type
 
@@ -148,7 +148,7 @@ def wrong(net: Net, frozen: Frozen, layer: Layer, tx: Transformation, x: jax.Arr
         e: jax.Array = static()  # refused, not by ty, pyrefly
 
     print(Wrong)
-'''
+"""
 
 # The options of each, and how it begins a line about an error.
 CHECKERS = {

@@ -31,7 +31,7 @@ BY_PYTHON = CASES / "updates.py"
 # What goes wrong without the text is told by the file of cases that is about it.
 MUTATIONS = {
     "frozen.py": ("frozen_default=True, ", ""),
-    "transforms.py": (") -> Jitted[P, R]:\n    \"\"\"`jax.jit`", ") -> Any:\n    \"\"\"`jax.jit`"),
+    "transforms.py": (') -> Jitted[P, R]:\n    """`jax.jit`', ') -> Any:\n    """`jax.jit`'),
     "statics.py": (", bound=AnyStatic", ""),
 }
 
@@ -169,7 +169,7 @@ def test_both_checkers_accept_and_refuse_what_all_cases_say(target: str) -> None
 
 def test_what_the_checkers_accept_runs() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
-    every = "import runpy, sys\nfor path in sys.argv[1:]:\n    print(path)\n    runpy.run_path(path, run_name='__main__')"
+    every = "import runpy, sys\nfor path in sys.argv[1:]:\n    print(path)\n    runpy.run_path(path)"
 
     run = subprocess.run(
         [sys.executable, "-c", every, *map(str, sorted(CASES.glob("*.py")))],

@@ -23,6 +23,7 @@ MYPY: Literal[False] = False
 # The same of pyrefly, which follows such a name inside a group of overloads, but no other variable.
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False
 
+
 @public("treewright")
 class StaticValue(Protocol):
     """What `jit` needs of a static: a hash, and a comparison that says yes or no.
