@@ -91,33 +91,35 @@ class CheckpointDamagedError(CheckpointError):
     """
 
 
-class _DifferenceRecord(typing.Protocol):
-    """What checkers know of a `treewright.checkpoint.Mismatch`, which this module can't import."""
+if typing.TYPE_CHECKING:
 
-    @property
-    def path(self) -> str:
-        """Where in the tree."""
-        ...
+    class _DifferenceRecord(typing.Protocol):
+        """What checkers know of a `treewright.checkpoint.Mismatch`, which this module can't import."""
 
-    @property
-    def kind(self) -> str:
-        """Of what kind: missing, unexpected, shape, dtype, kind, class or static."""
-        ...
+        @property
+        def path(self) -> str:
+            """Where in the tree."""
+            ...
 
-    @property
-    def saved(self) -> str:
-        """What was saved."""
-        ...
+        @property
+        def kind(self) -> str:
+            """Of what kind: missing, unexpected, shape, dtype, kind, class or static."""
+            ...
 
-    @property
-    def wanted(self) -> str:
-        """What the tree has."""
-        ...
+        @property
+        def saved(self) -> str:
+            """What was saved."""
+            ...
 
-    @property
-    def soft(self) -> bool:
-        """Whether it is a static that has no exact form, and whose description differs."""
-        ...
+        @property
+        def wanted(self) -> str:
+            """What the tree has."""
+            ...
+
+        @property
+        def soft(self) -> bool:
+            """Whether it is a static that has no exact form, and whose description differs."""
+            ...
 
 
 class CheckpointMismatchError(CheckpointError):
@@ -127,7 +129,7 @@ class CheckpointMismatchError(CheckpointError):
     `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load` say so.
     """
 
-    def __init__(self, message: str, differences: tuple[_DifferenceRecord, ...] = ()) -> None:
+    def __init__(self, message: str, differences: "tuple[_DifferenceRecord, ...]" = ()) -> None:
         super().__init__(message)
         self.differences = differences
 
