@@ -6,6 +6,8 @@ passes unseen. `vmap`, `scan` and `while_loop` keep types by themselves, in all 
 The types stand in `typed.pyi`.
 """
 
+# JAX's own annotations are why there is a stub.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import jax
 
 __all__ = [

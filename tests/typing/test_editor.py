@@ -72,7 +72,12 @@ class Server:
         self.asked = 0
         text = re.sub(r"\^\d", "", PROGRAM)
         workspace = {"uri": folder.as_uri(), "name": "program"}
-        root = {"workspaceFolders": [workspace], "rootUri": folder.as_uri(), "processId": None, "capabilities": {}}
+        root: dict[str, Any] = {
+            "workspaceFolders": [workspace],
+            "rootUri": folder.as_uri(),
+            "processId": None,
+            "capabilities": {},
+        }
         self.ask("initialize", root)
         self.tell("initialized", {})
         opened = {"uri": self.uri, "languageId": "python", "version": 1, "text": text}

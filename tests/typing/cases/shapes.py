@@ -5,9 +5,10 @@ from typing import Any, assert_type
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Float, Int, jaxtyped
+from jaxtyping import Array, Float, Int, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 
 from treewright import Module, pytree_dataclass, replace, static
+from treewright.typed import jit, tree_map, vmap
 
 
 @jaxtyped(typechecker=beartype)
@@ -32,6 +33,10 @@ def loss(net: Net, x: Float[Array, " inputs"]) -> Float[Array, ""]:
     return jnp.sum(net(x))
 
 
+def itself(net: Net) -> Net:
+    return net
+
+
 net = Net(Dense(jnp.ones((3, 2)), jnp.ones(2)), jnp.asarray(0))
 x = jnp.ones(3)
 assert_type(net.first.kernel, jax.Array)
@@ -40,12 +45,14 @@ assert_type(loss(net, x), jax.Array)
 assert_type(replace(net.first, bias=jnp.zeros(2)), Dense)
 
 # What JAX puts in the place of arrays never passes a constructor.
-print(jax.tree.map(jnp.shape, net), jax.vmap(lambda net: net, axis_size=2, in_axes=None)(net), jax.jit(loss)(net, x))
+assert_type(tree_map(lambda leaf: leaf.shape, net), Net)
+assert_type(vmap(itself, in_axes=None, axis_size=2)(net), Net)
+assert_type(jit(loss)(net, x), jax.Array)
 
 
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
-    return [
+    return [  # pyright: ignore[reportUnknownVariableType]
         Dense("no", jnp.ones(2)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         net("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         loss(net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
