@@ -235,7 +235,7 @@ elif not TYPE_CHECKING_WITH_PYREFLY:
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> "Declared | Any": ...
-else:
+else:  # pyrefly takes no type from the declaration
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
