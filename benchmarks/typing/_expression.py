@@ -8,8 +8,8 @@ The code is Python with five words that each library spells in its own way (`_li
     replaced(obj, name=value)    a changed copy
     @jit_method                  jit for a method that subclasses override
 
-`field`, `jit`, `grad`, `value_and_grad`, `vmap` and `tree_map` are imported under these names. A verdict is asked of
-the lines that end in `#?`, or else of the last one.
+`field`, `jit`, `grad`, `value_and_grad`, `vmap`, `tree_map`, `scan` and `while_loop` are imported under these names. A
+verdict is asked of the lines that end in `#?`, or else of the last one.
 """
 
 import dataclasses

@@ -6,26 +6,31 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import _classes
+import _real
 import _uses
 from _expression import Expression
 from _libraries import Library
 
-GROUPS = (*_classes.GROUPS, *_uses.GROUPS)
+GROUPS = (*_classes.GROUPS, *_uses.GROUPS, *_real.GROUPS)
 
 HEAD = """
 import abc
+import copy
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar
-from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar, assert_type
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, assert_type, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float
 {imports}
 
+K = TypeVar("K")
 T = TypeVar("T")
 kernel: jax.Array = jnp.ones((3, 3))
 bias: jax.Array = jnp.ones(3)
@@ -124,7 +129,7 @@ def _spelled(library: Library, code: str) -> Iterator[str]:
 
 def _head(library: Library, found: re.Match[str]) -> Iterator[str]:
     """A class statement with its decorators."""
-    bases = [base.strip() for base in (found["bases"] or "").split(",") if base]
+    bases = [base for base in re.split(r",\s*(?![^\[]*\])", found["bases"] or "") if base]
     inherits = any(not base.startswith(FOREIGN_BASES) for base in bases)
     option = found["option"] or ("heir" if inherits else "")
     if library.base and not inherits:

@@ -124,7 +124,7 @@ node Walker:
         reveal("J16", "Layer", "jit(grad(loss))(a_layer(), x)", design=True),
         reveal("J17", "Layer", "tree_map(double, a_layer())", design=True),
         reveal("J18", "jax.Array", "vmap(loss, in_axes=(None, 0))(a_layer(), xs)"),
-        reveal("J19", "tuple[Layer, jax.Array]", "jax.lax.scan(step, a_layer(), xs)"),
+        reveal("J19", "tuple[Layer, jax.Array]", "scan(step, a_layer(), xs)"),
     ),
 )
 

@@ -12,7 +12,10 @@ Verdict = Literal["right", "wrongly accepted", "wrongly refused", "Any"]
 
 # What strict mode says where it has no types to go by, rather than where it found a mistake.
 UNTYPED = re.compile(r"no-untyped-call|untyped-decorator|no-any-\w+|reportUnknown\w+|reportUntyped\w+")
-ANY = re.compile(r'(?:is of type|received) "[^"]*\b(?:Any|Unknown)\b|\(has type "Any"\)')
+ANY = re.compile(
+    r'(?:is of type|received) "[^"]*\b(?:Any|Unknown)\b|\(has type "Any"\)'
+    r"|Type `[^`]*\b(?:Any|Unknown)\b[^`]*` does not match asserted|assert_type\([^,]*\b(?:Any|Unknown)\b"
+)
 
 
 def verdicts(written: Program, said: Complaints) -> Mapping[str, Verdict]:

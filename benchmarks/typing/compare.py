@@ -18,14 +18,15 @@ from pathlib import Path
 # Before jax is imported: what the expressions do is the same on every device, and a CPU is what every machine has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from _checkers import Complaints, mypy, pyright, version
+from _checkers import CHECKERS, Complaints, mypy, version
 from _libraries import LIBRARIES, Library
 from _programs import Program, expressions, program
 from _tables import Row, details, legend, table
 from _verdicts import verdicts
 
-CHECKERS = ("mypy", "pyright")
-TARGETS = {"mypy": 0.97, "pyright": 0.95}
+# For the spellings that say `frozen=True`, and for the plain `Module` of the README.
+TARGETS = {"mypy": 0.98, "pyright": 0.96, "basedpyright": 0.96, "ty": 0.94, "pyrefly": 0.94, "zuban": 0.94}
+PLAIN_TARGETS = {"mypy": 0.97, "pyright": 0.93, "basedpyright": 0.93, "ty": 0.91, "pyrefly": 0.91, "zuban": 0.93}
 FOLLOW = ("--follow-untyped-imports", "--implicit-reexport")
 
 
@@ -34,14 +35,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="3.11", help="the Python version that checkers assume (3.11)")
     parser.add_argument("--only", action="append", metavar="NAME", help="libraries whose name contains NAME")
-    parser.add_argument("--checker", action="append", choices=CHECKERS, help="this checker only")
+    parser.add_argument("--checker", action="append", choices=list(CHECKERS), help="this checker only")
     parser.add_argument("--show", action="store_true", help="show each expression that is not right, and the messages")
     parser.add_argument("--run", action="store_true", help="run the expressions under Python instead of checking them")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the programs there and leave them")
     parser.add_argument("--check", action="store_true", help="exit with 1 if Treewright misses a target")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="write Treewright's shares to FILE as JSON")
     options = parser.parse_args(arguments)
-    options.checker = options.checker or CHECKERS
+    options.checker = options.checker or list(CHECKERS)
     return options
 
 
@@ -67,10 +68,9 @@ def checked(checker: str, programs: Sequence[Program], folder: Path, target: str
         for one in chosen:
             yield Row(one.library.name + suffix, one, verdicts(one, said), said)
 
-    if checker == "pyright":
-        yield from rows(programs, pyright(folder, [one.file for one in programs], target))
+    yield from rows(programs, CHECKERS[checker](folder, [one.file for one in programs], target))
+    if checker != "mypy":
         return
-    yield from rows(programs, mypy(folder, [one.file for one in programs], target))
     untyped = [one for one in programs if not typed(one.library)]
     if untyped:
         followed = mypy(folder, [one.file for one in untyped], target, *FOLLOW)
@@ -83,15 +83,20 @@ def compared(options: argparse.Namespace, programs: Sequence[Program], folder: P
     lines: list[dict[str, object]] = []
     for checker in options.checker:
         rows = list(checked(checker, programs, folder, options.target))
-        print(f"\n{checker} {version(checker)} strict, target Python {options.target}\n\n{table(rows)}")
+        print(f"\n{checker} {version(checker)}, target Python {options.target}\n\n{table(rows)}")
         for row in rows:
             if options.show:
                 print(f"\n{checker}, {row.name}", *details(row), sep="\n")
-            reached = reached and (not row.program.library.ours or row.share >= TARGETS[checker])
+            reached = reached and (not row.program.library.ours or row.share >= asked(checker, row))
         lines += _lines(checker, rows)
     if options.lines is not None:
         options.lines.write_text(json.dumps(lines) + "\n", encoding="utf-8")
     return reached
+
+
+def asked(checker: str, row: Row) -> float:
+    """The share that Treewright is to reach."""
+    return (PLAIN_TARGETS if row.program.library.plain else TARGETS)[checker]
 
 
 def _lines(checker: str, rows: Sequence[Row]) -> Iterator[dict[str, object]]:
@@ -103,8 +108,8 @@ def _lines(checker: str, rows: Sequence[Row]) -> Iterator[dict[str, object]]:
                 "what": f"expressions that {checker} gets right, {row.name}",
                 "against": "-" if best is None else f"{best.name}: {best.share:.1%}",
                 "measured": f"{row.share:.1%}",
-                "target": f">= {TARGETS[checker]:.0%}",
-                "reached": row.share >= TARGETS[checker],
+                "target": f">= {asked(checker, row):.0%}",
+                "reached": row.share >= asked(checker, row),
             }
 
 

@@ -1,7 +1,10 @@
-"""`TrainState`: parameters, optimiser state and step of a training run, as one node."""
+"""`TrainState`: parameters, optimiser state and step of a training run, as one node.
+
+The types stand in `train.pyi`.
+"""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, overload
+from typing import Annotated, Any, Generic, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +12,17 @@ import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._nodes.fields import MYPY, Converted, Converter, StaticValue, field, static
+from treewright._nodes.fields import Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
 from treewright._trees.diff import telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
-Q = TypeVar("Q")
 
 
-class Optimizer(StaticValue, Protocol):
-    """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
+class Transformation(Protocol):
+    """The two functions of an optimiser."""
 
     @property
     def init(self) -> Callable[[Any], Any]:
@@ -33,20 +35,8 @@ class Optimizer(StaticValue, Protocol):
         ...
 
 
-if TYPE_CHECKING:
-
-    class _Cell(Generic[P]):
-        """Invariant in its parameter, so that no subclass passes for the class itself."""
-
-        content: P
-
-    class _NoParameters:
-        """Only an unknown type is taken for this one."""
-
-    class _OpenState(Protocol):
-        """`TrainState` itself, without type arguments."""
-
-        def _itself(self) -> "_Cell[TrainState[_NoParameters]]": ...
+class Optimizer(Transformation, StaticValue, Protocol):
+    """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
 
 
 def _as_step(step: Any) -> Any:
@@ -54,7 +44,7 @@ def _as_step(step: Any) -> Any:
     return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
 
 
-class TrainState(Module, Generic[P]):
+class TrainState(Module, Generic[P], kw_only=True):
     """Everything that a training step takes and gives back.
 
     A program written for `flax.training.train_state.TrainState` runs with this one. Subclass it for more fields, such
@@ -73,34 +63,15 @@ class TrainState(Module, Generic[P]):
     """
 
     step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)] = field(
-        doc="`i32[]`, the number of updates so far."
+        default=Converted(0), doc="`i32[]`, the number of updates so far."
     )
-    apply_fn: Callable[..., Any] | None = static(doc="What applies the model, or None.")
+    apply_fn: Callable[..., Any] | None = static(default=None, doc="What applies the model, or None.")
     params: P = field(doc="The parameters: a `Module`, a flax parameter dict, any pytree.")
     tx: Optimizer = static(doc="The optimiser, an `optax.GradientTransformation`.")
     opt_state: Any = field(doc="What `tx.init(params)` gave, for the parameters without their buffers.")
 
-    if TYPE_CHECKING and not MYPY:
-        # pyright takes the class in `TrainState.create(...)` for a TrainState[Unknown], and so `Self`. The first
-        # overload is for that class alone: no subclass, and no TrainState[Net], is an `_OpenState`.
-        @classmethod
-        def _itself(cls) -> "_Cell[Self]": ...
-
-        @overload
-        @classmethod  # pyright: ignore[reportArgumentType]
-        def create(
-            cls: "_OpenState", *, params: Q, tx: Optimizer, apply_fn: Callable[..., Any] | None = None
-        ) -> "TrainState[Q]": ...
-        @overload
-        @classmethod
-        def create(
-            cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
-        ) -> Self: ...
-
     @classmethod
-    def create(  # pyright: ignore[reportInconsistentOverload]
-        cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any
-    ) -> Self:
+    def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
         """A state at step 0, with the optimiser's state for `params`.
 
         Args:
@@ -118,7 +89,7 @@ class TrainState(Module, Generic[P]):
                 f"got {tx!r}."
             )
         weights, _ = partition(params, trainable)
-        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
+        return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
 
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.

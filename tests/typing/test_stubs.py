@@ -6,6 +6,7 @@ Compiled functions have no `inspect.signature`; nanobind, which made them, keeps
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -101,3 +102,46 @@ def test_a_stub_that_says_something_else_is_found(tmp_path: Path) -> None:
         "fractions.Fraction.numerator is a property",
         "fractions.Fraction.cube does not exist",
     ]
+
+
+def only_for_checkers(statement: ast.stmt) -> bool:
+    decorators = getattr(statement, "decorator_list", [])
+    return any(ast.unparse(decorator) == "type_check_only" for decorator in decorators)
+
+
+def unknown_at_run_time(stub: str, real: Any) -> set[str]:
+    """The dotted names in a stub of ours that its module lacks; type variables and what is only for checkers aside."""
+    body: list[ast.stmt] = [
+        statement
+        for statement in ast.parse(stub).body
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef) and not only_for_checkers(statement)
+    ]
+    return {name for name, _ in members(body) if not has(real, name)}
+
+
+def has(real: Any, dotted: str) -> bool:
+    holder, _, last = dotted.rpartition(".")
+    found = getattr(real, holder, None) if holder else real
+    return found is not None and inspect.getattr_static(found, last, None) is not None
+
+
+def test_our_own_stubs_name_what_is_there() -> None:
+    from treewright import train, typed
+
+    assert unknown_at_run_time(Path(typed.__file__).with_suffix(".pyi").read_text(encoding="utf-8"), typed) == set()
+    assert unknown_at_run_time(Path(train.__file__).with_suffix(".pyi").read_text(encoding="utf-8"), train) == set()
+    assert unknown_at_run_time("class TrainState:\n    nope: int\n\n    def create(self): ...\n", train) == {
+        "TrainState.nope"
+    }
+
+
+def test_the_stub_of_train_has_the_fields_in_order() -> None:
+    from treewright import train
+
+    stub = ast.parse(Path(train.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    (state,) = (one for one in stub.body if isinstance(one, ast.ClassDef) and one.name == "TrainState")
+    written = [
+        one.target.id for one in state.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    ]
+
+    assert written == [field.name for field in dataclasses.fields(train.TrainState)]

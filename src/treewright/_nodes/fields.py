@@ -2,6 +2,7 @@
 
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
+# mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import dataclasses
 import sys
 import typing
@@ -19,17 +20,8 @@ from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
-
-if TYPE_CHECKING:
-    if MYPY:
-
-        class Unset(Any):  # type: ignore[misc]
-            """What mypy takes for a value of any type: a static field without a default has none."""
-
-    else:
-
-        class Unset:
-            """Nothing, to the other checkers, which do not need it."""
+# The same of pyrefly, which follows such a name inside a group of overloads, but no other variable.
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False
 
 
 @public("treewright")
@@ -232,17 +224,22 @@ def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool =
 def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
-if not MYPY:
+if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
     @overload
     def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
                metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> Declared: ...
-else:
+elif not TYPE_CHECKING_WITH_PYREFLY:
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
-               converter: None = ...) -> "Declared | Unset": ...
+               converter: None = ...) -> "Declared | Any": ...
+else:  # pyrefly takes no type from the declaration
+    @overload
+    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+               hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
+               kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def static(
     *,

@@ -5,7 +5,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, dataclass_transform
 
 import jax
 
@@ -236,8 +236,8 @@ class Module:
             return copy
 
     if TYPE_CHECKING:
-        from collections.abc import Hashable, Iterable
-
+        # ty refuses `del net.kernel` by this one; the other checkers have no way to know.
+        def __delattr__(self, name: str, /) -> NoReturn: ...
         def tree_flatten(self) -> tuple[tuple[Any, ...], Hashable]: ...
 
         @classmethod

@@ -60,8 +60,16 @@ assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net
 
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
+    state = TrainState.create(params=net, tx=tx)
+    state.step = 3  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
+    state.params = net  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
+    # mypy has no way to know what a subclass adds.
+    TrainState.create(params=net, tx=tx, kye=3)  # pyright: ignore[reportCallIssue]
+    WithStats.create(params=net, tx=tx, stat=x)  # pyright: ignore[reportCallIssue]
+    WithStats.create(params=net, tx=tx, stats=3)  # pyright: ignore[reportArgumentType]
+    WithStats.create(params=net, tx=tx)  # pyright: ignore[reportCallIssue]
     return [  # pyright: ignore[reportUnknownVariableType]
-        TrainState.create(params=net, tx=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        TrainState.create(params=net, tx=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         TrainState.create(params=net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         TrainState[Net].create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Counting.create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -18,9 +18,12 @@ from treewright.typed import (
     jit,
     jit_method,
     remat,
+    scan,
     switch,
     tree_map,
     value_and_grad,
+    vmap,
+    while_loop,
 )
 
 
@@ -78,6 +81,18 @@ def count(i: Any, net: Base) -> Base:
     return net.replace(w=net.w + 1)
 
 
+def walk(net: Base, item: jax.Array) -> tuple[Base, jax.Array]:
+    return net, item
+
+
+def large(net: Base) -> jax.Array:
+    return jnp.max(net.w) > 100.0
+
+
+def halved(net: Base) -> Base:
+    return net.replace(w=net.w / 2)
+
+
 net, x = Base(jnp.ones(3)), jnp.ones(3)
 assert_type(net.step(x), jax.Array)
 assert_type(net.step.lower(net, x), jax.stages.Lowered)
@@ -113,8 +128,27 @@ assert_type(switch(0, [loss, loss], net, x), jax.Array)
 assert_type(fori_loop(0, 3, count, net), Base)
 
 
+# Functions without annotations: nothing is known of their arguments, so nothing is refused and nothing unknown.
+assert_type(grad(lambda net: loss(net, x))(net), Any)
+assert_type(value_and_grad(lambda net: loss(net, x))(net)[0], jax.Array)
+assert_type(tree_map(lambda leaf: 2 * leaf, net), Base)
+assert_type(tree_map(lambda leaf, slope: leaf - 0.1 * slope, net, net), Base)
+assert_type(tree_map(lambda a, b, c: a + b + c, net, net, net), Base)
+assert_type(cond(True, lambda net: loss(net, x), lambda net: net.w.sum(), net), jax.Array)
+assert_type(cond(True, lambda net, x: net(x), lambda net, x: net.w, net, x), jax.Array)
+assert_type(fori_loop(0, 3, lambda i, net: net, net), Base)
+slopes = jacfwd(lambda net: net.w * 3)(net)
+curvature = hessian(lambda x: jnp.sum(x**2))(x)
+
+assert_type(vmap(net)(x), jax.Array)
+assert_type(vmap(loss, in_axes=(None, 0))(net, jnp.ones((2, 3))), jax.Array)
+assert_type(scan(walk, net, x), tuple[Base, jax.Array])
+assert_type(while_loop(large, halved, net), Base)
+
+
 def refused() -> list[Any]:
     """Never called: each line is an error of the checkers."""
+    scan(walk, x, x)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     return [  # pyright: ignore[reportUnknownVariableType]
         net.step("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         net.step.lower(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -127,6 +161,10 @@ def refused() -> list[Any]:
         grad(loss)(x, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         value_and_grad(loss)(net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         cond(True, loss, loss, x, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        cond(True, loss, squares, net, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        switch(0, [squares, squares], net),  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+        while_loop(large, halved, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        vmap(loss)(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         fori_loop(0, 3, count, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ]
 
