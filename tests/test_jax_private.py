@@ -18,7 +18,7 @@ from jax._src import config, dispatch, monitoring
 
 import treewright
 from tests.retrace.support import details, fresh
-from treewright import _jax
+from treewright import _jax, _jax_processes
 from treewright._trees import level
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.traced import PROCESS
@@ -356,11 +356,11 @@ def test_where_a_function_cannot_tell_that_it_is_traced_that_is_said_once(
 def test_the_coordination_service_is_there_in_a_job_and_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 
-    assert _jax.coordination_client() is None
+    assert _jax_processes.coordination_client() is None
     monkeypatch.setattr(distributed.global_state, "client", "client")
-    assert _jax.coordination_client() == "client"
+    assert _jax_processes.coordination_client() == "client"
     monkeypatch.delattr(distributed, "global_state")
-    assert _jax.coordination_client() is None
+    assert _jax_processes.coordination_client() is None
 
 
 def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,17 +370,17 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         with old:
-            assert _jax.mesh_of_old_context() == old
+            assert _jax_processes.mesh_of_old_context() == old
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
-                assert _jax.mesh_of_old_context() is None
+                assert _jax_processes.mesh_of_old_context() is None
 
 
 def test_arguments_that_a_program_does_not_take_are_known() -> None:
     lowered = jax.jit(lambda x, unused, y: x + y).lower(1.0, 2.0, 3.0)
 
-    assert _jax.kept_arguments(lowered.compile(), 3) == (0, 2)
-    assert _jax.kept_arguments(SimpleNamespace(), 3) == (0, 1, 2)
+    assert _jax_processes.kept_arguments(lowered.compile(), 3) == (0, 2)
+    assert _jax_processes.kept_arguments(SimpleNamespace(), 3) == (0, 1, 2)
 
 
 def test_equations_of_other_settings_are_told_apart() -> None:
@@ -389,8 +389,8 @@ def test_equations_of_other_settings_are_told_apart() -> None:
             (found,) = jax.make_jaxpr(lambda key: jax.random.bits(key, (2,)))(jax.random.key(0)).eqns
         return found
 
-    first, second = (_jax.equation_setting(equation(partitionable=value)) for value in (True, False))
-    assert first == _jax.equation_setting(equation(partitionable=True)) != second
+    first, second = (_jax_processes.equation_setting(equation(partitionable=value)) for value in (True, False))
+    assert first == _jax_processes.equation_setting(equation(partitionable=True)) != second
 
 
 def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

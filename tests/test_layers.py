@@ -11,621 +11,138 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+
+def layers(text: str) -> dict[str, tuple[str, ...]]:
+    """The modules in a list of `module: what it imports`, whose longer lines go on indented."""
+    lines = text.replace("\n    ", " ").strip().splitlines()
+    return {
+        name: tuple(filter(None, imports.strip().split(", ")))
+        for name, _, imports in (line.partition(":") for line in lines)
+    }
+
+
 # From the ground up: each module and all it may import. A module imports only what stands above its own line.
-LAYERS: dict[str, tuple[str, ...]] = {
-    "errors": (),
-    "_jax": (),
-    "_jax_cache": ("_jax",),
-    "_values": (),
-    "_values.reach": ("_jax",),
-    "_values.text": ("_values.reach",),
-    "_values.plain": (
-        "_values.reach",
-        "_values.text",
-    ),
-    "_values.exact": (
-        "_jax",
-        "_values.plain",
-        "_values.reach",
-        "_values.text",
-    ),
-    "_values.freeze": (
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-    ),
-    "_values.snapshot": (
-        "_jax",
-        "_values.freeze",
-        "_values.plain",
-        "_values.reach",
-        "_values.text",
-    ),
-    "_values.why": (
-        "_jax",
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-        "_values.snapshot",
-        "_values.text",
-    ),
-    "_nodes": (),
-    "_nodes.annotations": (
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.fields": (
-        "_nodes.annotations",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.statics": (
-        "_nodes.annotations",
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_nodes.spec": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.statics",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.json_kinds": (
-        "_jax",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.as_json": (
-        "_nodes.json_kinds",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.freeze",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.node": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_nodes.dunders": (
-        "_jax",
-        "_nodes.node",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_nodes.init": (
-        "_nodes.annotations",
-        "_nodes.node",
-        "_nodes.spec",
-        "errors",
-    ),
-    "_nodes.others": (
-        "_nodes.as_json",
-        "_nodes.node",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.reach",
-    ),
-    "_nodes.refusals": (
-        "_nodes.annotations",
-        "_nodes.fields",
-        "_nodes.node",
-        "_nodes.spec",
-        "_values.freeze",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.make_class": (
-        "_nodes.annotations",
-        "_nodes.dunders",
-        "_nodes.init",
-        "_nodes.node",
-        "_nodes.others",
-        "_nodes.refusals",
-        "_nodes.spec",
-        "_values.reach",
-        "errors",
-    ),
-    "_nodes.dataclass": (
-        "_nodes.fields",
-        "_nodes.make_class",
-        "_nodes.spec",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_nodes.module": (
-        "_jax",
-        "_nodes.annotations",
-        "_nodes.dataclass",
-        "_nodes.dunders",
-        "_nodes.fields",
-        "_nodes.make_class",
-        "_nodes.node",
-        "_nodes.others",
-        "_nodes.spec",
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-    ),
-    "_trees": (),
-    "_trees.level": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.node",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.freeze",
-        "_values.reach",
-        "_values.snapshot",
-        "_values.text",
-        "_values.why",
-    ),
-    "_trees.paths": ("_jax",),
-    "_trees.where": (
-        "_jax",
-        "_trees.level",
-        "_trees.paths",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_trees.at": (
-        "_jax",
-        "_trees.level",
-        "_trees.where",
-        "_values.text",
-    ),
-    "_trees.diff": (
-        "_jax",
-        "_nodes.dunders",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.level",
-        "_values.reach",
-        "_values.text",
-        "_values.why",
-    ),
-    "_trees.edit": (
-        "_jax",
-        "_nodes.module",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.level",
-        "_values.reach",
-        "errors",
-    ),
-    "_trees.flat": ("_jax",),
-    "_trees.masks": (
-        "_jax",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.diff",
-        "_trees.level",
-        "_trees.where",
-        "_values.reach",
-        "_values.text",
-    ),
-    "_trees.sizes": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.level",
-        "_trees.paths",
-        "_values.reach",
-    ),
-    "_trees.stacking": (
-        "_jax",
-        "_trees.diff",
-        "_values.reach",
-        "_values.text",
-    ),
-    "_trees.summary": (
-        "_jax",
-        "_trees.level",
-        "_trees.sizes",
-        "_values.reach",
-        "_values.text",
-    ),
-    "_pickled": (
-        "_nodes.dunders",
-        "_nodes.init",
-        "_nodes.make_class",
-        "_nodes.module",
-        "_nodes.spec",
-        "_nodes.statics",
-        "_values.freeze",
-    ),
-    "train": (
-        "_nodes.fields",
-        "_nodes.module",
-        "_trees.diff",
-        "_trees.masks",
-        "errors",
-    ),
-    "adopted": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.module",
-        "_trees.level",
-        "_trees.masks",
-        "_values.freeze",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "_loop": (
-        "_jax",
-        "_trees.diff",
-        "_trees.flat",
-        "_trees.sizes",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "typed": (),
-    "retrace": (),
-    "retrace.call": (
-        "_jax",
-        "_trees.diff",
-        "_trees.flat",
-        "_trees.level",
-        "_values.reach",
-        "_values.snapshot",
-        "_values.text",
-        "_values.why",
-    ),
-    "retrace.check_statics": (
-        "_jax",
-        "_trees.level",
-        "_values.exact",
-        "_values.plain",
-        "_values.reach",
-        "_values.text",
-        "_values.why",
-    ),
-    "retrace.history": (
-        "_trees.diff",
-        "_values.reach",
-        "_values.snapshot",
-        "_values.why",
-        "retrace.call",
-    ),
-    "retrace.remedies": (
-        "_jax",
-        "_trees.diff",
-        "_trees.level",
-        "_values.reach",
-        "_values.snapshot",
-        "_values.why",
-    ),
-    "retrace.report": (
-        "_jax",
-        "_trees.diff",
-        "_values.reach",
-        "_values.text",
-        "errors",
-        "retrace.history",
-        "retrace.remedies",
-    ),
-    "retrace.traced": (
-        "_jax",
-        "_values.exact",
-        "_values.reach",
-        "errors",
-        "retrace.call",
-        "retrace.history",
-        "retrace.report",
-    ),
-    "retrace.watch": (
-        "_jax",
-        "_values.reach",
-        "errors",
-        "retrace.call",
-        "retrace.history",
-        "retrace.report",
-        "retrace.traced",
-    ),
-    "retrace.explain": (
-        "_jax",
-        "_values.text",
-        "errors",
-        "retrace.call",
-        "retrace.history",
-        "retrace.report",
-        "retrace.traced",
-        "retrace.watch",
-    ),
-    "retrace.record": (),
-    "retrace.recorder": (
-        "_jax",
-        "_jax_cache",
-        "_trees.diff",
-        "_values.reach",
-        "_values.text",
-        "retrace.call",
-        "retrace.history",
-        "retrace.record",
-        "retrace.remedies",
-        "retrace.report",
-        "retrace.watch",
-    ),
-    "retrace.inject": (
-        "retrace.record",
-        "retrace.recorder",
-    ),
-    "retrace.tally": (),
-    "retrace.cache": ("retrace.tally",),
-    "retrace.words": (
-        "retrace.cache",
-        "retrace.tally",
-    ),
-    "retrace.page": (
-        "retrace.cache",
-        "retrace.tally",
-        "retrace.words",
-    ),
-    "retrace.command": (
-        "retrace.cache",
-        "retrace.inject",
-        "retrace.page",
-        "retrace.record",
-        "retrace.tally",
-        "retrace.words",
-    ),
-    "checkpoint.atomic": ("errors",),
-    "checkpoint.leaves": (
-        "_jax",
-        "_values.freeze",
-        "_values.reach",
-        "_values.text",
-        "errors",
-    ),
-    "checkpoint.digests": (
-        "_jax",
-        "checkpoint.leaves",
-        "errors",
-    ),
-    "checkpoint.manifest": (
-        "_nodes.as_json",
-        "_nodes.json_kinds",
-        "_values.reach",
-        "checkpoint.digests",
-        "checkpoint.leaves",
-        "errors",
-    ),
-    "checkpoint.tree": (
-        "_nodes.as_json",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.level",
-        "_trees.paths",
-        "_values.freeze",
-        "_values.reach",
-        "_values.text",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "errors",
-    ),
-    "checkpoint.account": (
-        "checkpoint.leaves",
-        "errors",
-    ),
-    "checkpoint.compare": (
-        "_nodes.as_json",
-        "_nodes.json_kinds",
-        "_values.freeze",
-        "_values.reach",
-        "_values.text",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.restore": (
-        "_values.reach",
-        "checkpoint.account",
-        "checkpoint.compare",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.take": (
-        "_values.text",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.layout": (
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "errors",
-    ),
-    "checkpoint.file": (
-        "_jax",
-        "checkpoint.atomic",
-        "checkpoint.digests",
-        "checkpoint.layout",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.steps": (
-        "_jax",
-        "_values.reach",
-        "checkpoint.digests",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.foreign": (
-        "_values.text",
-        "checkpoint.leaves",
-        "checkpoint.steps",
-        "checkpoint.take",
-        "checkpoint.tree",
-        "errors",
-    ),
-    "checkpoint.api": (
-        "checkpoint.file",
-        "checkpoint.foreign",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.take",
-        "checkpoint.tree",
-    ),
-    "checkpoint.ending": (
-        "_jax",
-        "_values.reach",
-    ),
-    "checkpoint.retention": ("errors",),
-    "checkpoint.manager": (
-        "_jax",
-        "_values.reach",
-        "checkpoint.account",
-        "checkpoint.atomic",
-        "checkpoint.digests",
-        "checkpoint.ending",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.retention",
-        "checkpoint.steps",
-        "checkpoint.take",
-        "errors",
-    ),
-    "checkpoint.command": (
-        "checkpoint.compare",
-        "checkpoint.digests",
-        "checkpoint.file",
-        "checkpoint.leaves",
-        "checkpoint.manifest",
-        "checkpoint.restore",
-        "checkpoint.steps",
-        "checkpoint.take",
-        "errors",
-    ),
-    "sharding.folding": (),
-    "sharding.hlo": (),
-    "sharding.parts": (
-        "_jax",
-        "_values.reach",
-    ),
-    "sharding.rules": (
-        "_values.text",
-        "errors",
-    ),
-    "sharding.specs": (
-        "_jax",
-        "_nodes.fields",
-        "_nodes.node",
-        "_nodes.spec",
-        "_trees.level",
-        "_trees.masks",
-        "_values.text",
-        "errors",
-        "sharding.folding",
-        "sharding.rules",
-    ),
-    "sharding.constrain": (
-        "_jax",
-        "_values.freeze",
-        "_values.text",
-        "errors",
-        "sharding.rules",
-        "sharding.specs",
-    ),
-    "sharding.exchange": (
-        "_jax",
-        "errors",
-        "sharding.folding",
-    ),
-    "sharding.processes": (
-        "_jax",
-        "_nodes.spec",
-        "_trees.level",
-        "_values.reach",
-        "_values.text",
-        "errors",
-        "sharding.exchange",
-        "sharding.folding",
-    ),
-    "sharding.init": (
-        "_jax",
-        "_values.text",
-        "errors",
-        "sharding.exchange",
-        "sharding.hlo",
-        "sharding.parts",
-        "sharding.processes",
-        "sharding.rules",
-        "sharding.specs",
-    ),
-    "sharding.report": (
-        "_jax",
-        "_trees.sizes",
-        "_values.reach",
-        "_values.text",
-        "sharding.folding",
-        "sharding.rules",
-        "sharding.specs",
-    ),
-    "sharding.program": (
-        "_jax",
-        "_trees.sizes",
-        "_values.reach",
-        "_values.text",
-        "sharding.folding",
-        "sharding.hlo",
-        "sharding.report",
-    ),
-    "testing.assertions": ("_trees.diff",),
-    "testing.plugin": (
-        "errors",
-        "retrace.explain",
-        "retrace.report",
-    ),
-    "checkpoint": (
-        "checkpoint.api",
-        "checkpoint.compare",
-        "checkpoint.ending",
-        "checkpoint.leaves",
-        "checkpoint.manager",
-        "checkpoint.manifest",
-    ),
-    "sharding": (
-        "sharding.constrain",
-        "sharding.init",
-        "sharding.processes",
-        "sharding.program",
-        "sharding.report",
-        "sharding.rules",
-        "sharding.specs",
-    ),
-    "testing": ("testing.assertions",),
-    "__main__": (),
-}
+LAYERS = layers("""
+errors
+_jax
+_jax_cache: _jax
+_values
+_values.reach: _jax
+_values.text: _values.reach
+_values.plain: _values.reach, _values.text
+_values.exact: _jax, _values.plain, _values.reach, _values.text
+_values.freeze: _values.exact, _values.plain, _values.reach
+_values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.text
+_values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
+_nodes
+_nodes.annotations: _values.reach, errors
+_nodes.fields: _nodes.annotations, _values.reach, errors
+_nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
+_nodes.spec: _jax, _nodes.fields, _nodes.statics, _values.reach, errors
+_nodes.json_kinds: _jax, _values.reach, errors
+_nodes.as_json: _nodes.json_kinds, _nodes.spec, _nodes.statics, _values.freeze, _values.reach, errors
+_nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
+_nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
+    _values.text, errors
+_nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
+_nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
+_nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze, _values.reach, errors
+_nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node, _nodes.others, _nodes.refusals,
+    _nodes.spec, _values.reach, errors
+_nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
+_nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.make_class,
+    _nodes.node, _nodes.others, _nodes.spec, _values.exact, _values.plain, _values.reach
+_trees
+_trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
+    _values.snapshot, _values.text, _values.why
+_trees.paths: _jax
+_trees.where: _jax, _trees.level, _trees.paths, _values.reach, _values.text, errors
+_trees.at: _jax, _trees.level, _trees.where, _values.text
+_trees.diff: _jax, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text, _values.why
+_trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
+_trees.flat: _jax
+_trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
+_trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
+_trees.stacking: _jax, _trees.diff, _values.reach, _values.text
+_trees.summary: _jax, _trees.level, _trees.sizes, _values.reach, _values.text
+_pickled: _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics, _values.freeze
+train: _nodes.fields, _nodes.module, _trees.diff, _trees.masks, errors
+adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
+    _values.text, errors
+_loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
+typed
+retrace
+retrace.call: _jax, _trees.diff, _trees.flat, _trees.level, _values.reach, _values.snapshot, _values.text,
+    _values.why
+retrace.check_statics: _jax, _trees.level, _values.exact, _values.plain, _values.reach, _values.text, _values.why
+retrace.history: _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
+retrace.remedies: _jax, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
+retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies
+retrace.traced: _jax, _values.exact, _values.reach, errors, retrace.call, retrace.history, retrace.report
+retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
+retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report, retrace.traced,
+    retrace.watch
+retrace.record
+retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
+    retrace.record, retrace.remedies, retrace.report, retrace.watch
+retrace.inject: retrace.record, retrace.recorder
+retrace.tally
+retrace.cache: retrace.tally
+retrace.words: retrace.cache, retrace.tally
+retrace.page: retrace.cache, retrace.tally, retrace.words
+retrace.command: retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally, retrace.words
+checkpoint.atomic: errors
+checkpoint.leaves: _jax, _values.freeze, _values.reach, _values.text, errors
+_jax_processes: _jax
+checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
+checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
+checkpoint.tree: _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.freeze,
+    _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
+checkpoint.account: checkpoint.leaves, errors
+checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
+    checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
+checkpoint.restore: _values.reach, checkpoint.account, checkpoint.compare, checkpoint.leaves, checkpoint.manifest,
+    checkpoint.tree, errors
+checkpoint.take: _values.text, checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
+checkpoint.layout: checkpoint.leaves, checkpoint.manifest, errors
+checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout, checkpoint.leaves,
+    checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
+checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
+    checkpoint.restore, checkpoint.tree, errors
+checkpoint.foreign: _values.text, checkpoint.leaves, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
+checkpoint.api: checkpoint.file, checkpoint.foreign, checkpoint.manifest, checkpoint.restore, checkpoint.take,
+    checkpoint.tree
+checkpoint.ending: _jax, _jax_processes, _values.reach
+checkpoint.retention: errors
+checkpoint.manager: _jax, _values.reach, checkpoint.account, checkpoint.atomic, checkpoint.digests,
+    checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps,
+    checkpoint.take, errors
+checkpoint.command: checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves, checkpoint.manifest,
+    checkpoint.restore, checkpoint.steps, checkpoint.take, errors
+sharding.folding
+sharding.hlo
+sharding.parts: _jax_processes, _values.reach
+sharding.rules: _values.text, errors
+sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.masks, _values.text, errors,
+    sharding.folding, sharding.rules
+sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, sharding.rules, sharding.specs
+sharding.exchange: _jax, _jax_processes, errors, sharding.folding
+sharding.processes: _jax, _nodes.spec, _trees.level, _values.reach, _values.text, errors, sharding.exchange,
+    sharding.folding
+sharding.init: _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts, sharding.processes,
+    sharding.rules, sharding.specs
+sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
+sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
+    sharding.report
+testing.assertions: _trees.diff
+testing.plugin: errors, retrace.explain, retrace.report
+checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
+    checkpoint.manifest
+sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.rules,
+    sharding.specs
+testing: testing.assertions
+__main__
+""")
 
 
 def imports_of(path: Path, package: str, modules: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
-from treewright._jax import preemption_agreed, process_count
+from treewright._jax import process_count
+from treewright._jax_processes import preemption_agreed
 from treewright._values.reach import public
 
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from treewright._jax import of_all_processes, process_count
+from treewright._jax import process_count
+from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored

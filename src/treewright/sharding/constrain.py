@@ -7,7 +7,8 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._jax import mesh_of_old_context, part_of_jit_key, untyped_jax
+from treewright._jax import untyped_jax
+from treewright._jax_processes import mesh_of_old_context, part_of_jit_key
 from treewright._values.freeze import freeze
 from treewright._values.text import mesh_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user

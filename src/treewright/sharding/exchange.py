@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from treewright._jax import coordination_client, of_all_processes, process_count, process_index
+from treewright._jax import process_count, process_index
+from treewright._jax_processes import coordination_client, of_all_processes
 from treewright.errors import ProcessMismatchError
 from treewright.sharding.folding import ranges_text
 
@@ -23,7 +24,7 @@ _ALWAYS = ("jax", "jaxlib", "numpy", "treewright")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """Processes that say the same.
 
     Attributes:
@@ -35,7 +36,7 @@ class Group:
     texts: Mapping[str, str] | None
 
 
-def groups_of_processes(texts: Mapping[str, str], check: str, timeout_seconds: float) -> list[Group]:
+def groups_of_processes(texts: Mapping[str, str], check: str, timeout_seconds: float) -> list[ProcessGroup]:
     """The processes in groups that say the same, by their lowest number. All processes have to call it.
 
     Two exchanges, however many processes there are: a digest of each, and where these differ, one text of each group.
@@ -54,11 +55,11 @@ def groups_of_processes(texts: Mapping[str, str], check: str, timeout_seconds: f
     for process, digest in enumerate(digests):
         members.setdefault(digest, []).append(process)
     if len(members) == 1:
-        return [Group(tuple(range(len(digests))), texts)]
+        return [ProcessGroup(tuple(range(len(digests))), texts)]
     speakers = [processes[0] for processes in members.values()][:_SHOWN]
     said = _of_all(zlib.compress(mine) if process_index() in speakers else b"", check, timeout_seconds)
     return [
-        Group(tuple(processes), json.loads(zlib.decompress(said[processes[0]])) if said[processes[0]] else None)
+        ProcessGroup(tuple(processes), json.loads(zlib.decompress(said[processes[0]])) if said[processes[0]] else None)
         for processes in members.values()
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treewright._jax import equation_setting, some_equations
+from treewright._jax_processes import equation_setting, some_equations
 from treewright._values.reach import class_of
 
 SMALL = 2**16  # bytes of an array, up to which every device may hold it whole while the others are made

@@ -21,7 +21,7 @@ from treewright._values.text import (
     shape_text,
 )
 from treewright.errors import ProcessMismatchError
-from treewright.sharding.exchange import Group, groups_of_processes, processes_text, versions
+from treewright.sharding.exchange import ProcessGroup, groups_of_processes, processes_text, versions
 from treewright.sharding.folding import folded
 
 TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
@@ -187,7 +187,7 @@ def compare(check: str, title: str, texts: Mapping[str, str], timeout_seconds: f
         raise ProcessMismatchError(_message(title, groups))
 
 
-def _message(title: str, groups: Sequence[Group]) -> str:
+def _message(title: str, groups: Sequence[ProcessGroup]) -> str:
     known = [group.texts for group in groups if group.texts is not None]
     places = dict.fromkeys(place for texts in known for place in texts)
     differing = {place: tuple(texts.get(place, _ABSENT) for texts in known) for place in places}
@@ -220,7 +220,7 @@ def _first_line_that_differs(programs: Sequence[str]) -> dict[str, tuple[str, ..
     return {f"line {first + 1}": shown}
 
 
-def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[Group]) -> list[str]:
+def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[ProcessGroup]) -> list[str]:
     """Each place that differs, with what stands there and in which processes."""
     rows = list(differing.items())
     lines: list[str] = []

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from treewright._jax import jax_trees, kept_arguments, path_text, untyped_jax
+from treewright._jax import jax_trees, path_text, untyped_jax
+from treewright._jax_processes import kept_arguments
 from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
 from treewright._values.text import shape_text, table
