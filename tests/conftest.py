@@ -108,7 +108,6 @@ SLOW = {
 
 # Where coverage would cost as much as the tests, and find no line that other tests do not run.
 WITHOUT_COVERAGE = {
-    "conformance",
     "examples",
     "interop/test_moving.py",
     "interop/test_optax.py",

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import config, dispatch, monitoring
+from jax.experimental import multihost_utils
 
 import treewright
 from tests.retrace.support import details, fresh
@@ -137,14 +139,14 @@ def test_without_the_data_of_treedefs_foreign_nodes_are_refused_and_their_retrac
         _jax.node_data(SimpleNamespace())
     monkeypatch.setattr(level, "node_data", lambda _treedef: _jax.node_data(SimpleNamespace()))
     with pytest.raises(AttributeError, match="node_data"):
-        treewright.diff({"x": 1}, {"x": 2})
+        treewright.diff(OrderedDict(x=1), OrderedDict(x=2))
 
     reports: list[RetraceReport] = []
     told: Any = jax.jit(treewright.traced(fresh(first), on_report=reports.append))
     for length in (2, 3):
-        told({"x": jnp.ones(length)})
+        told(OrderedDict(x=jnp.ones(length)))
     jitted: Any = jax.jit(fresh(first))
-    reports += explained(lambda: jitted({"x": jnp.ones(2)}), lambda: jitted({"x": jnp.ones(3)}))
+    reports += explained(lambda: jitted(OrderedDict(x=jnp.ones(2))), lambda: jitted(OrderedDict(x=jnp.ones(3))))
 
     assert [(report.event, details(report)) for report in reports] == [("count", [COUNTED])] * 2
 
@@ -243,6 +245,21 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
     assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
     assert len(named.differences) == 1
     assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
+
+
+def test_without_the_names_of_settings_they_are_one_setting_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(config, "trace_context_names", raising=False)
+
+    assert [*_jax.trace_settings()][-1] == _jax.UNNAMED_SETTINGS
+
+
+def test_without_the_agreement_on_a_step_a_run_that_is_told_to_leave_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: step == 3)
+    assert [_jax_processes.preemption_agreed(step) for step in (2, 3)] == [False, True]
+
+    monkeypatch.delattr(multihost_utils, "reached_preemption_sync_point")
+    with pytest.raises(AttributeError, match="reached_preemption_sync_point"):
+        _jax_processes.preemption_agreed(3)
 
 
 def test_without_the_settings_of_traces_the_known_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,9 @@ COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
 
 
+register_event_listener: Any = jax.monitoring.register_event_listener
+
+
 def _nothing(*_: Any) -> None:
     """What is done about an event that nobody asked for."""
 
@@ -156,7 +159,7 @@ class _Relay:
         with self._lock:
             if not (self._is_registered and self.is_known_to_jax()):
                 jax.monitoring.register_event_duration_secs_listener(self)
-                untyped_jax.monitoring.register_event_listener(self)  # it gives no seconds
+                register_event_listener(self)  # it gives no seconds
             self._is_registered = True
             self._listeners = (*self._listeners, listener)
 

@@ -36,6 +36,12 @@ class Adopted(Module, Generic[T_co], frozen=True):
 
     It is called as the layer is, and gives the layer's attributes and items. `tree` is the layer itself, put together
     anew each time.
+
+    Examples:
+        >>> import equinox as eqx
+        >>> dropout = adopt(eqx.nn.Dropout(0.5))
+        >>> dropout(jnp.ones(2), inference=True).tolist(), dropout.p
+        ([1.0, 1.0], 0.5)
     """
 
     arrays: T_co = field(doc="The layer, with `None` in place of what the other fields hold.")
@@ -189,14 +195,14 @@ def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
         if level is None or level.aux is None or is_node(place.value):
             continue
         named = {str(key): value for key, value in level.statics if key != AuxKey() and not str(key).startswith("._")}
-        settings[path_text(place.path)] = FrozenMapping(
-            {"class": level.kind, **named, ".<aux_data>": freeze(_sorted(level.aux))}
-        )
+        exact = {"class": level.kind, **dict(sorted(named.items())), ".<aux_data>": freeze(_sorted(level.aux))}
+        settings[path_text(place.path)] = FrozenMapping(exact)
     return FrozenMapping(settings)
 
 
 def _sorted(aux: Any) -> Any:
     """`aux_data` with its dicts sorted: their order is that of attributes, and differs once a layer was unflattened."""
     if isinstance(aux, dict):
-        return {name: _sorted(value) for name, value in sorted(cast("dict[Any, Any]", aux).items(), key=str)}
-    return tuple(map(_sorted, cast("Any", aux))) if class_of(aux) in {list, tuple} else aux
+        entries: list[tuple[Any, Any]] = sorted(aux.items(), key=lambda entry: str(entry[0]))
+        return {name: _sorted(value) for name, value in entries}
+    return tuple(map(_sorted, aux)) if class_of(aux) in {list, tuple} else aux

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Mismatch, ...]:
+def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Any, ...]:
     """What loading refuses."""
     engine.save(saved)
     with pytest.raises(CheckpointMismatchError) as caught:

@@ -188,7 +188,7 @@ def test_any_signal_may_be_the_one_and_the_handlers_come_back(tmp_path: Path) ->
             for _ in range(2):  # the second time it is on disk already
                 with pytest.raises(SystemExit) as caught:
                     leave(2, TREE)
-        assert caught.value.code == 128 + signal.SIGUSR1
+                assert caught.value.code == 128 + signal.SIGUSR1
         assert manager.all_steps() == (2,)
     assert signal.getsignal(signal.SIGUSR1) is before
 

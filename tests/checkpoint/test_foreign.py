@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.checkpoint.engines import assert_same
-from treewright.checkpoint import from_names, read_names
+from treewright.checkpoint import from_names, read_names, save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 
 if TYPE_CHECKING:
@@ -172,8 +173,6 @@ def test_damage_is_told_as_damage(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("package", "write"), [("flax.serialization", by_flax), ("equinox", None)])
 def test_a_missing_package_is_told(package: str, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     path = tmp_path / "x"
     if write is None:
         with path.open("wb") as file:
@@ -183,6 +182,14 @@ def test_a_missing_package_is_told(package: str, write: Any, tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r"Reading a file that .* wrote needs .*treewright\[interop\]"):
         read_names(path, template=1)
+
+
+def test_safetensors_itself_is_told_if_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "x", {"w": np.ones(2)})
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+
+    with pytest.raises(ImportError, match=r"Reading a file of another program needs safetensors\. .*\[checkpoint\]"):
+        read_names(tmp_path / "x")
 
 
 # Tables

@@ -24,6 +24,11 @@ from treewright.checkpoint.tree import ReadingCodec
 from treewright.errors import CheckpointError, CheckpointMismatchError
 
 
+def test_lists_and_dicts_of_foreign_statics_are_read_as_they_were() -> None:
+    assert ReadingCodec([]).decode(["list", ["tuple", "a"], 1]) == [("a",), 1]
+    assert ReadingCodec([]).decode(["dict", ["a", ["list"]]]) == {"a": []}
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -198,12 +198,17 @@ def test_only_a_node_that_something_refers_to_is_looked_for_in_its_fields(monkey
 @pytest.mark.parametrize("where", ["a list", "a tuple", "a node", "a node without an __init__", "a list of before"])
 def test_a_node_is_found_inside_of_itself_through(where: str) -> None:
     earlier: list[Any] = []
+
+    def within_a_list_of_before(node: Any) -> Any:
+        earlier.append(node)
+        return Plain(earlier)
+
     wraps: dict[str, Any] = {
         "a list": lambda node: [1, [node]],
         "a tuple": lambda node: (1, (node,)),
         "a node": lambda node: Holder(value=node),
         "a node without an __init__": lambda node: Plain(value=node),
-        "a list of before": lambda node: (earlier.append(node), Plain(earlier))[1],
+        "a list of before": within_a_list_of_before,
     }
 
     @pytree_dataclass
@@ -240,6 +245,47 @@ def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:
             self.w = 2.0
 
     assert Net().w == 2.0
+
+
+def test_a_field_may_be_assigned_before_init_runs() -> None:
+    class Net(Module):
+        w: Any
+
+        def __new__(cls) -> Any:
+            net: Any = super().__new__(cls)
+            net.w = 1.0
+            return net
+
+        def __init__(self) -> None:
+            self.w = 2 * self.w
+
+    assert Net().w == 2.0
+
+
+def test_a_static_that_is_compared_by_content_can_be_read_while_init_runs() -> None:
+    class Net(Module):
+        function: Any = static(compare="content")
+
+        def __init__(self, scale: float) -> None:
+            self.function = lambda x: scale * jnp.abs(x)
+            assert self.function(-2) == 2 * scale
+
+    assert [Net(scale).function(1) for scale in (3, 4)] == [3, 4]
+
+
+def test_what_is_shared_or_can_not_be_sorted_does_not_stop_the_search_for_the_node_itself() -> None:
+    referred: list[Any] = []
+
+    class Net(Module):
+        parts: Any
+
+        def __init__(self, parts: Any) -> None:
+            referred.append(self)
+            self.parts = parts
+
+    shared = [1.0]
+    assert Net([shared, shared]).parts == [shared, shared]
+    assert Net({"a": 1, 2: 3}).parts == {"a": 1, 2: 3}
 
 
 def test_calling_init_again_on_a_finished_node_is_refused() -> None:

@@ -343,10 +343,16 @@ class Unequal:
         return id(self)
 
 
+class Named(Module):
+    weight: Any
+    name: str = static()
+    setting: Any = static()
+
+
 @says("internals", "trace 2: layer.setting (static): <Unequal object> -> <Unequal object>")
 def equal_statics_have_unequal_hashes() -> None:
     jitted: Any = jax.jit(lambda layer: layer.weight)
-    kept = [Layer(f32(4), Unequal()), Layer(f32(4), Unequal())]
+    kept = [Named(f32(4), "a", Unequal()), Named(f32(4), "a", Unequal())]
     for layer in kept:
         jitted(layer)
 
@@ -502,7 +508,7 @@ def arrays_of_numpy_and_of_jax_take_turns() -> None:
 def operations_run_outside_of_jit() -> None:
     for length in (4, 3):
         x = jnp.ones(length)
-        (x + 1, x @ x, jnp.linspace(0, 1, length), jax.random.normal(jax.random.key(0), (length,)))
+        _ = (x + 1, x @ x, jnp.linspace(0, 1, length), jax.random.normal(jax.random.key(0), (length,)))
 
 
 @says("silent")

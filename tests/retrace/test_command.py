@@ -450,6 +450,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         monkeypatch.delitem(sys.modules, "awaited", raising=False)
         finder = inject.AwaitedImport("awaited", lambda: told.append("imported"))
         sys.meta_path.insert(0, finder)
+        assert finder.find_spec("another") is None
         with pytest.raises(ModuleNotFoundError):
             __import__("awaited")
         (tmp_path / "awaited.py").write_text(code)

@@ -76,10 +76,11 @@ def classify() -> None:
     optimizer = optax.adam(1e-2)
     state = optimizer.init(library.filter(model, eqx.is_array))
 
-    @library.filter_jit
+    @library.filter_jit  # type: ignore[untyped-decorator]
     def train(model: Any, state: Any, x: Any, y: Any) -> Any:
         def loss(model: Any) -> Any:
-            return optax.sigmoid_binary_cross_entropy(jax.vmap(model)(x), y).mean()
+            mapped: Any = jax.vmap(model)
+            return optax.sigmoid_binary_cross_entropy(mapped(x), y).mean()
 
         grads = library.filter_grad(loss)(model)
         updates, state = optimizer.update(grads, state)

@@ -19,6 +19,7 @@ from tests.retrace.support import fresh
 from treewright import _jax
 from treewright._jax import EventListener
 from treewright.errors import RetraceWarning, TooManyTracesError
+from treewright.retrace import watch
 from treewright.retrace.traced import PROCESS
 
 if TYPE_CHECKING:
@@ -277,8 +278,18 @@ def test_a_shared_trace_whose_arguments_can_not_be_read_is_not_counted() -> None
     hostile, function = Hostile(), fresh(lambda x, _: x * 2)
 
     with treewright.max_traces(1):
-        for options in ({}, {"donate_argnums": ()}, {"keep_unused": True}):
+        every: list[dict[str, Any]] = [{}, {"donate_argnums": ()}, {"keep_unused": True}]
+        for options in every:
             jax.jit(function, static_argnums=1, **options)(np.ones(2, np.float32), hostile)
+
+
+def test_a_shared_trace_that_can_not_be_looked_at_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    with treewright.max_traces(1):
+        jitted(np.ones(2, np.float32))
+        monkeypatch.setattr(watch, "signature_of", None)
+        jitted(jax.device_put(np.ones(2, np.float32), jax.devices()[1]))
 
 
 def test_a_report_says_when_earlier_traces_are_forgotten() -> None:

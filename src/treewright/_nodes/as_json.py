@@ -12,7 +12,8 @@ import functools
 import math
 import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -176,8 +177,10 @@ class StaticCodec:
         except Exception as error:  # whoever forges a file finds them all
             raise StaticSerializationError(f"{shown(encoded)} can't be read: {error!r}") from error
 
-    def decode_statics(self, cls: type[Any], encoded: dict[str, Any]) -> Statics:
-        """The statics of `cls` from what `encode_statics` wrote.
+    def decode_statics(
+        self, cls: type[Any], encoded: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
+    ) -> Statics:
+        """The statics of `cls` from what `encode_statics` wrote, with values that are given for some of them.
 
         Raises:
             StaticSerializationError: If the class has other static fields now, or a name is not found.
@@ -188,7 +191,8 @@ class StaticCodec:
                 f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, "
                 f"which now has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
             )
-        return table.intern(tuple(self.decode(encoded[name]) for name in table.names))
+        values = (given[name] if name in given else self.decode(encoded[name]) for name in table.names)
+        return table.intern(tuple(values))
 
     def find_class(self, name: str, kind: str, base: type[Any], attribute: str = "__node_spec__") -> Any:
         """The class of this name, if it is `kind`, `a node` say: a forged program must not call anything else."""

@@ -70,7 +70,9 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _install(cls, way.methods)
     abc.update_abstractmethods(cls)
     _document(spec)
-    register_once(cls).flatten_with_keys.__code__ = pairing(spec.keys)
+    registration = register_once(cls)
+    if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
+        registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
 
 def _has_own_init(cls: type[Any], way: Way) -> bool:

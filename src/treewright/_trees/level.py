@@ -28,7 +28,7 @@ from treewright._jax import (
 )
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import finished_pair, replaced
-from treewright._nodes.spec import FieldSpec, spec_of
+from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of
@@ -338,17 +338,6 @@ class Place:
     def name(self) -> str:
         """`Model.layers[0]`: the path, from the class of the root."""
         return path_text(self.path, class_of(self.way[0].value).__qualname__)
-
-    @functools.cached_property
-    def field(self) -> FieldSpec | None:
-        """The field that holds the value, where a node is directly above."""
-        above = self.above
-        return spec_of(above.value).by_name[self.key.name] if above is not None and is_node(above.value) else None
-
-    @property
-    def fields(self) -> list[tuple[Any, FieldSpec]]:
-        """The nodes on the way here, each with the field that leads on."""
-        return [(cast("Place", place.above).value, field) for place in self.way if (field := place.field) is not None]
 
     def child(self, key: Key) -> "Place | None":
         """The place under a key, that of a static too; None if there is nothing under it."""

@@ -18,7 +18,7 @@ from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write
 from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
 from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous, empty, stored
-from treewright.checkpoint.manifest import with_digests
+from treewright.checkpoint.manifest import Manifest, with_digests
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -105,6 +105,12 @@ def _chunks(arrays: Iterable[Any]) -> Iterator[Any]:
 
 class SafetensorsFile:
     """An open file: its manifest, checked against the header, and a reader of its arrays."""
+
+    path: Path
+    descriptor: int
+    begin: int
+    manifest: Manifest
+    starts: dict[str, int]
 
     def __init__(self, path: Path) -> None:
         """Open and check.

@@ -265,13 +265,12 @@ class _Parts:
                 f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
                 f"Load into a tree of the new class: load(path, like=...)."
             )
-        statics = {name: self.static(branch, name, value) for name, value in branch.statics.items()}
-        return cls, self.codec.decode_statics(cls, statics)
+        described = {name: value for name, value in branch.statics.items() if _is_described(value)}
+        given = {name: self.given_static(branch, name, value) for name, value in described.items()}
+        return cls, self.codec.decode_statics(cls, branch.statics, given)
 
-    def static(self, branch: Branch, name: str, encoded: Any) -> Any:
-        """A static as the codec takes it: as it was saved, or the value that was given where it was only described."""
-        if not _is_described(encoded):
-            return encoded
+    def given_static(self, branch: Branch, name: str, encoded: Any) -> Any:
+        """The value that was given for a static that was only described."""
         place = ".".join((*branch.steps, name))
         if place not in self.given:
             raise CheckpointError(

@@ -165,11 +165,12 @@ def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
     kind, place, *rest = path
     if kind.idx == 1:
         return path_text(tuple(rest), str(place.key))
+    index: int = place.idx
     try:
         names: tuple[str, ...] = tuple(inspect.signature(fn).parameters)
     except (TypeError, ValueError):
         names = ()
-    name = names[place.idx] if place.idx < len(names) else f"args{place}"
+    name = names[index] if index < len(names) else f"args{place}"
     return path_text(tuple(rest), name)
 
 

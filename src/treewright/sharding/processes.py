@@ -26,6 +26,7 @@ from treewright.sharding.folding import folded
 
 TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
 _TUPLE: Any = tuple
+_ARRAYS: Any = (jax.Array, np.ndarray)
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _LONG = 2000  # characters of a line of a program, beyond which it counts by a digest
@@ -91,7 +92,7 @@ def _digest(leaf: Any) -> str:
     """A digest of what an array holds, where this process has all of it."""
     if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
         leaf = leaf.addressable_data(0)
-    if not isinstance(leaf, jax.Array | np.ndarray):
+    if not isinstance(leaf, _ARRAYS):
         return ""
     return f" {''.join(portable_text(leaf, exact=True).partition('#')[1:])}".rstrip()
 
