@@ -202,7 +202,7 @@ def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
 
 def _sorted(aux: Any) -> Any:
     """`aux_data` with its dicts sorted: their order is that of attributes, and differs once a layer was unflattened."""
-    if isinstance(aux, dict):
+    if class_of(aux) is dict:
         entries: list[tuple[Any, Any]] = sorted(aux.items(), key=lambda entry: str(entry[0]))
         return {name: _sorted(value) for name, value in entries}
     return tuple(map(_sorted, aux)) if class_of(aux) in {list, tuple} else aux

@@ -80,9 +80,11 @@ def classify() -> None:
     def train(model: Any, state: Any, x: Any, y: Any) -> Any:
         def loss(model: Any) -> Any:
             mapped: Any = jax.vmap(model)
-            return optax.sigmoid_binary_cross_entropy(mapped(x), y).mean()
+            entropy: Any = optax.sigmoid_binary_cross_entropy
+            return entropy(mapped(x), y).mean()
 
-        grads = library.filter_grad(loss)(model)
+        gradient: Any = library.filter_grad(loss)
+        grads = gradient(model)
         updates, state = optimizer.update(grads, state)
         return library.apply_updates(model, updates), state
 

@@ -285,7 +285,7 @@ def test_a_shared_trace_whose_arguments_can_not_be_read_is_not_counted() -> None
 
 
 def test_a_shared_trace_that_can_not_be_looked_at_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: Any = watch.call_on_stack
+    read: Any = _jax.call_on_stack
     monkeypatch.setattr(watch, "call_on_stack", lambda: dataclasses.replace(read(), outcome="shared"))
     monkeypatch.setattr(watch, "signature_of", None)
 
