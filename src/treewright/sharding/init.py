@@ -167,10 +167,10 @@ def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
     if kind.idx == 1:
         return path_text(tuple(rest), str(place.key))
     try:
-        names: tuple[str, ...] = tuple(inspect.signature(fn).parameters)
+        names = [*inspect.signature(fn).parameters]
     except (TypeError, ValueError):
-        names = ()
-    name = names[place.idx] if place.idx < len(names) else f"args{place}"
+        names = list[str]()
+    name: str = names[place.idx] if place.idx < len(names) else f"args{place}"
     return path_text(tuple(rest), name)
 
 
