@@ -170,7 +170,8 @@ def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
         names = [*inspect.signature(fn).parameters]
     except (TypeError, ValueError):
         names = list[str]()
-    name: str = names[place.idx] if place.idx < len(names) else f"args{place}"
+    index: int = place.idx
+    name = names[index] if index < len(names) else f"args{place}"
     return path_text(tuple(rest), name)
 
 
