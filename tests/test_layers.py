@@ -130,8 +130,8 @@ sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, 
 sharding.exchange: _jax, _jax_processes, errors, sharding.folding
 sharding.processes: _jax, _nodes.spec, _trees.level, _values.reach, _values.text, errors, sharding.exchange,
     sharding.folding
-sharding.init: _collector, _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts, sharding.processes,
-    sharding.rules, sharding.specs
+sharding.init: _collector, _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts,
+    sharding.processes, sharding.rules, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report
