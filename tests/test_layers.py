@@ -24,6 +24,7 @@ def layers(text: str) -> dict[str, tuple[str, ...]]:
 # From the ground up: each module and all it may import. A module imports only what stands above its own line.
 LAYERS = layers("""
 errors
+_collector
 _jax
 _jax_cache: _jax
 _values
@@ -110,8 +111,8 @@ checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout,
 checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
     checkpoint.restore, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.leaves, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
-checkpoint.api: checkpoint.file, checkpoint.foreign, checkpoint.manifest, checkpoint.restore, checkpoint.take,
-    checkpoint.tree
+checkpoint.api: _collector, checkpoint.file, checkpoint.foreign, checkpoint.manifest, checkpoint.restore,
+    checkpoint.take, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
 checkpoint.manager: _jax, _values.reach, checkpoint.account, checkpoint.atomic, checkpoint.digests,
@@ -129,8 +130,8 @@ sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, 
 sharding.exchange: _jax, _jax_processes, errors, sharding.folding
 sharding.processes: _jax, _nodes.spec, _trees.level, _values.reach, _values.text, errors, sharding.exchange,
     sharding.folding
-sharding.init: _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts, sharding.processes,
-    sharding.rules, sharding.specs
+sharding.init: _collector, _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts,
+    sharding.processes, sharding.rules, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report

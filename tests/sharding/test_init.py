@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -116,6 +117,27 @@ def test_arguments_on_a_mesh_are_taken_where_they_are() -> None:
     made = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh, rules={})
 
     assert made["twice"].tolist() == [[2.0] * 4] * 4
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_search_for_cycles_runs_while_an_init_is_traced_and_it_is_as_it_was_afterwards(enabled: bool) -> None:
+    was, during = gc.isenabled(), list[bool]()
+
+    def make(problem: str | None) -> Linear:
+        during.append(gc.isenabled())
+        if problem is not None:
+            raise ValueError(problem)
+        return Linear(4, 8, jax.random.key(0))
+
+    try:
+        (gc.enable if enabled else gc.disable)()
+        abstract_state(make, None, mesh=mesh_of(), rules=RULES)
+        with pytest.raises(ValueError, match="no such file"):
+            abstract_state(make, "no such file", mesh=mesh_of(), rules=RULES)
+        assert gc.isenabled() == enabled
+        assert during == [False, False]
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_the_abstract_state_is_what_the_live_one_would_be() -> None:

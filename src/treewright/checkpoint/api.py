@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from treewright.checkpoint.file import SafetensorsFile, uncollected, write
+from treewright._collector import uncollected
+from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled

@@ -1,7 +1,6 @@
 """One checkpoint as one safetensors file: written, opened and read, with a bar meanwhile."""
 
 import contextlib
-import gc
 import os
 import stat
 import sys
@@ -27,21 +26,6 @@ _SHOWN = 1 << 28  # bytes from which on there is a bar
 _RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
 _SMALL = 1 << 16  # bytes up to which arrays are joined before they are written
 _CHUNK = 1 << 23  # bytes that are written and read at once: smaller ones wait for Python between them
-
-
-@contextlib.contextmanager
-def uncollected() -> Generator[None]:
-    """Python's search for cycles, paused: it would look at the entries of many leaves again and again while they grow.
-
-    Of saving and loading 100,000 leaves it took 3 to 4 seconds in 10.
-    """
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 # Writing

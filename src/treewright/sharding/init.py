@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from treewright._jax import jax_trees, path_text, process_count, untyped_jax
+from treewright._collector import uncollected
+from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
 from treewright._values.text import portable_text, text
 from treewright.errors import ShardingWarning, warn_user
 from treewright.sharding.exchange import versions
@@ -18,7 +19,7 @@ from treewright.sharding.hlo import arrays_in
 from treewright.sharding.parts import Part, parts_of
 from treewright.sharding.processes import TIMEOUT, compare, described, program_texts
 from treewright.sharding.rules import MeshRules, Rules, partition_spec
-from treewright.sharding.specs import AnyMesh, OnMisfit, fitted_leaves, sizes_of
+from treewright.sharding.specs import AnyMesh, OnMisfit, by_spec, fitted_leaves, sizes_of
 
 T = TypeVar("T")
 _SHOWN = 20  # arrays in one warning
@@ -140,7 +141,7 @@ class _Traced(NamedTuple):
 
     treedef: Any
     leaves: list[jax.ShapeDtypeStruct]
-    paths: list[str]
+    paths: list[Path]
     jaxpr: Any
 
 
@@ -165,15 +166,16 @@ def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
     kind, place, *rest = path
     if kind.idx == 1:
         return path_text(tuple(rest), str(place.key))
-    index: int = place.idx
     try:
-        names: tuple[str, ...] = tuple(inspect.signature(fn).parameters)
+        names = [*inspect.signature(fn).parameters]
     except (TypeError, ValueError):
-        names = ()
+        names = list[str]()
+    index: int = place.idx
     name = names[index] if index < len(names) else f"args{place}"
     return path_text(tuple(rest), name)
 
 
+@uncollected()
 def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Traced:
     """The function, traced once. Its leaves and not its tree, which may hold statics that equal only themselves."""
     sizes, structures = sizes_of(mesh), list[Any]()
@@ -189,13 +191,10 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
     abstract = treedef.unflatten(
         untyped_jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in jaxpr.out_avals
     )
-    leaves: list[jax.ShapeDtypeStruct] = []
-    paths: list[str] = []
-    for declared, fit in fitted_leaves(abstract, MeshRules(rules, sizes), on_misfit, whole=True):
-        leaf, placed = declared.value, NamedSharding(mesh, fit.spec)
-        leaves.append(untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=leaf.weak_type))
-        paths.append(path_text(declared.path))
-    return _Traced(treedef, leaves, paths, jaxpr)
+    fitted = fitted_leaves(abstract, MeshRules(rules, sizes), on_misfit, whole=True)
+    placed = by_spec(mesh, fitted)
+    leaves = [_abstract(declared.value, placed[fit.spec]) for declared, fit in fitted]
+    return _Traced(treedef, leaves, [declared.path for declared, _ in fitted], jaxpr)
 
 
 def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object]:
@@ -269,7 +268,7 @@ def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced)
             leaf: Any = traced.leaves[place]
             whole, kept = (math.prod(shape) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
             if kept < whole <= largest[id(program)]:
-                lines.append(f"  {traced.paths[place]}, {text(leaf)}, of which it keeps 1/{whole // kept}")
+                lines.append(f"  {path_text(traced.paths[place])}, {text(leaf)}, of which it keeps 1/{whole // kept}")
     if lines:
         more = [f"  and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN)
         warn_user(

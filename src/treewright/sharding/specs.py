@@ -250,8 +250,13 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         (P(None, 'tensor'), (4, 4))
     """
     fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
-    by_spec: dict[PartitionSpec, NamedSharding] = {fit.spec: NamedSharding(mesh, fit.spec) for _, fit in fitted}
-    return with_leaves(tree, (by_spec[fit.spec] for _, fit in fitted))
+    placed = by_spec(mesh, fitted)
+    return with_leaves(tree, (placed[fit.spec] for _, fit in fitted))
+
+
+def by_spec(mesh: AnyMesh, fitted: list[tuple[DeclaredLeaf, Fit]]) -> dict[PartitionSpec, NamedSharding]:
+    """The sharding on a mesh of each spec that occurs, made once."""
+    return {spec: NamedSharding(mesh, spec) for spec in {fit.spec for _, fit in fitted}}
 
 
 def sizes_of(mesh: object) -> Mapping[str, int]:
