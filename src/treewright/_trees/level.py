@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -27,7 +28,7 @@ from treewright._jax import (
     typeof,
 )
 from treewright._nodes.fields import FieldOptions, options_of
-from treewright._nodes.node import finished_pair, replaced
+from treewright._nodes.node import LEAVES, finished_pair, replaced
 from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenMapping
@@ -117,6 +118,15 @@ class Structure:
 
 def _bare(key: Key) -> str:
     return str(key).strip(".[]")
+
+
+class SureLeaves(dict[type[Any], bool]):
+    """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
+
+    def __missing__(self, cls: type[Any]) -> bool:
+        is_leaf = cls is not types.NoneType and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
+        self[cls] = is_leaf
+        return is_leaf
 
 
 def level_of(value: Any) -> Level | None:
@@ -462,15 +472,12 @@ class _Remembering:
 
     def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
         self.leaf = leaf
-        self.arrays: dict[type[Any], bool] = {}  # whether a class is one of arrays: to ask takes longer than the rest
+        self.leaves = SureLeaves()
 
     def of(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
         """The levels of a tree that hangs so deep in the whole."""
         kind = class_of(tree)
-        is_array = self.arrays.get(kind)
-        if is_array is None:
-            is_array = self.arrays[kind] = issubclass(kind, (jax.Array, Tracer))
-        if is_array:
+        if self.leaves[kind]:
             return self.of_leaf(tree, like)
         if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
             parts, statics = finished_pair(tree)
