@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -507,10 +508,11 @@ class _Remembering:
         return Level(level.kind, aux, statics, tuple(children), level.content)
 
     def with_children(self, children: list[tuple[Key, Any]], like: Level) -> Level:
-        """An earlier level with these children, or that very one if it has them."""
-        if all(child is old for (_, child), (_, old) in zip(children, like.children, strict=True)):
+        """An earlier level with these children, or that very one if it has them. They share the pairs that are equal."""
+        pairs = zip(like.children, children, strict=True)
+        shared = tuple([old if old[1] is child else (old[0], child) for old, (_, child) in pairs])
+        if all(map(operator.is_, shared, like.children)):
             return like
-        shared = tuple((key, child) for (key, _), (_, child) in zip(like.children, children, strict=True))
         return Level(like.kind, like.aux, like.named, shared, like.content)
 
 
