@@ -31,7 +31,8 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
     nodes, lists and dicts; entries of tuples are drafts too, and a tuple itself is assigned as a whole. `node` is not
     touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
-    JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
+    JAX after the block. To change one place, `at` is shorter and cheaper: a draft
+    copies the lists and dicts that it goes through.
 
     Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
     instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
@@ -129,16 +130,16 @@ class _Drafts:
         """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
         cls = class_of(value)
         if hasattr(cls, "__node_spec__"):
-            draft = _new(cls)
-            self._untouched[id(draft)] = _Copied(draft, value, finished_pair(value))
+            node = _new(cls)
+            self._untouched[id(node)] = _Copied(node, value, finished_pair(value))
             if cls not in self._marks:
                 self._marks[cls] = _Untouched(cls, self.touch)
-            _store(draft, PAIR, self._marks[cls])
-            return draft
+            _store(node, PAIR, self._marks[cls])
+            return node
         if isinstance(value, LEAVES):
             return value
         if cls in {list, tuple}:
-            draft = cls(map(self.draft_of, value))
+            draft = cast("Any", cls)(map(self.draft_of, value))
             if cls is tuple and _all_same(draft, value):
                 return value
         else:
@@ -216,7 +217,7 @@ class _Drafts:
         """A list, tuple, dict or the like, whose entries may be drafts; `original` if it has the same entries."""
         cls = class_of(value)
         if cls in {list, tuple}:
-            items = cls(map(self._result, value))
+            items = cast("Any", cls)(map(self._result, value))
             return next((old for old in (original, value) if len(old) == len(items) and _all_same(items, old)), items)
         entries = _parts(value)
         results = {key: self._result(entry) for key, entry in entries}

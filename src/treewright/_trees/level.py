@@ -508,7 +508,7 @@ class _Remembering:
         return Level(level.kind, aux, statics, tuple(children), level.content)
 
     def with_children(self, children: list[tuple[Key, Any]], like: Level) -> Level:
-        """An earlier level with these children, or that very one if it has them. They share the pairs that are equal."""
+        """An earlier level with these children, or that very one if it has them. They share equal pairs."""
         pairs = zip(like.children, children, strict=True)
         shared = tuple([old if old[1] is child else (old[0], child) for old, (_, child) in pairs])
         if all(map(operator.is_, shared, like.children)):

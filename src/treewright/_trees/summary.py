@@ -84,8 +84,9 @@ class Summary:
 
     def __init__(self, tree: object, depth: int | None) -> None:
         self.title: str = class_of(tree).__qualname__
-        self._held: _Tree | _Table = _Tree(*jax_trees.tree_flatten(tree), depth)
-        if any(isinstance(leaf, Tracer) for leaf in self._held.leaves):  # which must not outlive their trace
+        leaves, treedef = jax_trees.tree_flatten(tree)
+        self._held: _Tree | _Table = _Tree(leaves, treedef, depth)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):  # which must not outlive their trace
             self._made()
 
     def _made(self) -> _Table:
