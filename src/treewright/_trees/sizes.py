@@ -192,7 +192,7 @@ def _children_of(value: Any) -> Iterable[Any] | None:
     if is_node(value):
         return finished_pair(value)[0]
     if class_of(value) in {list, tuple}:
-        return value
+        return cast("Iterable[Any]", value)
     level = level_of(value)
     return None if level is None else [child for _, child in level.children]
 
