@@ -286,3 +286,28 @@ def test_a_node_inside_itself_is_refused() -> None:
 def test_only_nodes_are_edited(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^edit\(\) takes an instance of a Module or of a class with"), edit(value):
         pass
+
+
+def test_drafts_that_nobody_touches_are_nodes_at_the_end_whatever_happens() -> None:
+    net = Net((Layer(1.0), Layer(2.0)))
+    with edit(net) as draft:
+        untouched = draft.layers[1]
+        draft.layers = (untouched, Net([untouched]))
+    assert draft.layers[0] is net.layers[1]
+    assert untouched == draft.layers[1].layers[0] == Layer(2.0)
+
+    with pytest.raises(ValueError, match="no luck"), edit(net) as draft:  # noqa: PT012
+        untouched = draft.layers[1]
+        raise ValueError("no luck")
+    assert untouched == Layer(2.0)
+
+
+def test_the_first_touch_of_a_draft_may_be_any() -> None:
+    net = Net([Layer(1.0), Layer(2.0), Layer(4.0)])
+    with edit(net) as draft:
+        assert repr(draft.layers[0]).startswith("Layer(kernel=1.0")
+        del draft.layers[1].kernel
+        draft.layers[1].kernel = 5.0
+        draft.layers[2].bias = 7.0
+
+    assert draft.layers == [Layer(1.0), Layer(5.0), Layer(4.0, 7.0)]

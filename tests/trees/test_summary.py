@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import weakref
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import rich.console
 
 from treewright import Module, Static, TrainState, buffer, count, nbytes, spec_like, stack, static, summary
 from treewright._trees.summary import Row
+from treewright.errors import UnfinishedNodeError
 
 PARTITION: Any = jax.P  # which has no types
 
@@ -147,3 +149,43 @@ def test_print_shows_richs_table_in_a_terminal_and_the_plain_one_elsewhere(monke
         assert str(table) == plain
     monkeypatch.setattr("sys.stdout", None)
     assert str(table) == plain
+
+
+def test_a_table_shows_the_tree_as_it_was_when_it_was_asked_for() -> None:
+    layers = [Linear(jnp.ones(2))]
+    table, expected = summary(layers), summary([Linear(jnp.ones(2))])
+    layers.append(Linear(jnp.ones(3)))
+
+    assert table == expected
+    assert hash(table) == hash(expected)
+    assert table != summary(layers)
+
+
+def test_a_table_keeps_no_array_once_it_has_been_looked_at() -> None:
+    array = jnp.ones(2)
+    kept = weakref.ref(array)
+    table = summary([array])
+    assert table.rows[0].count == 2
+    del array
+
+    assert kept() is None
+
+
+def test_a_table_made_under_jit_keeps_no_tracer() -> None:
+    tables: list[Any] = []
+    with jax.checking_leaks():
+        jax.jit(lambda x: tables.append(summary([x])))(jnp.ones(2))
+
+    assert tables[0].rows[0].shape == "[2]"
+
+
+def test_a_node_whose_init_has_not_returned_is_refused() -> None:
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            with pytest.raises(UnfinishedNodeError, match="Net: its __init__ has not returned"):
+                summary(self)
+            self.w = 1.0
+
+    assert Net().w == 1.0

@@ -44,6 +44,10 @@ class Unfinished:
         self.cls = cls
         self.failure = failure
 
+    def takes_values(self, _node: Any, /) -> bool:
+        """Whether values can still be assigned to the node that holds this."""
+        return self.failure is None
+
     def __repr__(self) -> str:
         name = self.cls.__qualname__
         if self.failure is not None:
@@ -82,7 +86,7 @@ def from_pair(cls: type[Any], pair: Pair) -> Any:
 def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
     stored = pair_or_unfinished(node)
-    return stored is None or (isinstance(stored, Unfinished) and stored.failure is None)
+    return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
 
 
 def _never_filled(cls: type[Any]) -> str:
@@ -178,7 +182,7 @@ def _read_outside_pair(view: ChildView, node: Any) -> Any:
             raise AttributeError(f"the field {field.name!r} has no default")
         return view if field.default is MISSING else field.default
     stored = pair_or_unfinished(node)
-    if isinstance(stored, Unfinished) and stored.failure is not None:
+    if isinstance(stored, Unfinished) and not stored.takes_values(node):
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")
     waiting = node.__dict__
     if field.name in waiting:
@@ -212,12 +216,13 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
-    # Every `self.x = x` comes here, so `is_open` stands here in full: a call less (benchmarks/node.py, own __init__).
+    # Every `self.x = x` comes here, so what `is_open` says of a node whose `__init__` runs stands here in full: a call
+    # less (benchmarks/node.py, own __init__).
     try:
         stored = _read(node, PAIR)
     except AttributeError:
         stored = None
-    if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None):
+    if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None) and not is_open(node):
         refuse_change(node, name)
     field: FieldSpec | None = node.__node_spec__.by_name.get(name)
     if field is None:
@@ -231,11 +236,11 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
     hooked = hasattr(class_of(node), "__getattr__")
     stored = pair_or_unfinished(node) if hooked else getattr(node, PAIR, None)
-    if isinstance(stored, Unfinished) and stored.failure is None:
+    if stored is not None:
+        if not is_open(node):
+            refuse_change(node, "__init__")
         init(node, *args, **kwargs)
         return
-    if stored is not None:
-        refuse_change(node, "__init__")
     spec: NodeSpec = node.__node_spec__
     _store(node, PAIR, Unfinished(spec.cls))
     references = sys.getrefcount(node)

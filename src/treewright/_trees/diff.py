@@ -5,13 +5,14 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import operator
 from collections.abc import Generator, Iterator
 from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
 
-from treewright._jax import Path, jax_trees, path_text
+from treewright._jax import Key, Path, SequenceKey, jax_trees, path_text
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
@@ -159,13 +160,10 @@ def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iter
         path, a, b = waiting.pop()
         if a is b:
             continue
-        if class_of(a) is class_of(b) and hasattr(class_of(a), "__node_spec__"):
-            (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
-            if statics is other_statics:  # the common case, without opening: 5 times faster
-                keys = spec_of(a).keys
-                pairs = zip(reversed(keys), reversed(children), reversed(others), strict=True)
-                waiting.extend(((*path, key), x, y) for key, x, y in pairs if x is not y)
-                continue
+        pairs = _pairs_below(a, b)
+        if pairs is not None:
+            waiting.extend([((*path, key), x, y) for key, x, y in reversed(pairs)])
+            continue
         old, new = opened(a), opened(b)
         if isinstance(old, LeafType) and isinstance(new, LeafType):
             kind_and_reason = _leaf_difference(old, new, same_exactly if values else same_to_jit) or (
@@ -184,16 +182,48 @@ def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iter
             waiting.extend(below for below in reversed(pairs_and_differences) if not isinstance(below, Difference))
 
 
+def _pairs_below(a: Any, b: Any) -> list[tuple[Key, Any, Any]] | None:
+    """What is to be compared below two trees of which only that can differ, with its keys; None for other trees.
+
+    The common cases, without opening: on nodes that hold the same, 5 times faster (benchmarks/trees.py: diff).
+    """
+    cls = class_of(a)
+    if cls is not class_of(b):
+        return None
+    if hasattr(cls, "__node_spec__"):
+        (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
+        if statics is not other_statics:
+            return None
+        return [(key, x, y) for key, x, y in zip(spec_of(a).keys, children, others, strict=True) if x is not y]
+    if cls not in {list, tuple} or len(a) != len(b):
+        return None
+    pairs = [(index, x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if not _hold_the_same(x, y)]
+    return [(SequenceKey(index), x, y) for index, x, y in pairs]
+
+
+def _hold_the_same(a: Any, b: Any) -> bool:
+    """Whether two trees are one object, or nodes with the very same children and statics."""
+    if a is b:
+        return True
+    cls = class_of(a)
+    if cls is not class_of(b) or not hasattr(cls, "__node_spec__"):
+        return False
+    (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
+    return statics is other_statics and all(map(operator.is_, children, others))
+
+
 def _bare(tree: Any) -> Any:
     return tree.treedef if isinstance(tree, Structure) else tree
 
 
 def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Path, Any, Any] | Difference]":
     """Pairs of children that are still to be compared, and those that only one has."""
-    if [key for key, _ in old.children] == [key for key, _ in new.children]:
-        pairs = zip(old.children, new.children, strict=True)
-        yield from (((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b)
-        return
+    if len(old.children) == len(new.children):
+        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks/retrace.py).
+        pairs = [(x, y) for x, y in zip(old.children, new.children, strict=True) if x is not y]
+        if all(key == other for (key, _), (other, _) in pairs):
+            yield from (((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b)
+            return
     theirs = dict(new.children)
     for key, child in old.children:
         if key in theirs:

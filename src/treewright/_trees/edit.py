@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
-import dataclasses
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, TypeVar, cast, overload
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from treewright._jax import Key
 from treewright._nodes.module import Module
@@ -31,7 +31,8 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
     nodes, lists and dicts; entries of tuples are drafts too, and a tuple itself is assigned as a whole. `node` is not
     touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
-    JAX after the block. To change one place, `at` is shorter and cheaper: a draft costs the size of the tree.
+    JAX after the block. To change one place, `at` is shorter and cheaper: a draft
+    copies the lists and dicts that it goes through.
 
     Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
     instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
@@ -71,6 +72,7 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
 def _editing(node: Any) -> Generator[Any, None, None]:
     drafts = _Drafts()
     draft = drafts.draft_of(node)
+    drafts.touch(draft)  # so that it is the first to be finished, and to refuse what is wrong
     try:
         yield draft
         drafts.finish()
@@ -88,90 +90,135 @@ class _OpenDraft(Unfinished):
         return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Copied:
-    """A draft, or the copy of a container, with what it was made of."""
+class _Untouched(_OpenDraft):
+    """What `_node` holds in a draft before the first of its fields is read or assigned: then the draft gets them all.
+
+    All untouched drafts of a class share it, and each costs a fifth of one with its fields (benchmarks/trees.py: edit).
+    """
+
+    __slots__ = ("touch",)
+
+    def __init__(self, cls: type[Any], touch: Callable[[Any], None]) -> None:
+        super().__init__(cls, "nobody has touched it")
+        self.touch = touch
+
+    def takes_values(self, node: Any, /) -> bool:
+        self.touch(node)
+        return True
+
+
+class _Copied(NamedTuple):
+    """A draft with its original and that one's pair; or the copy of a container with its original and None."""
 
     draft: Any
     original: Any
+    pair: Pair | None
 
 
 class _Drafts:
     """The drafts of one block: nodes that are open, and copies of the containers on the way to them."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, _Copied] = {}  # of drafts and copies, each kept alive by its entry
+        # By the id of the draft or copy, which its entry keeps alive.
+        self._untouched: dict[int, _Copied] = {}
+        self._by_id: dict[int, _Copied] = {}
         self._results: dict[int, Any] = {}
-        self._pairs: list[tuple[Any, Pair]] = []  # what each draft will hold, inner drafts first
+        self._pairs: dict[int, Pair] = {}  # what each draft will hold, inner drafts first
+        self._marks: dict[type[Any], _Untouched] = {}
 
     def draft_of(self, value: Any) -> Any:
         """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
+        cls = class_of(value)
+        if hasattr(cls, "__node_spec__"):
+            node = _new(cls)
+            self._untouched[id(node)] = _Copied(node, value, finished_pair(value))
+            if cls not in self._marks:
+                self._marks[cls] = _Untouched(cls, self.touch)
+            _store(node, PAIR, self._marks[cls])
+            return node
         if isinstance(value, LEAVES):
             return value
-        if is_node(value):
-            draft = _new(class_of(value))
-            _store(draft, PAIR, _OpenDraft(class_of(value)))
-            pair = finished_pair(value)
-            for field in spec_of(value).fields:
-                old = field.value_in(pair)
-                draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
+        if cls in {list, tuple}:
+            draft = cast("Any", cls)(map(self.draft_of, value))
+            if cls is tuple and _all_same(draft, value):
+                return value
         else:
             changes = {key: new for key, old in _parts(value) if (new := self.draft_of(old)) is not old}
-            if not changes and class_of(value) is not list and not isinstance(value, dict):
+            if not changes and not isinstance(value, dict):
                 return value
             draft = with_changes(value, changes) if changes else copy.copy(cast("Any", value))
-        self._by_id[id(draft)] = _Copied(draft, value)
+        self._by_id[id(draft)] = _Copied(draft, value, None)
         return draft
+
+    def touch(self, draft: Any) -> None:
+        """Give a draft its fields."""
+        copied = self._by_id[id(draft)] = self._untouched.pop(id(draft))
+        _store(draft, PAIR, _OpenDraft(class_of(draft)))
+        for field in spec_of(draft).fields:
+            old = field.value_in(cast("Pair", copied.pair))
+            draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
     def finish(self) -> None:
         """Make every draft a node: all of them, or none where something is wrong with one."""
-        for copied in reversed(self._by_id.values()):  # the root first
+        for copied in list(self._by_id.values()):  # the root first
             self._result(copied.draft)
-        for draft, pair in self._pairs:
-            _close(draft, pair)
-        for draft, _ in self._pairs:
-            if self._results[id(draft)] is draft:
-                check(draft)
+        self._close()
+        for key in self._pairs:
+            if self._results[key] is self._by_id[key].draft:
+                check(self._results[key])
 
     def give_up(self) -> None:
         """Make every draft what its original is."""
-        for copied in self._by_id.values():
-            if is_node(copied.draft):
-                _close(copied.draft, finished_pair(copied.original))
+        self._pairs.clear()
+        self._close()
+
+    def _close(self) -> None:
+        for key, (draft, _, pair) in self._by_id.items():
+            if pair is not None:
+                draft.__dict__.clear()
+                _store(draft, PAIR, self._pairs.get(key, pair))
+        for draft, _, pair in self._untouched.values():
+            _store(draft, PAIR, pair)
 
     def _result(self, value: Any) -> Any:
         """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
-        if isinstance(value, LEAVES):
-            return value
-        copied = self._by_id.get(id(value))
+        key = id(value)
+        if key in self._untouched:
+            return self._untouched[key].original
+        copied = self._by_id.get(key)
         if copied is None:
-            return value if is_node(value) else self._container(value, value)
-        result = self._results.get(id(value))
+            return value if isinstance(value, LEAVES) or is_node(value) else self._container(value, value)
+        result = self._results.get(key)
         if result is _BEING_FINISHED:
             name = class_of(value).__qualname__
             raise NodeInitError(
                 f"A draft of a {name} was put inside itself, so the {name} would contain itself without end."
             )
         if result is None:
-            self._results[id(value)] = _BEING_FINISHED
-            result = self._node(copied) if is_node(value) else self._container(value, copied.original)
-            self._results[id(value)] = result
+            self._results[key] = _BEING_FINISHED
+            is_container = copied.pair is None
+            result = self._container(value, copied.original) if is_container else self._node(copied)
+            self._results[key] = result
         return result
 
     def _node(self, copied: _Copied) -> Any:
-        draft, original = copied.draft, copied.original
-        spec, pair = spec_of(draft), finished_pair(original)
+        draft, original, pair = copied.draft, copied.original, cast("Pair", copied.pair)
+        spec = spec_of(draft)
         waiting: dict[str, Any] = draft.__dict__
         _refuse_wrong_names(spec, waiting)
         children = tuple(self._result(waiting[field.name]) for field in spec.children)
         values = tuple(waiting[field.name] for field in spec.statics)
         statics = pair[1] if _all_same(values, pair[1].values) else spec.table.find(values)
         unchanged = statics is pair[1] and _all_same(children, pair[0])
-        self._pairs.append((draft, pair if unchanged else (children, statics)))
+        self._pairs[id(draft)] = pair if unchanged else (children, statics)
         return original if unchanged else draft
 
     def _container(self, value: Any, original: Any) -> Any:
         """A list, tuple, dict or the like, whose entries may be drafts; `original` if it has the same entries."""
+        cls = class_of(value)
+        if cls in {list, tuple}:
+            items = cast("Any", cls)(map(self._result, value))
+            return next((old for old in (original, value) if len(old) == len(items) and _all_same(items, old)), items)
         entries = _parts(value)
         results = {key: self._result(entry) for key, entry in entries}
         old = dict(_parts(original))
@@ -193,12 +240,7 @@ def _parts(value: Any) -> tuple[tuple[Key, Any], ...]:
 
 
 def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
-    return all(a is b for a, b in zip(left, right, strict=True))
-
-
-def _close(draft: Any, pair: Pair) -> None:
-    draft.__dict__.clear()
-    _store(draft, PAIR, pair)
+    return all(map(operator.is_, left, right))
 
 
 def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:

@@ -5,6 +5,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import operator
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -27,7 +29,7 @@ from treewright._jax import (
     typeof,
 )
 from treewright._nodes.fields import FieldOptions, options_of
-from treewright._nodes.node import finished_pair, replaced
+from treewright._nodes.node import LEAVES, finished_pair, replaced
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenMapping
@@ -117,6 +119,15 @@ class Structure:
 
 def _bare(key: Key) -> str:
     return str(key).strip(".[]")
+
+
+class SureLeaves(dict[type[Any], bool]):
+    """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
+
+    def __missing__(self, cls: type[Any]) -> bool:
+        is_leaf = cls is not types.NoneType and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
+        self[cls] = is_leaf
+        return is_leaf
 
 
 def level_of(value: Any) -> Level | None:
@@ -451,15 +462,12 @@ class _Remembering:
 
     def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
         self.leaf = leaf
-        self.arrays: dict[type[Any], bool] = {}  # whether a class is one of arrays: to ask takes longer than the rest
+        self.leaves = SureLeaves()
 
     def of(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
         """The levels of a tree that hangs so deep in the whole."""
         kind = class_of(tree)
-        is_array = self.arrays.get(kind)
-        if is_array is None:
-            is_array = self.arrays[kind] = issubclass(kind, (jax.Array, Tracer))
-        if is_array:
+        if self.leaves[kind]:
             return self.of_leaf(tree, like)
         if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
             parts, statics = finished_pair(tree)
@@ -489,10 +497,11 @@ class _Remembering:
         return Level(level.kind, aux, statics, tuple(children), level.content)
 
     def with_children(self, children: list[tuple[Key, Any]], like: Level) -> Level:
-        """An earlier level with these children, or that very one if it has them."""
-        if all(child is old for (_, child), (_, old) in zip(children, like.children, strict=True)):
+        """An earlier level with these children, or that very one if it has them. They share equal pairs."""
+        pairs = zip(like.children, children, strict=True)
+        shared = tuple([old if old[1] is child else (old[0], child) for old, (_, child) in pairs])
+        if all(map(operator.is_, shared, like.children)):
             return like
-        shared = tuple((key, child) for (key, _), (_, child) in zip(like.children, children, strict=True))
         return Level(like.kind, like.aux, like.named, shared, like.content)
 
 

@@ -13,7 +13,7 @@ from treewright._jax import Key, Path, field_key, path_text
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
-from treewright._trees.level import level_of
+from treewright._trees.level import SureLeaves, is_node, level_of
 from treewright._trees.paths import place_of
 from treewright._values.reach import class_of
 
@@ -32,6 +32,7 @@ def items_of(tree: Any) -> Iterator[Item]:
     # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks/trees.py: count).
     waiting = [Item((), tree, class_of(tree).__qualname__, "child")]
     keys: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
+    is_leaf = SureLeaves()
     while waiting:
         item = waiting.pop()
         path, value, owner, kind = item
@@ -44,7 +45,7 @@ def items_of(tree: Any) -> Iterator[Item]:
                 inner: FieldKind = "buffer" if kind == "buffer" and not field.is_static else field.kind
                 waiting.append(Item((*path, key), field.value_in(pair), cls.__qualname__, inner))
             continue
-        level = None if kind == "static" or value is None else level_of(value)
+        level = None if kind == "static" or value is None or is_leaf[cls] else level_of(value)
         if level is None:
             yield item
         else:
@@ -53,10 +54,10 @@ def items_of(tree: Any) -> Iterator[Item]:
 
 def elements_in(leaf: Any) -> int:
     """How many numbers a leaf holds: those of an array, abstract or traced too, 1 for a Python number, else 0."""
-    if isinstance(leaf, (int, float, complex)):
-        return 1
     shape: tuple[int, ...] | None = getattr(leaf, "shape", None)
-    return 0 if shape is None or not hasattr(leaf, "dtype") else math.prod(shape)
+    if shape is not None and hasattr(leaf, "dtype"):
+        return math.prod(shape)
+    return 1 if isinstance(leaf, (int, float, complex)) else 0
 
 
 def bytes_in(leaf: Any) -> int:
@@ -148,38 +149,52 @@ def _summed(tree: object, size: Callable[[Any], int], by: By | None) -> int | di
         return sum(map(size, jax.tree.leaves(tree)))
     if by not in {"field", "class"}:
         raise ValueError(f'by= is "field" or "class", got {by!r}.')
-    sums: dict[str, int] = {}
-    for name, leaf in _by_class(tree) if by == "class" else _by_field(tree):
-        sums[name] = sums.get(name, 0) + size(leaf)
-    return sums
+    groups = _by_class(tree) if by == "class" else _by_field(tree)
+    return {name: sum(map(size, leaves)) for name, leaves in groups.items()}
 
 
-def _by_field(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Each leaf and each `None` with the name of the place at the top of the tree that it is below."""
+def _by_field(tree: Any) -> dict[str, list[Any]]:
+    """All leaves and `None`s by the name of the place at the top of the tree that they are below."""
     level = None if tree is None else level_of(tree)
     if level is None:
-        yield class_of(tree).__qualname__, tree
-        return
+        return {class_of(tree).__qualname__: [tree]}
+    groups: dict[str, list[Any]] = {}
     for key, child in level.children:
-        name = str(place_of(key)[1])
-        yield from ((name, leaf) for leaf in jax.tree.leaves(child, is_leaf=_is_none))
+        leaves = jax.tree.leaves(child, is_leaf=_is_none)
+        if leaves:
+            groups.setdefault(str(place_of(key)[1]), []).extend(leaves)
+    return groups
 
 
-def _by_class(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Each leaf and each `None` with the class of the node that holds it."""
-    waiting = [(class_of(tree).__qualname__, tree)]
+def _by_class(tree: Any) -> dict[str, list[Any]]:
+    """All leaves and `None`s by the class of the node that holds them."""
+    groups: dict[str, list[Any]] = {}
+    is_leaf = SureLeaves()
+    waiting: list[tuple[str, Iterator[Any]]] = [(class_of(tree).__qualname__, iter((tree,)))]
     while waiting:
-        owner, value = waiting.pop()
-        cls = class_of(value)
-        if hasattr(cls, "__node_spec__"):
-            name = cls.__qualname__
-            waiting.extend((name, child) for child in reversed(finished_pair(value)[0]))
-            continue
-        level = None if value is None else level_of(value)
-        if level is None:
-            yield owner, value
+        owner, values = waiting[-1]
+        for value in values:
+            if value is None or is_leaf[type(value)]:
+                groups.setdefault(owner, []).append(value)
+                continue
+            children = _children_of(value)
+            if children is not None:
+                waiting.append((class_of(value).__qualname__ if is_node(value) else owner, iter(children)))
+                break
+            groups.setdefault(owner, []).append(value)
         else:
-            waiting.extend((owner, child) for _, child in reversed(level.children))
+            waiting.pop()
+    return groups
+
+
+def _children_of(value: Any) -> Iterable[Any] | None:
+    """What is directly below a value; None for a leaf. `level_of` makes a key for each."""
+    if is_node(value):
+        return finished_pair(value)[0]
+    if class_of(value) in {list, tuple}:
+        return cast("Iterable[Any]", value)
+    level = level_of(value)
+    return None if level is None else [child for _, child in level.children]
 
 
 def _is_none(value: object) -> bool:

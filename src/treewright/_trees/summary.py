@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
 
-from treewright._jax import Path, path_text
-from treewright._trees.level import child_of
+from treewright._jax import Path, jax_trees, path_text
+from treewright._nodes.node import finished_pair
+from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 from treewright._values.reach import class_of
 from treewright._values.text import array_text, short_dtype, table, text
@@ -53,18 +54,65 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Table:
+    """The rows of a summary and its last line."""
+
+    rows: tuple[Row, ...]
+    total: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tree:
+    """A tree as it is now, whatever happens to its lists and dicts."""
+
+    leaves: list[Any]
+    treedef: Any
+    depth: int | None
+
+    def table(self) -> _Table:
+        """What a summary shows of it."""
+        return _table(self.treedef.unflatten(self.leaves), self.depth)
+
+
 class Summary:
     """What `summary` gives. `print` shows a table: rich's in a terminal where rich is installed, else the plain one.
 
-    Args:
+    The table is made when it is first looked at. Until then the leaves are kept.
+
+    Attributes:
         title: The class of the tree.
-        rows: One for each leaf and each static, or for what stands at the `depth`.
-        total: The last line.
     """
 
-    title: str
-    rows: tuple[Row, ...]
-    total: str
+    def __init__(self, tree: object, depth: int | None) -> None:
+        self.title: str = class_of(tree).__qualname__
+        if is_node(tree):
+            finished_pair(tree)  # which refuses one whose __init__ has not returned, in our own words
+        leaves, treedef = jax_trees.tree_flatten(tree)
+        self._held: _Tree | _Table = _Tree(leaves, treedef, depth)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):  # which must not outlive their trace
+            self._made()
+
+    def _made(self) -> _Table:
+        held = self._held
+        if isinstance(held, _Tree):
+            held = self._held = held.table()
+        return held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Summary) and (self.title, self._made()) == (other.title, other._made())
+
+    def __hash__(self) -> int:
+        return hash((self.title, self._made()))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One for each leaf and each static, or for what stands at the `depth`."""
+        return self._made().rows
+
+    @property
+    def total(self) -> str:
+        """The last line."""
+        return self._made().total
 
     def __str__(self) -> str:
         return self._by_rich() or self.plain if _in_terminal() else self.plain
@@ -140,6 +188,10 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     """
     if depth is not None and depth < 1:
         raise ValueError(f"summary(depth=...) takes 1 or more steps, got {depth}.")
+    return Summary(tree, depth)
+
+
+def _table(tree: object, depth: int | None) -> _Table:
     every = list(items_of(tree))
     tied = {path: first for first, *others in aliases_in(every) for path in others}
     groups: dict[Path, list[Item]] = {}
@@ -150,7 +202,7 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         for path, items in groups.items()
     )
     leaves = [item for items in groups.values() for item in items if item.kind != "static"]
-    return Summary(class_of(tree).__qualname__, rows, _total(leaves, tied.keys()))
+    return _Table(rows, _total(leaves, tied.keys()))
 
 
 def _row(item: Item, tied: dict[Path, Path]) -> Row:
