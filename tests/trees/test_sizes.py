@@ -172,3 +172,7 @@ def test_weights_that_are_stored_once_stay_tied_through_gradients_checkpoints_an
     for params in (restored.params, pickle.loads(pickle.dumps(stepped.params))):
         assert len(jax.tree.leaves(params)) == 1
         assert jnp.array_equal(params.head, stepped.params.embed.T)
+
+
+def test_what_holds_no_leaf_has_no_entry_by_field() -> None:
+    assert count({"empty": [], "kernel": jnp.ones((2, 3))}, by="field") == {"kernel": 6}
