@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -151,7 +152,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Modules live until the end, so the many full collections of garbage need not look through them each time."""
     gc.collect()
-    gc.freeze()
+    if sys.version_info < (
+        3,
+        14,
+    ):  # from there on Hypothesis asks for referrers, and those that are frozen are not found
+        gc.freeze()
 
 
 # Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of
