@@ -152,10 +152,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Modules live until the end, so the many full collections of garbage need not look through them each time."""
     gc.collect()
-    if sys.version_info < (
-        3,
-        14,
-    ):  # from there on Hypothesis asks for referrers, and those that are frozen are not found
+    # From 3.14 on Hypothesis asks for referrers, and those that are frozen are not found.
+    if sys.version_info < (3, 14):
         gc.freeze()
 
 
