@@ -108,20 +108,7 @@ SLOW = {
 
 
 # Where coverage would cost as much as the tests, and find no line that other tests do not run.
-WITHOUT_COVERAGE = {
-    "examples",
-    "interop/test_moving.py",
-    "interop/test_optax.py",
-    "interop/test_optax_statics.py",
-    "interop/test_solvers.py",
-    "nodes/test_laws.py",
-    "nodes/test_static_law.py",
-    "test_docs.py",
-    "test_docstrings.py",
-    "test_threads.py",
-    "trees/test_tree_laws.py",
-    "typing",
-}
+WITHOUT_COVERAGE = {"nodes/test_static_law.py"}
 
 
 def is_in(path: Path, listed: set[str]) -> bool:
@@ -139,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_in(item.path, SLOW):
             item.add_marker("slow")
-        if is_in(item.path, WITHOUT_COVERAGE) and "--cov" in config.invocation_params.args:
+        if is_in(item.path, WITHOUT_COVERAGE) and config.pluginmanager.hasplugin("pytest_cov"):
             item.add_marker("no_cover")
 
     # What takes too long for `make test` runs only where it is asked for by its marker, as `make exhaustive` does.
