@@ -11,7 +11,7 @@ import numpy as np
 from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.module import Module
-from treewright._trees.level import AuxKey, Place, is_node, walk
+from treewright._trees.level import AuxKey, Place, is_node, is_none, walk
 from treewright._trees.masks import Where, spec_like
 from treewright._values.freeze import FrozenMapping, freeze
 from treewright._values.reach import class_of, public
@@ -24,10 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 @public("treewright")
@@ -57,9 +53,9 @@ class Adopted(Module, Generic[T_co], frozen=True):
     @property
     def tree(self) -> T_co:
         """The layer, as its own library has it."""
-        leaves, treedef = jax.tree.flatten(self.arrays, is_leaf=_is_none)
+        leaves, treedef = jax.tree.flatten(self.arrays, is_leaf=is_none)
         if self.buffers is not None:
-            kept = jax.tree.leaves(self.buffers, is_leaf=_is_none)
+            kept = jax.tree.leaves(self.buffers, is_leaf=is_none)
             leaves = [leaf if buffer is None else buffer for leaf, buffer in zip(leaves, kept, strict=True)]
         for place, leaf in zip(self.places, self.others.values(), strict=True):
             leaves[place] = leaf
@@ -143,7 +139,7 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
 def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
     """The node, with the arrays at some paths as its buffers."""
     entries: list[tuple[Path, Any]]
-    entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=_is_none)
+    entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=is_none)
     trained = treedef.unflatten(
         leaf if path not in buffers and isinstance(leaf, _ARRAYS) else None for path, leaf in entries
     )

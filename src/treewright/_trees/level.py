@@ -287,6 +287,11 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
 NOTHING: Any = object()  # what `child_of` gives where there is nothing
 
 
+def is_none(value: object) -> bool:
+    """Whether a value is `None`: for flattening with `None`s as leaves."""
+    return value is None
+
+
 def is_node(value: object) -> bool:
     """Whether a value is a node."""
     return hasattr(type(value), "__node_spec__")

@@ -10,17 +10,13 @@ from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.diff import telling_of_classes
-from treewright._trees.level import is_node
+from treewright._trees.level import is_node, is_none
 from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
 from treewright._values.text import first_text
 
 T = TypeVar("T")
 Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 @overload
@@ -77,7 +73,7 @@ def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
 
     try:
         with telling_of_classes(prefix, tree):
-            jax.tree.map(add, prefix, tree, is_leaf=_is_none)
+            jax.tree.map(add, prefix, tree, is_leaf=is_none)
     except ValueError as error:
         raise ValueError(f"{argument} is not a prefix of the tree. {error}") from error
     return settings
@@ -194,5 +190,5 @@ def combine(*trees: T) -> T:
         return present[0] if present else None
 
     with telling_of_classes(*trees):
-        combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=_is_none)
+        combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=is_none)
     return combined

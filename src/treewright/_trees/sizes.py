@@ -13,7 +13,7 @@ from treewright._jax import Key, Path, field_key, path_text
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
-from treewright._trees.level import SureLeaves, is_node, level_of
+from treewright._trees.level import SureLeaves, is_node, is_none, level_of
 from treewright._trees.paths import place_of
 from treewright._values.reach import class_of
 
@@ -160,7 +160,7 @@ def _by_field(tree: Any) -> dict[str, list[Any]]:
         return {class_of(tree).__qualname__: [tree]}
     groups: dict[str, list[Any]] = {}
     for key, child in level.children:
-        leaves = jax.tree.leaves(child, is_leaf=_is_none)
+        leaves = jax.tree.leaves(child, is_leaf=is_none)
         if leaves:
             groups.setdefault(str(place_of(key)[1]), []).extend(leaves)
     return groups
@@ -195,10 +195,6 @@ def _children_of(value: Any) -> Iterable[Any] | None:
         return cast("Iterable[Any]", value)
     level = level_of(value)
     return None if level is None else [child for _, child in level.children]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def find_aliases(tree: object) -> list[tuple[str, ...]]:

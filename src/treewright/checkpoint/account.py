@@ -1,21 +1,16 @@
 """What a user is told of a load that went well although not everything fitted."""
 
-import inspect
-import warnings
 from collections.abc import Iterable, Sequence
 
 from treewright.checkpoint.leaves import Leaf
-from treewright.errors import CheckpointWarning
+from treewright.errors import CheckpointWarning, warn_user
 
 _LISTED = 20  # of each kind
 
 
 def warn(text: str) -> None:
     """Warn with the user's line: the first outside of Treewright."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("treewright."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, CheckpointWarning, stacklevel=level)
+    warn_user(text, CheckpointWarning)
 
 
 def listed(lines: Sequence[str]) -> list[str]:
