@@ -4,12 +4,16 @@
 changes entries by the grammar of the header, of the manifest and of the statics, with a digest that fits. Whatever it
 makes has to load, or to raise an error of ours, in little time and memory; after a change of bytes alone, what loads
 has to be what was saved. A file that does otherwise is kept, and its name and the traceback are printed.
+
+With `--steps` it changes the newest of two steps of a training run: bytes and entries of its files, and what the files
+are. The run has to go on from that step, exactly as it was saved, or from the one before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import struct
@@ -31,7 +35,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import STATICS, Settings, Size, net
 from treewright._nodes import json_kinds
 from treewright._nodes.as_json import FORMS
-from treewright.checkpoint import load, read_manifest, save
+from treewright.checkpoint import CheckpointManager, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.leaves import DTYPES, KINDS
 from treewright.checkpoint.manifest import CONTAINERS
@@ -288,23 +292,107 @@ class Fuzzer:
                     warnings.simplefilter("ignore")
                     found = use()
             except CheckpointError as error:
-                self.check(len(str(error)) < 20_000, "the message is too long")
+                check(len(str(error)) < 20_000, "the message is too long")
                 self.seen[f"{name}: {type(error).__name__}"] += 1
             else:
                 self.seen[f"{name}: loaded"] += 1
                 if only_bytes and name in {"alone", "like"}:
                     assert_same(plain(found), plain(self.tree))
             taken = time.process_time() - began
-            self.check(taken < SECONDS, f"{name} took {taken:.1f} s")
+            check(taken < SECONDS, f"{name} took {taken:.1f} s")
 
-    def check(self, holds: bool, otherwise: str) -> None:
-        """Raise if something does not hold.
+
+class StepFuzzer:
+    """A folder with two steps, and changes of the newer one."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.folder = folder / "run"
+        self.trees = {step: {"net": net(), "key": jax.random.key(step), "x": jnp.full(3, step)} for step in (1, 2)}
+        with CheckpointManager(self.folder) as manager:
+            for step, tree in self.trees.items():
+                manager.save(step, tree, items={"data": {"epoch": step}})
+        self.newest = self.folder / "2"
+        self.files = {path: path.read_bytes() for path in sorted(self.newest.rglob("*")) if path.is_file()}
+        self.path = next(iter(self.files))  # what was changed last
+        self.seen: Counter[str] = Counter()
+
+    def uses(self) -> dict[str, Callable[[], Any]]:
+        """All ways of resuming."""
+        return {
+            "like": lambda: CheckpointManager(self.folder).restore_latest_valid(like=self.trees[1]),
+            "alone": lambda: CheckpointManager(self.folder).restore_latest_valid(modules=[models, jax.nn]),
+        }
+
+    def change(self) -> bool:
+        """Change one file of the newest step; whether by accident, which no digest of the manifest fits."""
+        self.path = self.chance.choice(list(self.files))
+        content = self.files[self.path]
+        match self.chance.randrange(8):
+            case 0:
+                self.path.unlink()
+            case 1:
+                self.path.unlink()
+                self.path.mkdir()
+            case 2:
+                self.path.unlink()
+                os.mkfifo(self.path)
+            case 3:
+                self.path.unlink()
+                self.path.symlink_to(self.chance.choice(["nowhere", self.path.name, "/dev/zero"]))
+            case 4 | 5 | 6:
+                self.path.write_bytes(damaged(content, self.chance) if content else b"x")
+            case _:
+                self.path = self.newest / "manifest" / "metadata"
+                document = json.loads(self.files[self.path])
+                change = self.chance.choice([with_other_statics, changed])
+                document["manifest"] = change(document["manifest"], self.chance)
+                text = json.dumps(document["manifest"], sort_keys=True, separators=(",", ":"))
+                self.path.write_text(json.dumps({**document, "digest": digest_of(text.encode())}))
+                return False
+        return True
+
+    def repair(self) -> None:
+        """Make the newest step what it was."""
+        if self.path.is_dir():
+            self.path.rmdir()
+        self.path.unlink(missing_ok=True)
+        self.path.write_bytes(self.files[self.path])
+
+    def step(self) -> None:
+        """Change the newest step, resume in all ways, and repair it.
 
         Raises:
-            AssertionError: If it does not.
+            AssertionError: If damage was accepted, or resuming took too long.
+            Exception: Whatever resuming raised.
         """
-        if not holds:
-            raise AssertionError(otherwise)
+        accident = self.change()
+        for name, use in self.uses().items():
+            began = time.process_time()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = use()
+            except CheckpointError as error:  # a whole step, which somebody made of another tree
+                check(not accident, f"an accident ended the run: {error}")
+                self.seen[f"{name}: another tree"] += 1
+            else:
+                self.seen[f"{name}: step {found.step}"] += 1
+                if accident or found.step == 1:
+                    assert_same(plain(found.tree), plain(self.trees[found.step]))
+            taken = time.process_time() - began
+            check(taken < SECONDS, f"{name} took {taken:.1f} s")
+        self.repair()
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """Raise if something does not hold.
+
+    Raises:
+        AssertionError: If it does not.
+    """
+    if not holds:
+        raise AssertionError(otherwise)
 
 
 def plain(value: Any) -> Any:
@@ -317,13 +405,12 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run(folder: Path, *, seed: int, seconds: float = 1e9, files: int = 10**9) -> Counter[str]:
+def run(fuzzer: Fuzzer | StepFuzzer, *, seconds: float = 1e9, files: int = 10**9) -> Counter[str]:
     """Read changed files for so long, or so many; what became of them.
 
     Raises:
         AssertionError: At the first finding.
     """
-    fuzzer = Fuzzer(folder, seed)
     for use in fuzzer.uses().values():
         use()
     before, end, count = memory(), time.monotonic() + seconds, 0
@@ -333,9 +420,10 @@ def run(folder: Path, *, seed: int, seconds: float = 1e9, files: int = 10**9) ->
             fuzzer.step()
             assert memory() - before < MEGABYTES, f"the process has grown by {memory() - before:.0f} MB"
         except Exception as error:
-            kept = Path(tempfile.mkdtemp()) / "finding.safetensors"
-            kept.write_bytes(fuzzer.path.read_bytes())
-            raise AssertionError(f"file {count} of seed {seed}, kept as {kept}: {error!r}") from error
+            kept = Path(tempfile.mkdtemp()) / fuzzer.path.name
+            if fuzzer.path.is_file():
+                kept.write_bytes(fuzzer.path.read_bytes())
+            raise AssertionError(f"file {count}, {fuzzer.path}, kept as {kept}: {error!r}") from error
     fuzzer.seen["files"] = count
     return fuzzer.seen
 
@@ -345,12 +433,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=time.time_ns())
+    parser.add_argument("--steps", action="store_true", help="of a training run, in place of a file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            seen = run(Path(folder), seed=options.seed, seconds=options.seconds)
+            fuzzer = (StepFuzzer if options.steps else Fuzzer)(Path(folder), options.seed)
+            seen = run(fuzzer, seconds=options.seconds)
         except AssertionError:
             traceback.print_exc()
+            sys.stderr.write(f"seed {options.seed}\n")
             return 1
     sys.stdout.write("".join(f"{count:8} {what}\n" for what, count in sorted(seen.items())))
     return 0
