@@ -432,13 +432,14 @@ def main() -> int:
     """Run until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--files", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=time.time_ns())
     parser.add_argument("--steps", action="store_true", help="of a training run, in place of a file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
             fuzzer = (StepFuzzer if options.steps else Fuzzer)(Path(folder), options.seed)
-            seen = run(fuzzer, seconds=options.seconds)
+            seen = run(fuzzer, seconds=options.seconds, files=options.files)
         except AssertionError:
             traceback.print_exc()
             sys.stderr.write(f"seed {options.seed}\n")
