@@ -5,6 +5,8 @@ changes entries by the grammar of the header, of the manifest and of the statics
 makes has to load, or to raise an error of ours, in little time and memory; after a change of bytes alone, what loads
 has to be what was saved. A file that does otherwise is kept, and its name and the traceback are printed.
 
+With `--guided` the changes that reach new lines of ours are changed further, by atheris (`pip install atheris`).
+
 With `--steps` it changes the newest of two steps of a training run: bytes and entries of its files, and what the files
 are. The run has to go on from that step, exactly as it was saved, or from the one before.
 """
@@ -12,6 +14,9 @@ are. The run has to go on from that step, exactly as it was saved, or from the o
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
+import inspect
 import json
 import os
 import random
@@ -219,10 +224,15 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 class Saved:
     """A tree and the parts of the file in which it was saved."""
 
-    def __init__(self, path: Path, tree: Any) -> None:
-        self.tree = tree
+    @classmethod
+    def at(cls, path: Path, tree: Any) -> Saved:
+        """A tree, saved there."""
         save(path, tree)
-        self.content = path.read_bytes()
+        return cls(path.read_bytes(), tree)
+
+    def __init__(self, content: bytes, tree: Any) -> None:
+        self.content = content
+        self.tree = tree
         (length,) = struct.unpack_from("<Q", self.content)
         self.header = json.loads(self.content[8 : 8 + length])
         self.data = self.content[8 + length :]
@@ -260,7 +270,7 @@ class Fuzzer:
         self.path = folder / "x"
         whole = tree()
         foreign = {"key": whole["key"], "foreign": PARTIAL(max, 1), "array": [jnp.ones(3)] * 3}
-        self.saved = [Saved(self.path, each) for each in (foreign, whole)]
+        self.saved = [Saved.at(self.path, each) for each in (foreign, whole)]
         self.tree = whole
         self.seen: Counter[str] = Counter()
 
@@ -283,7 +293,15 @@ class Fuzzer:
         """
         saved = self.chance.choice(self.saved)
         self.tree = saved.tree
-        content, only_bytes = saved.changed(self.chance)
+        self.read(*saved.changed(self.chance))
+
+    def read(self, content: bytes, only_bytes: bool) -> None:
+        """Read a file in all ways.
+
+        Raises:
+            AssertionError: If damage was accepted, or reading took too long.
+            Exception: Whatever reading raised that is not ours.
+        """
         self.path.write_bytes(content)
         for name, use in self.uses().items():
             began = time.process_time()
@@ -300,6 +318,42 @@ class Fuzzer:
                     assert_same(plain(found), plain(self.tree))
             taken = time.process_time() - began
             check(taken < SECONDS, f"{name} took {taken:.1f} s")
+
+
+class GuidedFuzzer(Fuzzer):
+    """Files that are changed again where a change has reached new lines, which atheris sees."""
+
+    def changed(self, content: bytes, longest: int, seed: int) -> bytes:
+        """A file, with one more change by the grammar where it can be read, else of its bytes."""
+        chance = random.Random(seed)
+        try:
+            result, _ = Saved(content, self.tree).changed(chance)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, RecursionError):
+            result = damaged(content, chance)
+        return result[:longest]
+
+    def run(self, seconds: float) -> None:
+        """Run until the time is over, and end the process, as atheris does."""
+        atheris: Any = importlib.import_module("atheris")  # has no types
+
+        for module in [module for name, module in sys.modules.items() if name.startswith("treewright.")]:
+            for name, function in vars(module).items():
+                if inspect.isfunction(function) and function.__module__ == module.__name__:
+                    setattr(module, name, atheris.instrument_func(function))
+        corpus = self.path.parent / "corpus"
+        corpus.mkdir()
+        for number, saved in enumerate(self.saved):
+            (corpus / str(number)).write_bytes(saved.content)
+        largest = 2 * max(len(saved.content) for saved in self.saved)
+        options = [
+            f"-max_total_time={int(seconds)}",
+            f"-max_len={largest}",
+            "-len_control=0",
+            f"-timeout={int(SECONDS)}",
+        ]
+        read = functools.partial(self.read, only_bytes=False)
+        atheris.Setup([sys.argv[0], *options, str(corpus)], read, custom_mutator=self.changed)
+        atheris.Fuzz()
 
 
 class StepFuzzer:
@@ -434,9 +488,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--files", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=time.time_ns())
+    parser.add_argument("--guided", action="store_true", help="by the lines that are reached")
     parser.add_argument("--steps", action="store_true", help="of a training run, in place of a file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.guided:
+            GuidedFuzzer(Path(folder), options.seed).run(options.seconds)
         try:
             fuzzer = (StepFuzzer if options.steps else Fuzzer)(Path(folder), options.seed)
             seen = run(fuzzer, seconds=options.seconds, files=options.files)

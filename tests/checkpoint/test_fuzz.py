@@ -22,15 +22,21 @@ def test_no_changed_file_is_accepted_or_ends_in_an_error_of_others(tmp_path: Pat
     assert seen["alone: CheckpointDamagedError"] > 20
 
 
-def of_steps(*options: str) -> dict[str, int]:
-    """What the fuzzer of steps counted, in a process of its own: when a read of Orbax fails, others end later."""
-    pytest.importorskip("orbax.checkpoint")
-    command = [sys.executable, "-m", "tests.checkpoint.fuzz", "--steps", *options]
+def in_a_process(*options: str) -> str:
+    """What the fuzzer printed. It ends without a finding."""
+    command = [sys.executable, "-m", "tests.checkpoint.fuzz", *options]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
-    return {what: int(count) for count, what in (line.split(maxsplit=1) for line in run.stdout.splitlines())}
+    return run.stdout
+
+
+def of_steps(*options: str) -> dict[str, int]:
+    """What the fuzzer of steps counted, in a process of its own: when a read of Orbax fails, others end later."""
+    pytest.importorskip("orbax.checkpoint")
+    lines = in_a_process("--steps", *options).splitlines()
+    return {what: int(count) for count, what in (line.split(maxsplit=1) for line in lines)}
 
 
 def test_a_run_resumes_whatever_happened_to_its_newest_step() -> None:
@@ -44,6 +50,13 @@ def test_a_run_resumes_whatever_happened_to_its_newest_step() -> None:
 def test_the_same_holds_for_a_minute_and_for_an_hour(seconds: int, tmp_path: Path) -> None:
     fuzz.run(fuzz.Fuzzer(tmp_path, seed=time.time_ns()), seconds=seconds)
     of_steps("--seconds", str(seconds))
+
+
+@pytest.mark.exhaustive
+def test_nor_does_what_atheris_finds_in_a_minute() -> None:
+    pytest.importorskip("atheris")
+
+    in_a_process("--guided", "--seconds", "60")
 
 
 def test_the_fuzzer_finds_an_error_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
