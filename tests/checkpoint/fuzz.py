@@ -94,12 +94,15 @@ def tree() -> Any:
 # Changes
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
     """The ways to all values inside one, itself left out."""
-    entries: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield (*above, key)
-        yield from places(inner, (*above, key))
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while waiting:  # and no recursion: a document that has been changed often is deep
+        above, value = waiting.pop()
+        entries: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, inner in entries:
+            yield (*above, key)
+            waiting.append(((*above, key), inner))
 
 
 def copied(value: Any) -> Any:

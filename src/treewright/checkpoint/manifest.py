@@ -247,8 +247,9 @@ def check_static(encoded: Any) -> None:
 
 def _check_digest(content: Any, saved: str, text: str) -> None:
     tail = _tail(saved)
-    if text.startswith(_HEAD) and text.endswith(tail) and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:
-        return  # the very text that `to_text` wrote
+    written = text.isascii() and text.startswith(_HEAD) and text.endswith(tail)  # what JSON writes else may be half of
+    if written and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:  # a character, which has no bytes
+        return
     now = digest_of(_canonical(content))
     if saved != now:
         raise _WrongError(f"it has the digest {now}, and {saved} was saved")
