@@ -247,8 +247,9 @@ def check_static(encoded: Any) -> None:
 
 def _check_digest(content: Any, saved: str, text: str) -> None:
     tail = _tail(saved)
-    written = text.isascii() and text.startswith(_HEAD) and text.endswith(tail)  # what JSON writes else may be half of
-    if written and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:  # a character, which has no bytes
+    # `to_text` writes ASCII. Other JSON may hold half of a character, which can't be encoded.
+    as_written = text.isascii() and text.startswith(_HEAD) and text.endswith(tail)
+    if as_written and digest_of(text[len(_HEAD) : -len(tail)].encode()) == saved:
         return
     now = digest_of(_canonical(content))
     if saved != now:
