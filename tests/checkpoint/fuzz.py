@@ -202,7 +202,7 @@ def changed(document: Any, chance: random.Random) -> Any:
                 at = chance.randrange(len(above[key]))
                 above[key] = above[key][:at] + chance.choice("a.:,0/\0") + above[key][at + chance.randrange(2) :]
             case _:
-                above[key] = anything(chance)
+                above[key] = copied(anything(chance))  # which may be, or hold, one thing twice
     return document
 
 
