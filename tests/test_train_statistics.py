@@ -20,6 +20,8 @@ from treewright.testing import assert_trees_close
 if TYPE_CHECKING:
     from pathlib import Path
 
+lax: Any = jax.lax  # of which JAX leaves pmean untyped
+
 
 class Norm(Module):
     """Batch norm that counts its batches, with a key that nothing trains."""
@@ -33,7 +35,7 @@ class Norm(Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Norm]:
         mean = x.mean(axis=0)
         if self.axis is not None:
-            mean = jax.lax.pmean(mean, self.axis)
+            mean = lax.pmean(mean, self.axis)
         new = replace(self, mean=0.9 * self.mean + 0.1 * mean, count=self.count + 1)
         return (x - mean[None]) * self.scale[None], new
 
@@ -59,7 +61,8 @@ def loss_of(net: Net, x: jax.Array) -> tuple[jax.Array, Net]:
 
 def gradients(net: Net, x: jax.Array = X) -> tuple[Any, Net]:
     """Gradients and the new network. Buffers may be integers and keys, of which there are none."""
-    return jax.grad(loss_of, has_aux=True, allow_int=True)(net, x)
+    grads_and_net: tuple[Any, Net] = jax.grad(loss_of, has_aux=True, allow_int=True)(net, x)
+    return grads_and_net
 
 
 def created(net: Net = NET) -> TrainState[Net]:
@@ -92,7 +95,8 @@ def test_one_call_does_what_partition_and_combine_do_by_hand() -> None:
         weights, buffers = partition(state.params, trainable)
         grads, new = jax.grad(lambda weights: loss_of(combine(weights, buffers), X), has_aux=True)(weights)
         updated, _ = partition(state.apply_gradients(grads=grads).params, trainable)
-        return combine(updated, partition(new, trainable)[1])
+        combined: Net = combine(updated, partition(new, trainable)[1])
+        return combined
 
     stepped, _ = jitted_step(created(), X)
 
@@ -159,7 +163,8 @@ def test_seeds_are_trained_in_parallel() -> None:
 
 def test_statistics_of_a_batch_that_is_split_over_devices_are_those_of_all_of_it() -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    whole, rows = PartitionSpec(), PartitionSpec("data")
+    spec: Any = PartitionSpec  # which JAX leaves untyped
+    whole, rows = spec(), spec("data")
     expected, _ = jitted_step(created(), X)
     by_jit, _ = jitted_step(created(), jax.device_put(X, NamedSharding(mesh, rows)))
 
@@ -168,7 +173,7 @@ def test_statistics_of_a_batch_that_is_split_over_devices_are_those_of_all_of_it
     def by_hand(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
         def mean_loss(net: Net) -> tuple[jax.Array, Net]:
             loss, net = loss_of(net, x)
-            return jax.lax.pmean(loss, "data"), net
+            return lax.pmean(loss, "data"), net
 
         grads, net = jax.grad(mean_loss, has_aux=True, allow_int=True)(state.params)
         return state.apply_gradients(grads=grads, buffers=net)
