@@ -17,6 +17,7 @@ from _report import machine, machine_text
 HERE = Path(__file__).parent
 BENCHMARKS = (
     "step.py",
+    "residual.py",
     "node.py",
     "trees.py",
     "retrace.py",

@@ -101,6 +101,7 @@ SLOW = {
     "test_threads.py",
     "test_train.py",
     "test_train_buffers.py",
+    "test_train_statistics.py",
     "testing",
     "trees/test_tree_laws.py",
     "typing",

@@ -67,7 +67,7 @@ _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _tree
 _trees.stacking: _jax, _trees.diff, _values.reach, _values.text
 _trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
 _pickled: _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics, _values.freeze
-train: _nodes.fields, _nodes.module, _trees.diff, _trees.masks, errors
+train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, errors
 adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors

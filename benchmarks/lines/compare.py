@@ -1,13 +1,15 @@
 """The lines that the same sharded decoder needs here, in flax nnx and in equinox; and whether it is the same.
 
-`python benchmarks/lines/compare.py` counts. `--run` trains each in the six layouts, and compares the losses with those
-of one device, and what each device holds at the end with ours.
+`python benchmarks/lines/compare.py` counts, and then counts a residual network with batch norm and dropout in the same
+way. `--run` trains each decoder in the six layouts, and compares the losses with those of one device, and what each
+device holds at the end with ours.
 """
 
 import argparse
 import ast
 import importlib
 import io
+import itertools
 import os
 import sys
 import tokenize
@@ -24,6 +26,8 @@ ROOT = HERE.parents[1]
 OURS = ROOT / "examples" / "transformer_sharded.py"
 PROGRAMS = {"treewright": OURS, "flax nnx": HERE / "decoder_nnx.py", "equinox": HERE / "decoder_equinox.py"}
 MARKERS = ("# The model.", "# The sharding", "# The program")
+RESIDUAL = {"treewright": ROOT / "examples" / "residual.py", "equinox": HERE / "residual_equinox.py"}
+RESIDUAL_MARKERS = ("# The model.", "# The training.", "# The program")
 RULES = ("BOTH", "INSIDE", "KEPT", "USED", "NAMES", "LAYOUTS")  # names in ours, which the others import
 SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -49,22 +53,28 @@ def assigned(source: str, names: Sequence[str]) -> Iterator[int]:
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
+def parts(source: str, markers: Sequence[str]) -> list[set[int]]:
+    """The numbers of the lines of code between each marker and the next.
+
+    Raises:
+        ValueError: If a marker is missing or the markers are in another order.
+    """
+    starts = [source.find(f"\n{marker}") for marker in markers]
+    if -1 in starts or starts != sorted(starts):
+        raise ValueError(f"A program has the markers {', '.join(markers)}, in this order.")
+    code, lines = code_lines(source), [source.count("\n", 0, start) + 2 for start in starts]
+    return [code & set(range(*ends)) for ends in itertools.pairwise(lines)]
+
+
 def counted(source: str) -> dict[str, int]:
     """The lines of code of the model, of the rules, and of what else there is about sharding, by the program's markers.
 
     Raises:
         ValueError: If a marker is missing or the markers are in another order.
     """
-    starts = [source.find(f"\n{marker}") for marker in MARKERS]
-    if -1 in starts or starts != sorted(starts):
-        raise ValueError(f"A program has the markers {', '.join(MARKERS)}, in this order.")
-    model, sharding, program = (source.count("\n", 0, start) + 2 for start in starts)
-    code, rules = code_lines(source), set(assigned(source, RULES))
-    return {
-        "model": len(code & set(range(model, sharding))),
-        "rules": len(code & rules),
-        "sharding": len(code & set(range(sharding, program)) - rules),
-    }
+    model, sharding = parts(source, MARKERS)
+    rules = set(assigned(source, RULES)) & code_lines(source)
+    return {"model": len(model), "rules": len(rules), "sharding": len(sharding - rules)}
 
 
 def counts() -> str:
@@ -74,6 +84,15 @@ def counts() -> str:
     for name, one in found.items():
         whole = one | {"rules": found["treewright"]["rules"]}
         rows.append([name, *map(str, whole.values()), str(sum(whole.values()))])
+    return table(rows)
+
+
+def residual_counts() -> str:
+    """The lines of the residual network and of its training, as a table."""
+    rows = [["lines of code", "model", "training", "together"]]
+    for name, path in RESIDUAL.items():
+        lengths = [len(part) for part in parts(path.read_text(encoding="utf-8"), RESIDUAL_MARKERS)]
+        rows.append([name, *map(str, lengths), str(sum(lengths))])
     return table(rows)
 
 
@@ -109,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compute", choices=("bfloat16", "float32"), default="float32", help="in what layers compute")
     parser.add_argument("--layout", nargs="+", metavar="NAME", help="these layouts alone")
     options = parser.parse_args(arguments)
-    print(counts())
+    print(f"{counts()}\n\n{residual_counts()}")
     if not options.run:
         return 0
     # Before jax is imported: eight devices of the CPU, as parts of one machine.

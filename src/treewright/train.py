@@ -3,7 +3,7 @@
 The types stand in `train.pyi`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Generic, Protocol, Self
 
 import jax
@@ -14,7 +14,9 @@ from typing_extensions import TypeVar
 
 from treewright._nodes.fields import Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
-from treewright._trees.diff import telling_of_classes
+from treewright._nodes.node import with_close_matches
+from treewright._nodes.spec import spec_of
+from treewright._trees.diff import differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright.errors import missing_extra
 
@@ -91,27 +93,92 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights, _ = partition(params, trainable)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
 
-    def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
+    def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
-
-        Buffers stay as they are; give new ones with `state.replace(params=...)` before.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
-            **changes: New values of other fields, such as batch statistics.
+            buffers: The model with new buffers, as a loss with `has_aux=True` hands it out, or the second half of such
+                a partition. Only its buffers are taken. Without it, they stay as they are.
+            **changes: New values of the fields that a subclass adds, such as a random key.
 
         Raises:
             ImportError: If optax is not installed.
+            TypeError: If a name in `changes` is not a field; the message lists the close ones. Also if it is one of
+                those that the update computes, or if `buffers` is the name of a field.
+            ValueError: If `buffers` has another structure, or a buffer another shape or dtype than it had.
+
+        Examples:
+            >>> import optax
+            >>> class Centred(Module):
+            ...     weight: jax.Array
+            ...     mean: jax.Array = buffer()
+            >>> def loss_of(model, x):
+            ...     model = replace(model, mean=0.9 * model.mean + 0.1 * jnp.mean(x))
+            ...     return jnp.mean((model.weight * (x - model.mean)) ** 2), model
+            >>> state = TrainState.create(params=Centred(jnp.ones(()), jnp.zeros(())), tx=optax.sgd(0.1))
+            >>> grads, model = jax.grad(loss_of, has_aux=True)(state.params, jnp.array([4.0, 6.0]))
+            >>> state = state.apply_gradients(grads=grads, buffers=model)
+            >>> print(f"{state.params.mean:.2f}")
+            0.50
         """
+        _refuse_wrong_names(self, changes)
         try:
             import optax
         except ImportError as error:
             raise missing_extra("TrainState.apply_gradients", "optax", "train") from error
         weights: Any  # optax's own type of parameters leaves nodes out
-        weights, buffers = partition(self.params, trainable)
+        weights, kept = partition(self.params, trainable)
+        if buffers is not None:
+            kept = _new_buffers(self, kept, buffers)
         with telling_of_classes(self.params, grads, self.opt_state):
             updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
             updated: Any = optax.apply_updates(weights, updates)
-        params = combine(updated, buffers)
+        params = combine(updated, kept)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+
+
+_COMPUTED = ("step", "params", "opt_state")
+_OF_ONE_STRUCTURE = ("weak_type", "sharding", "placement")  # kinds of differences that a new value may have
+_LINES = 20  # of differences that are printed
+
+
+def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
+    """Before anything is computed, and with the arguments among the close matches."""
+    cls = type(state).__qualname__
+    fields = [name for name in spec_of(state).by_name if name not in _COMPUTED]
+    for name in changes:
+        if name in _COMPUTED:
+            raise TypeError(
+                f"{cls}.apply_gradients computes {name} itself. For another value, call "
+                f".replace({name}=...) on the state before or on the one that it returns."
+            )
+        if name not in fields:
+            (meant,) = with_close_matches([name], [*fields, "grads", "buffers"])
+            raise TypeError(
+                f"{cls} has no field {meant}. apply_gradients takes grads, buffers, and new values of its fields: "
+                f"{', '.join(fields)}."
+            )
+
+
+def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
+    """The buffers of `given`, which have the structure, shapes and dtypes of those before."""
+    if "buffers" in spec_of(state).by_name:
+        raise TypeError(
+            f"{type(state).__qualname__} has a field buffers, and apply_gradients(buffers=...) is for the buffers of "
+            f"params. Write .replace(buffers=...) for the field, and .replace(params=...) for the model."
+        )
+    new = partition(given, trainable)[1]
+    found = differences(old, new, values=False, path=("params",))
+    wrong = [f"\n    {difference}" for difference in found if difference.kind not in _OF_ONE_STRUCTURE]
+    if len(wrong) > _LINES:
+        wrong[_LINES:] = [f"\n    ... and {len(wrong) - _LINES} more"]
+    if wrong:
+        raise ValueError(
+            f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
+            f"dtypes that they have, or the next step would be compiled anew:{''.join(wrong)}\n"
+            f"Give the model that the loss hands out, or the second half of its partition. Statistics that vmap gives "
+            f"for each example need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
+        )
+    return new

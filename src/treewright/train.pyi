@@ -117,13 +117,13 @@ class TrainState(Module, Generic[P], kw_only=True):
         create: ClassVar[_Create]
         """A state at step 0, with the optimiser's state for `params`; takes them, `tx`, and a subclass's fields."""
 
-    def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
+    def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
-
-        Buffers stay as they are; give new ones with `state.replace(params=...)` before.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
-            **changes: New values of other fields, such as batch statistics.
+            buffers: The model with new buffers, as a loss with `has_aux=True` hands it out, or the second half of such
+                a partition. Only its buffers are taken. Without it, they stay as they are.
+            **changes: New values of the fields that a subclass adds, such as a random key.
         """

@@ -251,6 +251,24 @@ def test_a_layer_that_changes_when_it_is_called_gives_the_change_back() -> None:
     assert jax.tree.structure(changed) == jax.tree.structure(norm)
 
 
+def test_what_such_a_layer_gives_back_goes_into_the_state_in_one_call() -> None:
+    def loss_of(norm: Any, x: jax.Array) -> Any:
+        y, norm = norm.call_and_update(x)
+        return jnp.mean((y - 1) ** 2), norm
+
+    @jax.jit
+    def step(state: Any, x: jax.Array) -> Any:
+        grads, norm = jax.grad(loss_of, has_aux=True)(state.params, x)
+        return state.apply_gradients(grads=grads, buffers=norm)
+
+    norm = adopt(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), buffers=nnx.BatchStat)
+    stepped = step(TrainState.create(params=norm, tx=optax.adam(0.1)), jnp.ones((2, 3)))
+
+    assert allclose(stepped.params.mean[...], jnp.full(3, 0.01))
+    assert not allclose(stepped.params.bias[...], norm.bias[...])
+    assert jax.tree.structure(stepped.params) == jax.tree.structure(norm)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -55,6 +55,7 @@ assert_type(Counting.create(params=net, tx=tx).steps(), int)
 assert_type(Averaged[Net].create(params=net, tx=tx, average=net).average, Net)
 assert_type(step(TrainState.create(params=net, tx=tx), x).params.w, jax.Array)
 assert_type(WithStats.create(params=net, tx=tx, stats=x).apply_gradients(grads=net, stats=x), WithStats)
+assert_type(TrainState.create(params=net, tx=tx).apply_gradients(grads=net, buffers=net).params, Net)
 assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net])
 
 
@@ -74,6 +75,7 @@ def refused() -> list[Any]:
         TrainState[Net].create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Counting.create(params=3, tx=tx),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         TrainState.create(params=net, tx=tx).apply_gradients(grads=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        TrainState.create(params=net, tx=tx).apply_gradients(grads=net, buffers=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         step(net, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         step(TrainState.create(params=x, tx=tx), x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ]

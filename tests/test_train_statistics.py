@@ -1,0 +1,268 @@
+"""`apply_gradients(buffers=...)`: the statistics that a loss hands out go into the state, wherever the step runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.conftest import count_traces
+from treewright import Module, TrainState, at, buffer, combine, loop, partition, replace, static, trainable
+from treewright.checkpoint import load, save
+from treewright.testing import assert_trees_close
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+lax: Any = jax.lax  # of which JAX leaves pmean untyped
+
+
+class Norm(Module):
+    """Batch norm that counts its batches, with a key that nothing trains."""
+
+    scale: jax.Array
+    mean: jax.Array = buffer()
+    count: jax.Array = buffer()
+    key: Any = buffer(default=None)
+    axis: str | None = static(default=None)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, Norm]:
+        mean = x.mean(axis=0)
+        if self.axis is not None:
+            mean = lax.pmean(mean, self.axis)
+        new = replace(self, mean=0.9 * self.mean + 0.1 * mean, count=self.count + 1)
+        return (x - mean[None]) * self.scale[None], new
+
+
+class Net(Module):
+    kernel: jax.Array
+    norm: Norm
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, Net]:
+        y, norm = self.norm(x @ self.kernel)
+        return y, replace(self, norm=norm)
+
+
+X = jnp.arange(24.0).reshape(8, 3) / 24
+NET = Net(jnp.ones((3, 2)), Norm(jnp.ones(2), jnp.zeros(2), jnp.zeros((), jnp.int32), jax.random.key(1)))
+OTHER_AXIS = replace(NET, norm=replace(NET.norm, axis="data"))
+
+
+def loss_of(net: Net, x: jax.Array) -> tuple[jax.Array, Net]:
+    y, net = net(x)
+    return jnp.mean((y - 1.0) ** 2), net
+
+
+def gradients(net: Net, x: jax.Array = X) -> tuple[Any, Net]:
+    """Gradients and the new network. Buffers may be integers and keys, of which there are none."""
+    grads_and_net: tuple[Any, Net] = jax.grad(loss_of, has_aux=True, allow_int=True)(net, x)
+    return grads_and_net
+
+
+def created(net: Net = NET) -> TrainState[Net]:
+    return TrainState.create(params=net, tx=optax.adamw(0.1))
+
+
+def training_step(state: TrainState[Net], x: jax.Array) -> tuple[TrainState[Net], None]:
+    grads, net = gradients(state.params, x)
+    return state.apply_gradients(grads=grads, buffers=net), None
+
+
+jitted_step = jax.jit(training_step)
+
+
+def arrays_of(state: TrainState[Net]) -> list[np.ndarray]:
+    """All leaves but the key."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(at(state, lambda state: state.params.norm.key).set(None))]
+
+
+def after_three() -> TrainState[Net]:
+    state = created()
+    for _ in range(3):
+        state, _ = jitted_step(state, X)
+    return state
+
+
+def test_one_call_does_what_partition_and_combine_do_by_hand() -> None:
+    @jax.jit
+    def by_hand(state: TrainState[Net]) -> Net:
+        weights, buffers = partition(state.params, trainable)
+        grads, new = jax.grad(lambda weights: loss_of(combine(weights, buffers), X), has_aux=True)(weights)
+        updated, _ = partition(state.apply_gradients(grads=grads).params, trainable)
+        combined: Net = combine(updated, partition(new, trainable)[1])
+        return combined
+
+    stepped, _ = jitted_step(created(), X)
+
+    assert_trees_close(stepped.params, by_hand(created()))
+    assert stepped.params.norm.mean.tolist() != [0.0, 0.0]
+    assert int(stepped.params.norm.count) == 1
+    assert jax.tree.structure(stepped) == jax.tree.structure(created())
+
+
+def test_only_the_buffers_are_taken() -> None:
+    grads, new = jax.jit(gradients)(NET)
+    expected = created().apply_gradients(grads=grads, buffers=new)
+    halved = replace(new, kernel=new.kernel / 2, norm=replace(new.norm, scale=new.norm.scale.astype(jnp.bfloat16)))
+
+    assert created().apply_gradients(grads=grads, buffers=halved) == expected
+    assert created().apply_gradients(grads=grads, buffers=partition(new, trainable)[1]) == expected
+
+
+def test_integers_and_keys_among_the_buffers_need_allow_int_alone() -> None:
+    state = after_three()
+
+    assert int(state.params.norm.count) == 3
+    assert state.params.norm.count.dtype == jnp.int32
+    assert state.params.norm.key == NET.norm.key
+
+
+def test_a_model_without_buffers_goes_the_same_way() -> None:
+    params = {"w": jnp.ones(2)}
+    state = TrainState.create(params=params, tx=optax.sgd(0.5)).apply_gradients(grads=params, buffers=params)
+
+    assert state.params["w"].tolist() == [0.5, 0.5]
+
+
+# Where a step runs
+
+
+def test_jit_traces_once_and_scan_and_loop_carry_the_state() -> None:
+    expected = after_three()
+    jitted = jax.jit(counted := count_traces(training_step))
+    state = created()
+    for _ in range(3):
+        state, _ = jitted(state, X)
+    scanned, _ = jax.lax.scan(lambda state, _: training_step(state, X), created(), length=3)
+    run = loop(training_step, jax.tree.map(jnp.copy, created()))
+    for _ in range(3):
+        run(X)
+
+    assert counted.count == 1
+    for found in (state, scanned, run.state):
+        assert_trees_close(found, expected, atol=1e-6)
+
+
+def test_seeds_are_trained_in_parallel() -> None:
+    scales = jnp.array([1.0, 2.0])
+    nets = jax.vmap(lambda scale: replace(NET, kernel=scale * NET.kernel))(scales)
+
+    states, _ = jax.jit(jax.vmap(training_step, in_axes=(0, None)))(jax.vmap(created)(nets), X)
+
+    assert states.params.norm.mean.shape == (2, 2)
+    for index, scale in enumerate(scales):
+        alone, _ = jitted_step(created(replace(NET, kernel=scale * NET.kernel)), X)
+        assert_trees_close(jax.tree.map(lambda leaf, index=index: leaf[index], states), alone, atol=1e-6)
+
+
+def test_statistics_of_a_batch_that_is_split_over_devices_are_those_of_all_of_it() -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec: Any = PartitionSpec  # which JAX leaves untyped
+    whole, rows = spec(), spec("data")
+    expected, _ = jitted_step(created(), X)
+    by_jit, _ = jitted_step(created(), jax.device_put(X, NamedSharding(mesh, rows)))
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(whole, rows), out_specs=whole)
+    def by_hand(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
+        def mean_loss(net: Net) -> tuple[jax.Array, Net]:
+            loss, net = loss_of(net, x)
+            return lax.pmean(loss, "data"), net
+
+        grads, net = jax.grad(mean_loss, has_aux=True, allow_int=True)(state.params)
+        return state.apply_gradients(grads=grads, buffers=net)
+
+    for found in (by_jit, by_hand(created(OTHER_AXIS), X)):
+        assert_trees_close(arrays_of(found), arrays_of(expected), atol=1e-6)
+
+
+def test_a_step_goes_on_from_a_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
+    state = after_three()
+    save(tmp_path / "state", state)
+
+    loaded = load(tmp_path / "state", like=created())
+
+    assert jitted_step(loaded, X)[0] == jitted_step(state, X)[0]
+
+
+# What is refused
+
+
+def spoiled(**changes: Any) -> Any:
+    return replace(NET, norm=replace(NET.norm, **changes))
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "an axis of the batch": (spoiled(mean=jnp.zeros((8, 2))), r"params\.norm\.mean \(shape\): .*\[2\] -> .*\[8,2\]"),
+    "a dtype": (spoiled(mean=jnp.zeros(2, jnp.bfloat16)), r"params\.norm\.mean \(dtype\): float32\[2\] -> bfloat16"),
+    "a lost count": (spoiled(count=jnp.zeros(())), r"params\.norm\.count \(dtype\): int32\[\] -> float32\[\]"),
+    "a buffer less": (spoiled(key=None), r"params\.norm\.key \(class\): .* -> None"),
+    "a static": (OTHER_AXIS, r"params\.norm\.axis \(static\): None -> 'data'"),
+    "the layer alone": (NET.norm, r"params \(class\): Net\(kernel, norm\) -> Norm\(scale, mean"),
+    "a dict": ({"mean": jnp.zeros(2)}, r"params \(class\): Net\(kernel, norm\) -> dict\('mean'\)"),
+    "a pair": ((NET, None), r"params \(class\): Net\(kernel, norm\) -> tuple"),
+}
+
+
+@pytest.mark.parametrize(("buffers", "difference"), OTHERS.values(), ids=OTHERS)
+def test_buffers_that_would_change_the_type_of_the_state_are_refused(buffers: Any, difference: str) -> None:
+    grads, _ = jax.eval_shape(gradients, NET)
+    with pytest.raises(ValueError, match=rf"^TrainState\.apply_gradients\(buffers=\.\.\.\) takes.*\n    {difference}"):
+        created().apply_gradients(grads=grads, buffers=buffers)
+
+
+def test_of_many_differences_twenty_are_shown() -> None:
+    class Many(Module):
+        weight: jax.Array
+        tables: Any = buffer()
+
+    many = Many(jnp.ones(2), [jnp.ones(2)] * 30)
+    state = TrainState.create(params=many, tx=optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"params\.tables\[19\] [^\n]*\n    \.\.\. and 10 more\nGive"):
+        state.apply_gradients(grads=many, buffers=replace(many, tables=[jnp.ones(3)] * 30))
+
+
+def test_a_weakly_typed_buffer_is_one_of_its_dtype() -> None:
+    grads, new = jax.jit(gradients)(NET)
+    weak = replace(new, norm=replace(new.norm, mean=jnp.full(2, 1.0), count=jnp.asarray(1)))
+
+    assert created().apply_gradients(grads=grads, buffers=weak).params.norm.mean.tolist() == [1.0, 1.0]
+
+
+class Keyed(TrainState[Net]):
+    key: jax.Array
+    note: str = static(default="")
+
+
+WRONG_NAMES = {
+    "kye": r"^Keyed has no field kye \(did you mean key\?\)\. apply_gradients takes grads, buffers, and new values of",
+    "bufers": r"^Keyed has no field bufers \(did you mean buffers\?\)\.",
+    "stats": r"^Keyed has no field stats\. .*: apply_fn, tx, key, note\.$",
+    "params": r"^Keyed\.apply_gradients computes params itself\. .*\.replace\(params=\.\.\.\)",
+    "step": r"^Keyed\.apply_gradients computes step itself\.",
+    "opt_state": r"^Keyed\.apply_gradients computes opt_state itself\.",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_a_name_that_is_not_a_field_is_said_before_anything_is_computed(name: str) -> None:
+    state = Keyed.create(params=NET, tx=optax.adam(0.1), key=jax.random.key(0))
+    with pytest.raises(TypeError, match=WRONG_NAMES[name]):
+        state.apply_gradients(grads="nothing looks at these", **{"key": state.key, name: NET})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_field_of_the_name_buffers_is_not_mistaken_for_those_of_params() -> None:
+    class WithBuffers(TrainState[Any]):
+        buffers: Any
+
+    params = {"w": jnp.ones(2)}
+    state = WithBuffers.create(params=params, tx=optax.sgd(0.1), buffers=params)
+    with pytest.raises(TypeError, match=r"WithBuffers has a field buffers, .* Write \.replace\(buffers=\.\.\.\) for"):
+        state.apply_gradients(grads=params, buffers=params)
+    assert state.apply_gradients(grads=params).buffers is params
