@@ -18,6 +18,7 @@ from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
+from treewright._nodes.slips import refuse_unrun_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, code_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -67,6 +68,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _read_fields(cls, options)
     spec = node_spec(cls, options, has_own_init=_has_own_init(cls, way))
     refuse_annotations(spec)
+    refuse_unrun_post_init(spec)
     cls.__node_spec__ = spec
     _install_views(spec)
     _install_init(spec)
@@ -144,7 +146,7 @@ def _install_init(spec: NodeSpec) -> None:
     writer, init = _found_init(cls)
     if spec.options.init and not spec.has_own_init:
         cls.__init__ = make_init(spec)
-    elif writer is cls or not spec.has_own_init or "__node_spec__" not in vars(writer):
+    elif writer is not object and (writer is cls or not spec.has_own_init or "__node_spec__" not in vars(writer)):
         cls.__init__ = _sealing(init)  # that of a base which is a node seals by itself
 
 
