@@ -508,7 +508,10 @@ def _refuse_marks(cls: type[Any], name: str, hint: Any) -> None:
 def annotation_text(annotation: Any, cls: type[Any]) -> str:
     """An annotation as it is written in the body of `cls`."""
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
-    return text if isinstance(text, str) else inspect.formatannotation(text, cls.__module__)
+    if isinstance(text, str):
+        return text
+    # jax.Array has a __qualname__ of where it is made.
+    return inspect.formatannotation(text, cls.__module__).replace("jax.jaxlib._jax.", "jax.")
 
 
 def _only_static_in(hint: Any, cls: type[Any], name: str) -> Callable[[Any], Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, names_problem, only_static, options_of
 from treewright._nodes.node import PAIR, ChildView
-from treewright._nodes.slips import first_array_in, refuse_slips
+from treewright._nodes.slips import first_array_in, is_class_variable, refuse_slips
 from treewright._nodes.spec import FieldSpec, NodeSpec
 from treewright._values.reach import class_of
 from treewright._values.text import first_text
@@ -61,7 +61,7 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
     array = first_array_in(default)
-    if array is not None:
+    if array is not None and not is_class_variable(own_annotations(cls)[field], cls):
         held = "" if array is default else f" that holds {first_text(array)}"
         kind = "an array" if array is default else f"a {class_of(default).__qualname__}"
         raise NodeDefinitionError(

@@ -104,8 +104,7 @@ def _refuse_arrays(cls: type[Any], base: type[Any]) -> None:
         if array is None or getattr(cls, name, None) is not value:  # hidden by another class
             continue
         annotations = own_annotations(base)
-        hint = resolved(annotations.get(name), base)
-        if (base is cls and name in annotations) or ClassVar in {hint, typing.get_origin(hint)}:
+        if (base is cls and name in annotations) or is_class_variable(annotations.get(name), base):
             continue
         is_array = value is array
         kind = "jax.Array" if isinstance(value, jax.Array) else class_of(value).__qualname__
@@ -115,6 +114,14 @@ def _refuse_arrays(cls: type[Any], base: type[Any]) -> None:
             f"and a constant in what jit compiles. Write {name}: {kind} = field(default_factory=lambda: ...) in "
             f"{cls.__qualname__}, or {name}: ClassVar[{kind}] = ... if a constant is meant."
         )
+
+
+def is_class_variable(annotation: Any, cls: type[Any]) -> bool:
+    """Whether an annotation in the body of `cls` says `ClassVar`."""
+    hint = resolved(annotation, cls)
+    if isinstance(hint, str):  # it can't be told what is in the brackets
+        return hint.partition("[")[0].rpartition(".")[2] == "ClassVar"
+    return hint is ClassVar or typing.get_origin(hint) is ClassVar
 
 
 def first_array_in(value: Any) -> Any:
