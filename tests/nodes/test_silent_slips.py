@@ -1,9 +1,9 @@
-"""What runs without a word in plain Python and means something else: refused where it is made, with the line to write."""
+"""What runs without a word in plain Python and means something else: refused where it is made, with what to write."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, Optional
+from typing import Annotated, Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -63,8 +63,8 @@ def test_a_comma_after_a_specifier_is_refused(make: Any, specifier: Any) -> None
     name = specifier.__name__
 
     assert refused(make, __annotations__={"n": "int"}, n=(specifier(),)) == (
-        f"Net.n has a tuple around {name}() as default, which would be a leaf. Drop the comma or the brackets: n: int = "
-        f"{name}()."
+        f"Net.n has a tuple around {name}() as default, which would be a leaf. Drop the comma or the brackets: n: int "
+        f"= {name}()."
     )
     assert "Net.n has a list around field() as default" in refused(make, __annotations__={"n": int}, n=[field()])
 
@@ -324,7 +324,7 @@ def test_an_array_in_a_base_that_is_not_a_node_is_refused() -> None:
 # `Static` as the type of a field
 
 
-ANNOTATIONS: list[Any] = [Static, Static[int], "Static[int]", Optional[Static[int]], Annotated[Static[int], "a word"]]
+ANNOTATIONS: list[Any] = [Static, Static[int], "Static[int]", Static[int] | None, Annotated[Static[int], "a word"]]
 
 
 @both_ways
@@ -389,14 +389,13 @@ def test_what_a_method_returns_is_not_lost_in_silence(
 
 
 def test_what_an_inner_init_returns_is_as_little_looked_at_as_in_python() -> None:
-    class Base(Module):
-        x: Any
+    def init(self: Any) -> int:
+        self.x = 1.0
+        return 3
 
-        def __init__(self) -> Any:  # type: ignore[misc]
-            self.x = 1.0
-            return 3
+    base: Any = module(__annotations__={"x": Any}, __init__=init)
 
-    class Net(Base):
+    class Net(base):
         def __init__(self) -> None:
             super().__init__()
 
@@ -468,8 +467,8 @@ def test_an_init_subclass_that_keeps_a_subclass_from_being_a_node_is_refused() -
     with pytest.raises(NodeDefinitionError) as caught:
         type("Net", (Base,), {"__annotations__": {"y": Any}})
     assert str(caught.value).endswith(
-        "Base.__init_subclass__ does not call super().__init_subclass__(), so Net would not be a node: its fields would "
-        "be lost, and JAX would take an instance for a leaf. Add super().__init_subclass__(**keywords) to it."
+        "Base.__init_subclass__ does not call super().__init_subclass__(), so Net would not be a node: its fields "
+        "would be lost, and JAX would take an instance for a leaf. Add super().__init_subclass__(**keywords) to it."
     )
     assert Base.__init_subclass__.__doc__ == "Registers."
     assert jax.tree.leaves(type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)(1.0, y=2.0)) == [

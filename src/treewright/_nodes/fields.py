@@ -490,7 +490,7 @@ def specifier_in(value: Any) -> str | None:
 def _refuse_marks(cls: type[Any], name: str, hint: Any) -> None:
     """Refuse what stands in an annotation and would say something after the `=`."""
     place, specifier = f"{cls.__qualname__}.{name}", specifier_in(hint)
-    if specifier is not None:
+    if specifier is not None and class_of(hint) is not dataclasses.Field:  # as in x: x = field()
         raise NodeDefinitionError(
             f"{place} is annotated with {specifier}, which is not a type, and would be a plain child. Write {name}: "
             f"... = {specifier}()."

@@ -146,8 +146,13 @@ def _install_init(spec: NodeSpec) -> None:
     writer, init = _found_init(cls)
     if spec.options.init and not spec.has_own_init:
         cls.__init__ = make_init(spec)
-    elif writer is not object and (writer is cls or not spec.has_own_init or "__node_spec__" not in vars(writer)):
-        cls.__init__ = _sealing(init)  # that of a base which is a node seals by itself
+    elif writer is not object and not (_is_sealing(writer, cls, spec) and cls.__init__ is init):
+        cls.__init__ = _sealing(init)
+
+
+def _is_sealing(writer: type[Any], cls: type[Any], spec: NodeSpec) -> bool:
+    """Whether an `__init__` seals by itself: what a user wrote in a base that is a node has been made to."""
+    return writer is not cls and spec.has_own_init and "__node_spec__" in vars(writer)
 
 
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:

@@ -280,7 +280,14 @@ def _init(self: Module, /, *args: Any, **kwargs: Any) -> None:
     super(Module, self).__init__(*args, **kwargs)
 
 
-_itself: Any = Module
-_itself.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), ()))
-_itself.__init__ = _init
-register_once(Module)
+def _make_node(cls: Any, like: type[Module]) -> None:
+    """Make `Module` itself what a class without fields is.
+
+    But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
+    """
+    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
+    cls.__init__ = _init
+    register_once(cls)
+
+
+_make_node(Module, like=_Bare)
