@@ -273,7 +273,7 @@ class _Bare(Module):
     """A node without fields, as `Module()` itself is."""
 
 
-def _init(self: Module, /, *args: Any, **kwargs: Any) -> None:
+def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
     """Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO."""
     if type(self) is Module:
         object.__setattr__(self, PAIR, ((), spec_of(self).table.empty))
@@ -287,6 +287,7 @@ def _make_node(cls: Any, like: type[Module]) -> None:
     """
     cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
     cls.__init__ = _init
+    _init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
     register_once(cls)
 
 

@@ -386,12 +386,21 @@ def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard
     if not _can_be_compared(value):
         text = f"{name}.__eq__ raises for another type, and jit then fails for any function that sees both"
         yield Hazard(path, value, "comparison", text)
+    elif _is_sentinel(value):
+        return
     elif kind.__eq__ is _OBJECT.__eq__ and (compared.foreign or not isinstance(value, functools.partial)):
         text = f"{name} has no __eq__, so one made anew traces again; give it one, or make it once"
         yield Hazard(path, value, "identity", text)
     elif _can_change(value):
         text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
         yield Hazard(path, value, "mutable", text)
+
+
+def _is_sentinel(value: Any) -> bool:
+    """Whether it is an object of a library that holds nothing, such as those that stand for no argument."""
+    kind = class_of(value)
+    of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return not of_python and reach.library_class(kind) and not reach.state_of(value)
 
 
 def _can_be_compared(value: Any) -> bool:
