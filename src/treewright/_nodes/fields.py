@@ -128,9 +128,9 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
 def _refuse_inside_init(specifier: str) -> None:
     """Refuse a specifier that a method of a node which is being made calls, as `self.mean = buffer(...)` does."""
     frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "treewright":
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("treewright."):
         frame = frame.f_back
-    if frame is None or not frame.f_code.co_argcount:
+    if frame is None or not frame.f_code.co_argcount:  # a class body
         return
     node: Any = frame.f_locals.get(frame.f_code.co_varnames[0])
     cls = class_of(node)
@@ -516,9 +516,9 @@ def annotation_text(annotation: Any, cls: type[Any]) -> str:
 
 def _only_static_in(hint: Any, cls: type[Any], name: str) -> Callable[[Any], Any] | None:
     """The check of a field that is annotated with `Static`, or with `Static` or None; None for any other."""
-    parts = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, types.UnionType} else (hint,)
-    wrappers = [part for part in parts if part is not types.NoneType]
-    if len(wrappers) != 1 or not hasattr(typing.get_origin(wrappers[0]) or wrappers[0], "_is_static_wrapper_"):
+    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
+    wrappers = [part for part in typing.get_args(hint) if part is not types.NoneType] if is_union else [hint]
+    if len(wrappers) != 1 or not hasattr(wrappers[0], "_is_static_wrapper_"):  # an alias has what its class has
         return None
     held = ", ".join(annotation_text(part, cls) for part in typing.get_args(wrappers[0])) or "..."
     return functools.partial(only_static, f"{cls.__qualname__}.{name}", f"{name}: {held} = static()")

@@ -74,9 +74,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _install_init(spec)
     _install_comparison(spec, way)
     _install(cls, way.methods)
-    # Without `abc.ABC` too. Python itself refuses the instance, whatever the metaclass of its class.
-    cls.__abstractmethods__ = getattr(cls, "__abstractmethods__", frozenset())
-    abc.update_abstractmethods(cls)
+    _enforce_abstract_methods(cls)
     _document(spec)
     registration = register_once(cls)
     if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
@@ -193,6 +191,14 @@ def _install(cls: type[Any], methods: Mapping[str, Any]) -> None:
     for name, method in methods.items():
         if name not in vars(cls):
             setattr(cls, name, method)
+
+
+def _enforce_abstract_methods(cls: type[Any]) -> None:
+    """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
+    inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
+    if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
+        cls.__abstractmethods__ = getattr(cls, "__abstractmethods__", frozenset())
+    abc.update_abstractmethods(cls)
 
 
 def _document(spec: NodeSpec) -> None:

@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -21,6 +21,9 @@ from treewright._values.text import first_text
 from treewright.errors import NodeDefinitionError
 
 _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
+
+
+_NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclasses.MISSING))
 
 
 def refuse_slips(cls: type[Any]) -> None:
@@ -43,9 +46,11 @@ def refuse_slips(cls: type[Any]) -> None:
                     f"{cls.__qualname__}.{name} = {specifier} has neither an annotation nor parentheses, so it would "
                     f"be a method. Write {name}: ... = {specifier}()."
                 )
-    for base in cls.__mro__:
-        if base is cls or not (hasattr(base, "__dataclass_params__") or base.__module__ in _PYTHONS):
-            _refuse_arrays(cls, base)
+    _refuse_arrays(cls, cls, annotations)
+    for base in cls.__mro__[1:]:
+        is_read = "__node_spec__" in vars(base) or hasattr(base, "__dataclass_params__")
+        if not is_read and base.__module__ not in _PYTHONS:
+            _refuse_arrays(cls, base, {})
 
 
 def _problem_of(place: str, value: Any) -> str | None:
@@ -53,7 +58,7 @@ def _problem_of(place: str, value: Any) -> str | None:
     options = options_of(value) if class_of(value) is dataclasses.Field else None
     default = value.default if class_of(value) is dataclasses.Field else value
     function, specifier = innermost(default), specifier_in(default)
-    is_property = isinstance(default, property | functools.cached_property)
+    is_property = isinstance(default, (property, functools.cached_property))
     if is_property or (isinstance(function, types.FunctionType) and function.__qualname__ == place):
         what = "property" if is_property else "method"
         return (
@@ -97,14 +102,15 @@ def _lost_converter(value: Any) -> str | None:
     )
 
 
-def _refuse_arrays(cls: type[Any], base: type[Any]) -> None:
+def _refuse_arrays(cls: type[Any], base: type[Any], fields: Collection[str]) -> None:
     """Refuse an array in the body of a class, or of a base that is not a node, where it is not a field."""
     for name, value in vars(base).items():
-        array = None if name.startswith("__") and name.endswith("__") else first_array_in(value)
+        if name in fields or (name.startswith("__") and name.endswith("__")):
+            continue
+        array = first_array_in(value)
         if array is None or getattr(cls, name, None) is not value:  # hidden by another class
             continue
-        annotations = own_annotations(base)
-        if (base is cls and name in annotations) or is_class_variable(annotations.get(name), base):
+        if is_class_variable(own_annotations(base).get(name), base):
             continue
         is_array = value is array
         kind = "jax.Array" if isinstance(value, jax.Array) else class_of(value).__qualname__
@@ -126,7 +132,7 @@ def is_class_variable(annotation: Any, cls: type[Any]) -> bool:
 
 def first_array_in(value: Any) -> Any:
     """An array that a value is, or that it holds as a tree; None if there is none."""
-    if isinstance(value, str | types.FunctionType | type):
+    if isinstance(value, _NO_TREES):
         return None
     seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 
