@@ -28,8 +28,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # `make test` says the same each time; `make exhaustive` draws anew, and twenty times as much.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50, print_blob=True)
+hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
 

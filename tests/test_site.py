@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -41,26 +42,41 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> None:
     for page in (ROOT / "docs").glob("**/*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix("")
-        assert (site / name / "index.html").exists() or (site / f"{name}.html").exists(), page
+        assert (site / f"{name}.html").exists(), page
 
 
 def test_the_reference_has_every_public_name_under_its_public_module(site: Path) -> None:
-    shown = re.sub(r"<[^>]+>", "", (site / "reference" / "index.html").read_text(encoding="utf-8"))
+    shown = re.sub(r"<[^>]+>", "", (site / "reference.html").read_text(encoding="utf-8"))
 
     assert [name for name in public_names() if not re.search(rf"\b{name}\b", shown)] == []
 
 
 def test_the_reference_shows_what_doc_says_of_a_field(site: Path) -> None:
-    shown = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    shown = (site / "reference.html").read_text(encoding="utf-8")
 
     assert "The parameters: a <code>Module</code>, a flax parameter dict, any pytree." in shown
 
 
 def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
-    page = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    page = (site / "reference.html").read_text(encoding="utf-8")
 
     assert page.count("&gt;&gt;&gt;") > len(public_names()) / 2  # highlighted code keeps its prompts
     assert "<blockquote>" not in page  # to Markdown, which an unknown section is, a prompt is a quotation
+
+
+def test_the_site_opens_from_disk_and_fetches_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.glob("**/*.html"):
+        text = page.read_text(encoding="utf-8")
+        links = re.findall(r'<a [^>]*?href="([^"#]*)', text) if page.name != "404.html" else []
+        inner = [link for link in links if link and not re.match(r"[a-z]+:", link)]
+        assert [link for link in inner if not (page.parent / link).is_file()] == [], page  # no folder listing
+        assert re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="https?:[^"]*', text) == [], page
+
+
+def test_a_part_of_a_dotted_name_is_found_by_search(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+
+    assert set(re.split(index["config"]["separator"], "eqx.tree_at(net, TrainState.create)")) >= {"tree_at", "create"}
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

@@ -4,12 +4,21 @@
 changes entries by the grammar of the header, of the manifest and of the statics, with a digest that fits. Whatever it
 makes has to load, or to raise an error of ours, in little time and memory; after a change of bytes alone, what loads
 has to be what was saved. A file that does otherwise is kept, and its name and the traceback are printed.
+
+With `--guided` the changes that reach new lines of ours are changed further, by atheris (`pip install atheris`).
+
+With `--steps` it changes the newest of two steps of a training run: bytes and entries of its files, and what the files
+are. The run has to go on from that step, exactly as it was saved, or from the one before.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
+import inspect
 import json
+import os
 import random
 import resource
 import struct
@@ -31,7 +40,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import STATICS, Settings, Size, net
 from treewright._nodes import json_kinds
 from treewright._nodes.as_json import FORMS
-from treewright.checkpoint import load, read_manifest, save
+from treewright.checkpoint import CheckpointManager, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.leaves import DTYPES, KINDS
 from treewright.checkpoint.manifest import CONTAINERS
@@ -85,12 +94,15 @@ def tree() -> Any:
 # Changes
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
     """The ways to all values inside one, itself left out."""
-    entries: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield (*above, key)
-        yield from places(inner, (*above, key))
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while waiting:  # and no recursion: a document that has been changed often is deep
+        above, value = waiting.pop()
+        entries: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, inner in entries:
+            yield (*above, key)
+            waiting.append(((*above, key), inner))
 
 
 def copied(value: Any) -> Any:
@@ -190,7 +202,7 @@ def changed(document: Any, chance: random.Random) -> Any:
                 at = chance.randrange(len(above[key]))
                 above[key] = above[key][:at] + chance.choice("a.:,0/\0") + above[key][at + chance.randrange(2) :]
             case _:
-                above[key] = anything(chance)
+                above[key] = copied(anything(chance))  # which may be, or hold, one thing twice
     return document
 
 
@@ -215,10 +227,15 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 class Saved:
     """A tree and the parts of the file in which it was saved."""
 
-    def __init__(self, path: Path, tree: Any) -> None:
-        self.tree = tree
+    @classmethod
+    def at(cls, path: Path, tree: Any) -> Saved:
+        """A tree, saved there."""
         save(path, tree)
-        self.content = path.read_bytes()
+        return cls(path.read_bytes(), tree)
+
+    def __init__(self, content: bytes, tree: Any) -> None:
+        self.content = content
+        self.tree = tree
         (length,) = struct.unpack_from("<Q", self.content)
         self.header = json.loads(self.content[8 : 8 + length])
         self.data = self.content[8 + length :]
@@ -256,7 +273,7 @@ class Fuzzer:
         self.path = folder / "x"
         whole = tree()
         foreign = {"key": whole["key"], "foreign": PARTIAL(max, 1), "array": [jnp.ones(3)] * 3}
-        self.saved = [Saved(self.path, each) for each in (foreign, whole)]
+        self.saved = [Saved.at(self.path, each) for each in (foreign, whole)]
         self.tree = whole
         self.seen: Counter[str] = Counter()
 
@@ -279,7 +296,15 @@ class Fuzzer:
         """
         saved = self.chance.choice(self.saved)
         self.tree = saved.tree
-        content, only_bytes = saved.changed(self.chance)
+        self.read(*saved.changed(self.chance))
+
+    def read(self, content: bytes, only_bytes: bool) -> None:
+        """Read a file in all ways.
+
+        Raises:
+            AssertionError: If damage was accepted, or reading took too long.
+            Exception: Whatever reading raised that is not ours.
+        """
         self.path.write_bytes(content)
         for name, use in self.uses().items():
             began = time.process_time()
@@ -288,23 +313,143 @@ class Fuzzer:
                     warnings.simplefilter("ignore")
                     found = use()
             except CheckpointError as error:
-                self.check(len(str(error)) < 20_000, "the message is too long")
+                check(len(str(error)) < 20_000, "the message is too long")
                 self.seen[f"{name}: {type(error).__name__}"] += 1
             else:
                 self.seen[f"{name}: loaded"] += 1
                 if only_bytes and name in {"alone", "like"}:
                     assert_same(plain(found), plain(self.tree))
             taken = time.process_time() - began
-            self.check(taken < SECONDS, f"{name} took {taken:.1f} s")
+            check(taken < SECONDS, f"{name} took {taken:.1f} s")
 
-    def check(self, holds: bool, otherwise: str) -> None:
-        """Raise if something does not hold.
+
+class GuidedFuzzer(Fuzzer):
+    """Files that are changed again where a change has reached new lines, which atheris sees."""
+
+    def changed(self, content: bytes, longest: int, seed: int) -> bytes:
+        """A file, with one more change by the grammar where it can be read, else of its bytes."""
+        chance = random.Random(seed)
+        try:
+            result, _ = Saved(content, self.tree).changed(chance)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, RecursionError):
+            result = damaged(content, chance)
+        return result[:longest]
+
+    def run(self, seconds: float) -> None:
+        """Run until the time is over, and end the process, as atheris does."""
+        atheris: Any = importlib.import_module("atheris")  # has no types
+
+        for module in [module for name, module in sys.modules.items() if name.startswith("treewright.")]:
+            for name, function in vars(module).items():
+                if inspect.isfunction(function) and function.__module__ == module.__name__:
+                    setattr(module, name, atheris.instrument_func(function))
+        corpus = self.path.parent / "corpus"
+        corpus.mkdir()
+        for number, saved in enumerate(self.saved):
+            (corpus / str(number)).write_bytes(saved.content)
+        largest = 2 * max(len(saved.content) for saved in self.saved)
+        options = [
+            f"-max_total_time={int(seconds)}",
+            f"-max_len={largest}",
+            "-len_control=0",
+            f"-timeout={int(SECONDS)}",
+        ]
+        read = functools.partial(self.read, only_bytes=False)
+        atheris.Setup([sys.argv[0], *options, str(corpus)], read, custom_mutator=self.changed)
+        atheris.Fuzz()
+
+
+class StepFuzzer:
+    """A folder with two steps, and changes of the newer one."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.folder = folder / "run"
+        self.trees = {step: {"net": net(), "key": jax.random.key(step), "x": jnp.full(3, step)} for step in (1, 2)}
+        with CheckpointManager(self.folder) as manager:
+            for step, tree in self.trees.items():
+                manager.save(step, tree, items={"data": {"epoch": step}})
+        self.newest = self.folder / "2"
+        self.files = {path: path.read_bytes() for path in sorted(self.newest.rglob("*")) if path.is_file()}
+        self.path = next(iter(self.files))  # what was changed last
+        self.seen: Counter[str] = Counter()
+
+    def uses(self) -> dict[str, Callable[[], Any]]:
+        """All ways of resuming."""
+        return {
+            "like": lambda: CheckpointManager(self.folder).restore_latest_valid(like=self.trees[1]),
+            "alone": lambda: CheckpointManager(self.folder).restore_latest_valid(modules=[models, jax.nn]),
+        }
+
+    def change(self) -> bool:
+        """Change one file of the newest step; whether by accident, which no digest of the manifest fits."""
+        self.path = self.chance.choice(list(self.files))
+        content = self.files[self.path]
+        match self.chance.randrange(8):
+            case 0:
+                self.path.unlink()
+            case 1:
+                self.path.unlink()
+                self.path.mkdir()
+            case 2:
+                self.path.unlink()
+                os.mkfifo(self.path)
+            case 3:
+                self.path.unlink()
+                self.path.symlink_to(self.chance.choice(["nowhere", self.path.name, "/dev/zero"]))
+            case 4 | 5 | 6:
+                self.path.write_bytes(damaged(content, self.chance) if content else b"x")
+            case _:
+                self.path = self.newest / "manifest" / "metadata"
+                document = json.loads(self.files[self.path])
+                change = self.chance.choice([with_other_statics, changed])
+                document["manifest"] = change(document["manifest"], self.chance)
+                text = json.dumps(document["manifest"], sort_keys=True, separators=(",", ":"))
+                self.path.write_text(json.dumps({**document, "digest": digest_of(text.encode())}))
+                return False
+        return True
+
+    def repair(self) -> None:
+        """Make the newest step what it was."""
+        if self.path.is_dir():
+            self.path.rmdir()
+        self.path.unlink(missing_ok=True)
+        self.path.write_bytes(self.files[self.path])
+
+    def step(self) -> None:
+        """Change the newest step, resume in all ways, and repair it.
 
         Raises:
-            AssertionError: If it does not.
+            AssertionError: If damage was accepted, or resuming took too long.
+            Exception: Whatever resuming raised.
         """
-        if not holds:
-            raise AssertionError(otherwise)
+        accident = self.change()
+        for name, use in self.uses().items():
+            began = time.process_time()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = use()
+            except CheckpointError as error:  # a whole step, which somebody made of another tree
+                check(not accident, f"an accident ended the run: {error}")
+                self.seen[f"{name}: another tree"] += 1
+            else:
+                self.seen[f"{name}: step {found.step}"] += 1
+                if accident or found.step == 1:
+                    assert_same(plain(found.tree), plain(self.trees[found.step]))
+            taken = time.process_time() - began
+            check(taken < SECONDS, f"{name} took {taken:.1f} s")
+        self.repair()
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """Raise if something does not hold.
+
+    Raises:
+        AssertionError: If it does not.
+    """
+    if not holds:
+        raise AssertionError(otherwise)
 
 
 def plain(value: Any) -> Any:
@@ -317,13 +462,12 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run(folder: Path, *, seed: int, seconds: float = 1e9, files: int = 10**9) -> Counter[str]:
+def run(fuzzer: Fuzzer | StepFuzzer, *, seconds: float = 1e9, files: int = 10**9) -> Counter[str]:
     """Read changed files for so long, or so many; what became of them.
 
     Raises:
         AssertionError: At the first finding.
     """
-    fuzzer = Fuzzer(folder, seed)
     for use in fuzzer.uses().values():
         use()
     before, end, count = memory(), time.monotonic() + seconds, 0
@@ -333,9 +477,10 @@ def run(folder: Path, *, seed: int, seconds: float = 1e9, files: int = 10**9) ->
             fuzzer.step()
             assert memory() - before < MEGABYTES, f"the process has grown by {memory() - before:.0f} MB"
         except Exception as error:
-            kept = Path(tempfile.mkdtemp()) / "finding.safetensors"
-            kept.write_bytes(fuzzer.path.read_bytes())
-            raise AssertionError(f"file {count} of seed {seed}, kept as {kept}: {error!r}") from error
+            kept = Path(tempfile.mkdtemp()) / fuzzer.path.name
+            if fuzzer.path.is_file():
+                kept.write_bytes(fuzzer.path.read_bytes())
+            raise AssertionError(f"file {count}, {fuzzer.path}, kept as {kept}: {error!r}") from error
     fuzzer.seen["files"] = count
     return fuzzer.seen
 
@@ -344,13 +489,20 @@ def main() -> int:
     """Run until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--files", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=time.time_ns())
+    parser.add_argument("--guided", action="store_true", help="by the lines that are reached")
+    parser.add_argument("--steps", action="store_true", help="of a training run, in place of a file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.guided:
+            GuidedFuzzer(Path(folder), options.seed).run(options.seconds)
         try:
-            seen = run(Path(folder), seed=options.seed, seconds=options.seconds)
+            fuzzer = (StepFuzzer if options.steps else Fuzzer)(Path(folder), options.seed)
+            seen = run(fuzzer, seconds=options.seconds, files=options.files)
         except AssertionError:
             traceback.print_exc()
+            sys.stderr.write(f"seed {options.seed}\n")
             return 1
     sys.stdout.write("".join(f"{count:8} {what}\n" for what, count in sorted(seen.items())))
     return 0

@@ -1,6 +1,9 @@
 """One of two processes of a job that saves and restores together."""
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,15 @@ def main(folder: Path, port: str, index: int) -> None:
         found = manager.restore(like={**tree, "x": placed(values, replicated)})
         np.testing.assert_array_equal(found["x"].addressable_data(0), values)
         tell("restored:", manager.all_steps(), found["n"])
+    with CheckpointManager(folder.with_name("preempted")) as manager, manager.preemption(within=30) as leave_if_told:
+        try:
+            for step in range(1, 1000):
+                if (index, step) == (1, 3):
+                    os.kill(os.getpid(), signal.SIGTERM)  # to one of the two
+                time.sleep(0.01)
+                leave_if_told(step, {**tree, "n": step})
+        except SystemExit as end:
+            tell("left with", end.code, "after its last step:", manager.all_steps() == (step,))
 
 
 if __name__ == "__main__":

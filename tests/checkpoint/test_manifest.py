@@ -293,6 +293,13 @@ def test_a_change_in_the_text_of_a_manifest_is_found(old: str, new: str, tmp_pat
         from_text(text.replace(old, new, 1))
 
 
+def test_half_of_a_character_in_a_manifest_is_damage() -> None:
+    text = Manifest((), ()).to_text().replace("checkpoint", "check\ud83cpoint")
+
+    with pytest.raises(CheckpointDamagedError, match=r"The manifest is damaged: "):
+        from_text(text)
+
+
 def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path) -> None:
     document = document_of(net(), tmp_path)
     document["manifest"]["nodes"][0]["statics"]["width"] = 4

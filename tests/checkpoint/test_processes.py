@@ -23,7 +23,7 @@ ALONE = "lies on this process alone, which others can't see. Place it with a sha
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
+def test_two_processes_save_restore_and_leave_together(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -48,6 +48,7 @@ def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
                 f"refused: ['z'] {ALONE}",
                 "digests: ['0:2,0:2', '2:4,0:2', '4:6,0:2', '6:8,0:2']",
                 "restored: (1,) 3",
+                "left with 143 after its last step: True",
             ]
     finally:
         for process in both:
@@ -57,6 +58,8 @@ def test_two_processes_save_and_restore_a_sharded_tree(tmp_path: Path) -> None:
     like = {"x": jnp.zeros((8, 2)), "y": np.zeros((8, 2), np.float32), "n": 0}
     found = CheckpointManager(tmp_path / "steps").restore(like=like)  # by one process alone
     np.testing.assert_array_equal(found["x"], np.arange(16.0).reshape(8, 2))
+    left = CheckpointManager(tmp_path / "preempted")
+    assert left.restore(like=like)["n"] == left.latest_step()
 
 
 def test_arrays_of_one_process_are_refused_in_a_job_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

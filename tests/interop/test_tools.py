@@ -72,7 +72,6 @@ FLOATS = st.floats(-10, 10, width=32)
 
 
 @hypothesis.given(st.builds(Dense, kernel=FLOATS, bias=FLOATS, activation=st.sampled_from(["relu", "tanh"])))
-@hypothesis.settings(max_examples=50)
 def test_hypothesis_builds_nodes(dense: Dense) -> None:
     leaves, structure = jax.tree.flatten(dense)
 
@@ -87,7 +86,6 @@ class Point:
 
 
 @hypothesis.given(st.builds(Point))
-@hypothesis.settings(max_examples=50)
 def test_hypothesis_builds_nodes_from_their_annotations(point: Point) -> None:
     assert isinstance(point.x, float)
     assert all(isinstance(number, int) for number in point.y)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import treewright
 from treewright import Module, static
@@ -199,7 +199,6 @@ def run_between(program: Program, jitted: Any) -> None:
 
 @pytest.mark.parametrize("form", ["traced", "explain_retraces"])
 @given(program=programs())
-@settings(max_examples=settings().max_examples // 2)
 def test_a_report_names_exactly_what_has_changed(form: str, program: Program) -> None:
     told: list[RetraceReport] = []
 

@@ -188,7 +188,7 @@ def translated(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
     Raises:
         CheckpointError: If a name is in no row or in several, two would have one name, a row meets no name, or what
-            is to be stacked does not fit together. All that is wrong with the table is told at once.
+            is to be stacked does not fit together. One error lists every problem of the table.
     """
     patterns = {row: _pattern(row) for row in table}
     unused = dict.fromkeys(table)
