@@ -538,6 +538,7 @@ class Tagged(Module):
     kept: Any = buffer(default=True)
 
 
+PARTIAL: Any = jax.tree_util.Partial
 FAILS = "is not an array, so jit, grad and vmap fail"
 TRACED = "it is a child, so jit traces it, and an if on it fails"
 
@@ -583,7 +584,7 @@ def test_a_child_that_should_be_static_is_listed(value: Any, expected: str) -> N
         Tagged([None, (1, {"a": 2.0})]),
         {"mode": "train", "flag": True},
         EqxLayer("relu"),
-        jax.tree_util.Partial(named, True),
+        PARTIAL(named, True),
     ],
 )
 def test_a_child_that_can_be_traced_and_a_leaf_of_nobody_elses_are_not_listed(tree: Any) -> None:

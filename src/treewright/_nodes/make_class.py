@@ -197,7 +197,7 @@ def _enforce_abstract_methods(cls: type[Any]) -> None:
     """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
     inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
     if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
-        cls.__abstractmethods__ = getattr(cls, "__abstractmethods__", frozenset())
+        cls.__abstractmethods__ = cast("Any", frozenset())  # which the next line fills
     abc.update_abstractmethods(cls)
 
 

@@ -34,7 +34,7 @@ class ModuleMethod:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         # What pydoc, doctest and abc look for.
-        functools.update_wrapper(self, function, updated=())
+        functools.update_wrapper(cast("Any", self), function, updated=())
 
     @property
     def __isabstractmethod__(self) -> bool:
@@ -287,7 +287,7 @@ def _make_node(cls: Any, like: type[Module]) -> None:
     """
     cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
     cls.__init__ = _init
-    _init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
+    cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
     register_once(cls)
 
 

@@ -69,7 +69,8 @@ def _problem_of(place: str, value: Any) -> str | None:
             f"has the function {specifier} itself as default, which would be a leaf. Write the parentheses: "
             f"{{line}}{specifier}()."
         )
-    inside = next(filter(None, map(specifier_in, default)), None) if isinstance(default, tuple | list) else None
+    items: tuple[Any, ...] = tuple(default) if class_of(default) in {tuple, list} else ()
+    inside = next(filter(None, map(specifier_in, items)), None)
     if inside is not None:
         return (
             f"has a {class_of(default).__name__} around {inside}() as default, which would be a leaf. Drop the comma "
@@ -104,7 +105,7 @@ def _lost_converter(value: Any) -> str | None:
 
 def _refuse_arrays(cls: type[Any], base: type[Any], fields: Collection[str]) -> None:
     """Refuse an array in the body of a class, or of a base that is not a node, where it is not a field."""
-    for name, value in vars(base).items():
+    for name, value in list(vars(base).items()):  # from 3.14 on, reading the annotations stores them in there
         if name in fields or (name.startswith("__") and name.endswith("__")):
             continue
         array = first_array_in(value)
