@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pickle
 import types
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
@@ -482,3 +483,12 @@ def test_an_init_subclass_that_keeps_a_subclass_from_being_a_node_is_refused() -
     made: Any = type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)
     assert jax.tree.leaves(made(1.0, y=2.0)) == [1.0, 2.0]
     assert seen == ["Net", "Sub"]
+
+
+def test_the_check_of_a_field_of_type_static_goes_into_pickles() -> None:
+    made = module(__annotations__={"n": Static[int]})
+
+    back: Any = pickle.loads(pickle.dumps(made.__node_spec__.by_name["n"]))
+
+    with pytest.raises(StaticFieldError, match=r"Net\.n is annotated with Static"):
+        back.convert(3)
