@@ -77,7 +77,9 @@ BASES = [Mixin, Own, Generated, DataWithInit, Data, *SILENT]
 
 
 def bases_with_a_node() -> list[tuple[type[Any], ...]]:
-    return [bases for bases in itertools.permutations(BASES, 3) if {Own, Generated} & set(bases)]
+    pairs = [pair for pair in itertools.permutations(BASES, 2) if {Own, Generated} & set(pair)]
+    behind_one = [(silent, *pair) for silent, pair in itertools.product(SILENT, pairs) if silent not in pair]
+    return [*pairs, *behind_one]
 
 
 def test_the_init_that_runs_is_the_first_in_the_order_of_bases_as_in_python() -> None:
