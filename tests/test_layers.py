@@ -37,7 +37,7 @@ _values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.te
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors
-_nodes.fields: _nodes.annotations, _values.reach, errors
+_nodes.fields: _nodes.annotations, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
@@ -47,12 +47,14 @@ _nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _
     _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
-_nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze, _values.reach, errors
+_nodes.slips: _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach, _values.text, errors
+_nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec, _values.reach,
+    _values.text, errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node, _nodes.others, _nodes.refusals,
-    _nodes.spec, _values.reach, errors
+    _nodes.slips, _nodes.spec, _values.reach, errors
 _nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
 _nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.make_class,
-    _nodes.node, _nodes.others, _nodes.spec, _values.exact, _values.plain, _values.reach
+    _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach, errors
 _trees
 _trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
     _values.snapshot, _values.text, _values.why
@@ -66,7 +68,8 @@ _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.
 _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _trees.diff, _values.reach, _values.text
 _trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
-_pickled: _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics, _values.freeze
+_pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
+    _values.freeze
 train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, errors
 adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
@@ -75,7 +78,8 @@ typed
 retrace
 retrace.call: _jax, _trees.diff, _trees.flat, _trees.level, _values.reach, _values.snapshot, _values.text,
     _values.why
-retrace.check_statics: _jax, _trees.level, _values.exact, _values.plain, _values.reach, _values.text, _values.why
+retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values.plain, _values.reach, _values.text,
+    _values.why
 retrace.history: _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
 retrace.remedies: _jax, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
 retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies

@@ -11,7 +11,7 @@ import textwrap
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from tests.public_names import public_names
 from treewright import (
     FrozenArray,
     Module,
+    Static,
     at,
     combine,
     count,
@@ -134,6 +135,14 @@ def early(self: Any) -> None:
     _ = self.kernel
 
 
+def declares(self: Any) -> None:
+    self.kernel = static(default=3)
+
+
+def returns(self: Any) -> str:
+    return repr(self)
+
+
 def failed() -> Any:
     kept: list[Any] = []
 
@@ -182,6 +191,22 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "reserved field": lambda: declare(tree_flatten_type=Any),
     "no identifier": lambda: declare(**{"a b_type": Any}),
     "array default": lambda: declare(kernel_type=Any, kernel=np.zeros(2)),
+    "array in a default": lambda: declare(layer_type=Any, layer=Layer(jnp.ones(3))),
+    "array without an annotation": lambda: declare(kernel=jnp.ones(3)),
+    "specifier without parentheses": lambda: declare(n_type=int, n=static),
+    "specifier without parentheses and annotation": lambda: declare(n=static),
+    "specifier with a comma": lambda: declare(n_type=int, n=(static(),)),
+    "specifier as an annotation": lambda: declare(n_type=static, n=3),
+    "specifier in an annotation": lambda: declare(n_type=Annotated[int, static()]),
+    "specifier in init": lambda: build(declares),
+    "property of a field's name": lambda: declare(n_type=int, n=property(len)),
+    "class as a default": lambda: declare(layer_type=Layer, layer=Layer),
+    "value for a field of type Static": lambda: declare(n_type=Static[int])(3),
+    "init that returns": lambda: build(untyped(returns)),
+    "post init that returns": lambda: declare(n_type=int, __post_init__=returns)(3),
+    "check init that returns": lambda: declare(n_type=int, __check_init__=returns)(3),
+    "post init that nothing calls": lambda: declare(__init__=typo, __post_init__=typo),
+    "init subclass without super": lambda: declare(declare(Module, __init_subclass__=lambda cls: None)),
     "hidden field": lambda: declare(Net, layers=3),
     "kind changed": lambda: declare(Net, width_type=int, width=3),
     "static annotated as an array": lambda: declare(n_type=jax.Array, n=static()),

@@ -5,6 +5,7 @@ declared where its subject is, with `kept_in_pickles`; the list below is the pro
 """
 
 from treewright._nodes.dunders import empty_node, set_state
+from treewright._nodes.fields import only_static
 from treewright._nodes.init import FACTORY
 from treewright._nodes.make_class import register_once
 from treewright._nodes.module import bound_method
@@ -20,6 +21,7 @@ __all__ = [
     "frozen_array",
     "imported",
     "interned",
+    "only_static",
     "register_once",
     "set_state",
     "table_of",

@@ -19,7 +19,7 @@ import optax
 import pytest
 
 from tests.conftest import package_or_absent
-from treewright import Module, TrainState, check_statics, static
+from treewright import Module, Static, TrainState, adopt, buffer, check_statics, field, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -530,3 +530,62 @@ def test_a_state_without_parameters_is_no_hazard() -> None:
     states: Any = (make.create(params={}, tx=optax.sgd(0.1), apply_fn=None) for make in (TrainState, FlaxState))
 
     assert not any(hazard.kind == "unhashable" for state in states for hazard in check_statics(state))
+
+
+class Tagged(Module):
+    value: Any = 1.0
+    meant: Any = field(default=True)
+    kept: Any = buffer(default=True)
+
+
+PARTIAL: Any = jax.tree_util.Partial
+FAILS = "is not an array, so jit, grad and vmap fail"
+TRACED = "it is a child, so jit traces it, and an if on it fails"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("relu", f".value: 'relu': it is a child, and a str {FAILS}; declare Tagged.value static()"),
+        (named, f".value: named: it is a child, and a function {FAILS}; declare Tagged.value static()"),
+        (True, f".value: True: {TRACED}; declare Tagged.value static()"),
+        (
+            Frozen(1),
+            f".value: Frozen(inner=1): it is a child, and a Frozen {FAILS}; make Frozen a node with @pytree_dataclass,",
+        ),
+        (
+            ["relu"],
+            f".value[0]: 'relu': it is a child, and a str {FAILS}; put Static(...) around it, or declare Tagged.value",
+        ),
+        (
+            EqxLayer("relu"),
+            f".value.kernel: 'relu': it is a child, and a str {FAILS}; hold the EqxLayer as treewright.adopt(",
+        ),
+        ({"flag": EqxLayer(False)}, f".value['flag'].kernel: False: {TRACED}; hold the EqxLayer as treewright.adopt"),
+    ],
+)
+def test_a_child_that_should_be_static_is_listed(value: Any, expected: str) -> None:
+    for tree, place in ((Tagged(value), ""), ([Tagged(value)], "[0]")):
+        [(kind, text)] = found(tree)
+        assert (kind, text.startswith(f"{place}{expected}")) == ("leaf", True), text
+        with pytest.raises((TypeError, jax.errors.TracerBoolConversionError)):
+            jax.jit(lambda leaves: 1 if all(leaves) else 2)(jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Tagged(1.0),
+        Tagged(jnp.ones(3)),
+        Tagged(np.bool_(True)),
+        Tagged(Static("relu")),
+        Tagged(adopt(EqxLayer("relu"))),
+        Tagged(adopt(eqx.nn.Dropout(0.5))),
+        Tagged([None, (1, {"a": 2.0})]),
+        {"mode": "train", "flag": True},
+        EqxLayer("relu"),
+        PARTIAL(named, True),
+    ],
+)
+def test_a_child_that_can_be_traced_and_a_leaf_of_nobody_elses_are_not_listed(tree: Any) -> None:
+    assert found(tree) == []

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, cast, dataclass_transform, overload
+from typing import Any, ClassVar, Generic, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes.fields import S, buffer, field, static
 from treewright._nodes.make_class import (
@@ -204,3 +204,5 @@ class Static(Generic[S]):
     """
 
     value: S = static()
+
+    _is_static_wrapper_: ClassVar[bool] = True

@@ -4,7 +4,10 @@
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import dataclasses
+import functools
+import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
@@ -15,8 +18,9 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._nodes.annotations import declarer_of, resolved
-from treewright._values.reach import class_of, public
-from treewright.errors import NodeDefinitionError
+from treewright._values.reach import class_of, kept_in_pickles, public
+from treewright._values.text import first_text
+from treewright.errors import NodeDefinitionError, StaticFieldError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -64,6 +68,7 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 OPTIONS_KEY = "treewright"
+_JDC = "__jax_dataclasses_static_field__"
 _MISSING: Any = dataclasses.MISSING
 
 
@@ -84,11 +89,11 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     """The options that a specifier wrote, or None for a field without one.
 
     `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and
-    `{"pytree_node": False}`, as `flax.struct.field` writes it.
+    `{"pytree_node": False}`, as `flax.struct.field` writes it, and the mark of jax_dataclasses.
     """
     try:
         options = field.metadata.get(OPTIONS_KEY)
-        marked = field.metadata.get("static") or field.metadata.get("pytree_node") is False
+        marked = field.metadata.get("static") or field.metadata.get("pytree_node") is False or field.metadata.get(_JDC)
     except AttributeError:  # dataclasses takes any mapping, and some have no `get`
         return None
     if isinstance(options, FieldOptions):
@@ -106,6 +111,7 @@ def names_problem(names: Any) -> str | None:
 
 def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
+    _refuse_inside_init("field" if kind == "child" else kind)
     ours = {"converter", "sharding", "stack", "local", "doc"} | ({"compare"} if kind == "static" else set[str]())
     options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
     arguments = {name: value for name, value in given.items() if name not in ours}
@@ -117,6 +123,24 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     if sys.version_info >= (3, 14):
         arguments["doc"] = options.doc
     return dataclasses.field(metadata=metadata, **arguments)
+
+
+def _refuse_inside_init(specifier: str) -> None:
+    """Refuse a specifier that a method of a node which is being made calls, as `self.mean = buffer(...)` does."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("treewright."):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_argcount:  # a class body
+        return
+    node: Any = frame.f_locals.get(frame.f_code.co_varnames[0])
+    cls = class_of(node)
+    # While `__init__` runs, `_node` is absent or holds no pair: see node.py.
+    if hasattr(cls, "__node_spec__") and not isinstance(getattr(node, "_node", None), tuple):
+        raise NodeDefinitionError(
+            f"{specifier}() is called in {frame.f_code.co_name} of {cls.__qualname__}, where it would be the value of "
+            f"the field and not declare it. Declare the field in the class body, name: ... = {specifier}(), and assign "
+            f"its value in __init__."
+        )
 
 
 def doc_of(field: "dataclasses.Field[Any]") -> str | None:
@@ -426,7 +450,8 @@ def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[
     """The converter in the annotation of a field of `cls`, or None.
 
     Raises:
-        NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved.
+        NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved, or holds what
+            would be the field's kind somewhere else.
     """
     hint = resolved(annotation, declarer_of(cls, name))
     if isinstance(hint, str):
@@ -436,11 +461,81 @@ def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[
                 f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
             )
         return None
+    _refuse_marks(cls, name, hint)
     if typing.get_origin(hint) is not Annotated:
-        return None
+        return _only_static_in(hint, cls, name)
     converters = [part.function for part in hint.__metadata__ if class_of(part) is Converter]
     if len(converters) > 1:
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{name} has {len(converters)} converters. Make them one function."
         )
-    return converters[0] if converters else None
+    return converters[0] if converters else _only_static_in(typing.get_args(hint)[0], cls, name)
+
+
+# What others put into an annotation to make a field static.
+_MARKS = types.MappingProxyType({_JDC: "jax_dataclasses.Static", "__static__": "flax.nnx.Static"})
+
+
+def specifier_in(value: Any) -> str | None:
+    """`static` for the function itself and for what it gives; None for what is not about a specifier."""
+    for specifier in (field, static, buffer, dataclasses.field):
+        if value is specifier:
+            return specifier.__name__
+    if class_of(value) is not dataclasses.Field:
+        return None
+    options = options_of(value)
+    return "field" if options is None or options.kind == "child" else options.kind
+
+
+def _refuse_marks(cls: type[Any], name: str, hint: Any) -> None:
+    """Refuse what stands in an annotation and would say something after the `=`."""
+    place, specifier = f"{cls.__qualname__}.{name}", specifier_in(hint)
+    if specifier is not None and class_of(hint) is not dataclasses.Field:  # as in x: x = field()
+        raise NodeDefinitionError(
+            f"{place} is annotated with {specifier}, which is not a type, and would be a plain child. Write {name}: "
+            f"... = {specifier}()."
+        )
+    for part in hint.__metadata__ if typing.get_origin(hint) is Annotated else ():
+        specifier = specifier_in(part)
+        foreign = _MARKS.get(part) if isinstance(part, str) else None
+        if specifier is not None or foreign is not None:
+            raise NodeDefinitionError(
+                f"{place} has {foreign or f'{specifier}()'} in its annotation, where nothing reads it, and would be a "
+                f"plain child. Write {name}: {annotation_text(hint.__origin__, cls)} = {specifier or 'static'}()."
+            )
+
+
+def annotation_text(annotation: Any, cls: type[Any]) -> str:
+    """An annotation as it is written in the body of `cls`."""
+    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+    if isinstance(text, str):
+        return text
+    # jax.Array has a __qualname__ of where it is made.
+    return inspect.formatannotation(text, cls.__module__).replace("jax.jaxlib._jax.", "jax.")
+
+
+def _only_static_in(hint: Any, cls: type[Any], name: str) -> Callable[[Any], Any] | None:
+    """The check of a field that is annotated with `Static`, or with `Static` or None; None for any other."""
+    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
+    wrappers = [part for part in typing.get_args(hint) if part is not types.NoneType] if is_union else [hint]
+    if len(wrappers) != 1 or not hasattr(wrappers[0], "_is_static_wrapper_"):  # an alias has what its class has
+        return None
+    held = ", ".join(annotation_text(part, cls) for part in typing.get_args(wrappers[0])) or "..."
+    return functools.partial(only_static, f"{cls.__qualname__}.{name}", f"{name}: {held} = static()")
+
+
+@kept_in_pickles
+def only_static(place: str, line: str, value: Any) -> Any:
+    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either.
+
+    Raises:
+        StaticFieldError: For any other value, which would be a child.
+    """
+    if value is None or hasattr(class_of(value), "_is_static_wrapper_"):
+        return value
+    given = first_text(value)
+    raise StaticFieldError(
+        f"{place} is annotated with Static, which is a node around a static value, and is given {given}. That would be "
+        f"a plain child, traced by jit. Write {line} in the class, for a field that holds {given} itself, or give it "
+        f"Static({given})."
+    )

@@ -10,14 +10,17 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import typing_extensions
+
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
+from treewright._nodes.slips import refuse_unrun_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
-from treewright._values.reach import class_attribute, class_of, kept_in_pickles
+from treewright._values.reach import class_attribute, class_of, code_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 
@@ -49,6 +52,8 @@ _MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstr
 _OTHERS = frozenset({"__module__", "__annotate_func__", "__annotate__", "__annotations__", "__annotations_cache__"})
 # `typing.Generic` and `typing.Protocol` pass on to `object` what they get, which takes nothing.
 _PYTHONS = frozenset({object.__module__, typing.__name__})
+# They give each protocol an `__init__` that only looks for the next one.
+_PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 
 
 def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
@@ -63,12 +68,13 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _read_fields(cls, options)
     spec = node_spec(cls, options, has_own_init=_has_own_init(cls, way))
     refuse_annotations(spec)
+    refuse_unrun_post_init(spec)
     cls.__node_spec__ = spec
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
     _install(cls, way.methods)
-    abc.update_abstractmethods(cls)
+    _enforce_abstract_methods(cls)
     _document(spec)
     registration = register_once(cls)
     if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
@@ -76,8 +82,21 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
 
 
 def _has_own_init(cls: type[Any], way: Way) -> bool:
-    inherited: NodeSpec | None = getattr(cls, "__node_spec__", None)  # of the nearest base that is a node
-    return "__init__" in vars(cls) or (way.inherits and inherited is not None and inherited.has_own_init)
+    """Whether the class keeps an `__init__` that a user wrote: in its body, or in the base where Python finds one."""
+    writer, init = _found_init(cls)
+    if writer is cls or not way.inherits:
+        return writer is cls
+    spec: NodeSpec | None = vars(writer).get("__node_spec__")
+    if spec is not None:
+        return spec.has_own_init
+    generated = "__dataclass_params__" in vars(writer) and getattr(code_of(init), "co_filename", "") == "<string>"
+    return writer is not object and not generated
+
+
+def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
+    """The class in the MRO that has the `__init__` which Python runs, and the function."""
+    found = ((base, vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base))
+    return next((base, init) for base, init in found if getattr(init, "__module__", None) not in _PLACEHOLDERS)
 
 
 def _read_fields(cls: type[Any], options: Options) -> None:
@@ -122,12 +141,16 @@ def _install_views(spec: NodeSpec) -> None:
 def _install_init(spec: NodeSpec) -> None:
     """Generate the `__init__`, or let one that a user wrote seal the node when it returns."""
     cls = spec.cls
-    if "__init__" in vars(cls):
-        cls.__init__ = _sealing(cls.__init__)
-    elif not spec.has_own_init and spec.options.init:
+    writer, init = _found_init(cls)
+    if spec.options.init and not spec.has_own_init:
         cls.__init__ = make_init(spec)
-    elif not spec.has_own_init and cls.__init__ is not object.__init__:
-        cls.__init__ = _sealing(cls.__init__)  # of a base that is not a node: it seals nothing
+    elif writer is not object and not (_is_sealing(writer, cls, spec) and cls.__init__ is init):
+        cls.__init__ = _sealing(init)
+
+
+def _is_sealing(writer: type[Any], cls: type[Any], spec: NodeSpec) -> bool:
+    """Whether an `__init__` seals by itself: what a user wrote in a base that is a node has been made to."""
+    return writer is not cls and spec.has_own_init and "__node_spec__" in vars(writer)
 
 
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:
@@ -168,6 +191,14 @@ def _install(cls: type[Any], methods: Mapping[str, Any]) -> None:
     for name, method in methods.items():
         if name not in vars(cls):
             setattr(cls, name, method)
+
+
+def _enforce_abstract_methods(cls: type[Any]) -> None:
+    """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
+    inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
+    if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
+        cls.__abstractmethods__ = cast("Any", frozenset())  # which the next line fills
+    abc.update_abstractmethods(cls)
 
 
 def _document(spec: NodeSpec) -> None:

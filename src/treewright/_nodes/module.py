@@ -1,6 +1,7 @@
 """`Module`: the base class of models; its methods are nodes too, so that `jit(model.step)` works."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -14,13 +15,15 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.make_class import MODULE, make_node_class, refuse_keywords
+from treewright._nodes.make_class import MODULE, make_node_class, refuse_keywords, register_once
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
-from treewright._nodes.spec import Options
+from treewright._nodes.spec import Options, spec_of
+from treewright._nodes.statics import StaticTable
 from treewright._values.exact import ExactKeys, method_key, tracer_in
 from treewright._values.plain import NoExactKeyError
 from treewright._values.reach import kept_in_pickles, public
+from treewright.errors import NodeDefinitionError
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
@@ -30,14 +33,12 @@ class ModuleMethod:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        # What pydoc, doctest and abc look for.
+        functools.update_wrapper(cast("Any", self), function, updated=())
 
     @property
     def __isabstractmethod__(self) -> bool:
         return getattr(self.function, "__isabstractmethod__", False)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -137,6 +138,25 @@ def wrap_methods(cls: type[Any]) -> None:
             setattr(cls, name, ModuleMethod(value))
 
 
+def _demand_super(cls: type[Any]) -> None:
+    """Refuse a subclass that the `__init_subclass__` of this class keeps from `Module`'s, which makes it a node."""
+    own = vars(cls).get("__init_subclass__")
+    if own is None:
+        return
+
+    @functools.wraps(own.__func__)
+    def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
+        own.__get__(None, subclass)(**keywords)
+        if "__node_spec__" not in vars(subclass):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}.__init_subclass__ does not call super().__init_subclass__(), so "
+                f"{subclass.__qualname__} would not be a node: its fields would be lost, and JAX would take an "
+                f"instance for a leaf. Add super().__init_subclass__(**keywords) to it."
+            )
+
+    setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
+
+
 def _is_method(value: object) -> bool:
     if isinstance(value, types.FunctionType):
         return True
@@ -220,6 +240,7 @@ class Module:
         refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
         wrap_methods(cls)
         make_node_class(cls, options, MODULE)
+        _demand_super(cls)
         super().__init_subclass__(**keywords)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
@@ -246,3 +267,28 @@ class Module:
         for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():
             locals()[_name] = _method
         del _name, _method
+
+
+class _Bare(Module):
+    """A node without fields, as `Module()` itself is."""
+
+
+def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO."""
+    if type(self) is Module:
+        object.__setattr__(self, PAIR, ((), spec_of(self).table.empty))
+    super(Module, self).__init__(*args, **kwargs)
+
+
+def _make_node(cls: Any, like: type[Module]) -> None:
+    """Make `Module` itself what a class without fields is.
+
+    But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
+    """
+    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
+    cls.__init__ = _init
+    cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
+    register_once(cls)
+
+
+_make_node(Module, like=_Bare)

@@ -245,7 +245,8 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     _store(node, PAIR, Unfinished(spec.cls))
     references = sys.getrefcount(node)
     try:
-        init(node, *args, **kwargs)
+        if (returned := init(node, *args, **kwargs)) is not None:
+            refuse_returned("__init__", spec.cls, returned)
         escaped = sys.getrefcount(node) > references
         _seal(node, spec, escaped=escaped)
         if spec.checks:
@@ -263,14 +264,28 @@ def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | 
 def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     for name, value in values.items():
         set_attribute(node, name, value)
-    if post_init is not None:
-        node.__post_init__(*post_init)
+    if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
+        refuse_returned("__post_init__", class_of(node), returned)
 
 
 def check(node: Any) -> None:
     """Run every `__check_init__` of the class, bases first."""
     for own_check in spec_of(node).checks:
-        own_check(node)
+        if (returned := own_check(node)) is not None:
+            refuse_returned("__check_init__", class_of(node), returned)
+
+
+def refuse_returned(method: str, cls: type[Any], returned: object) -> Never:
+    """Raise for what a method has returned whose result nobody looks at."""
+    cure = {
+        "__init__": "Assign to the fields of self; treewright.replace outside of it gives a changed copy",
+        "__post_init__": "Assign to the fields of self, which is not frozen yet",
+        "__check_init__": "Raise an error for an instance that is not to be",
+    }[method]
+    raise TypeError(
+        f"{cls.__qualname__}.{method}() should return None, not {class_of(returned).__name__!r}: what it returns would "
+        f"be lost. {cure}."
+    )
 
 
 def checked(node: Any) -> None:

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from treewright._nodes.annotations import own_annotations, resolved
-from treewright._nodes.fields import FieldOptions, names_problem, options_of
+from treewright._nodes.fields import FieldOptions, names_problem, only_static, options_of
 from treewright._nodes.node import PAIR, ChildView
+from treewright._nodes.slips import first_array_in, is_class_variable, refuse_slips
 from treewright._nodes.spec import FieldSpec, NodeSpec
-from treewright._values.freeze import FrozenArray
 from treewright._values.reach import class_of
+from treewright._values.text import first_text
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
@@ -47,6 +48,7 @@ def refuse_class_body(cls: type[Any], reserved: frozenset[str]) -> None:
                 f"{name} defines {method} itself, and would have two forms that could disagree. Remove it and mark "
                 f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
             )
+    refuse_slips(cls)
     for field in annotations:
         _refuse_field(cls, field, reserved, body.get(field, dataclasses.MISSING))
     for attribute in set(body) - set(annotations):
@@ -57,16 +59,14 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
     name = cls.__qualname__
     if field in _RESERVED | reserved or (field.startswith("__") and field.endswith("__")):
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
-    if isinstance(value, types.FunctionType) and value.__qualname__ == f"{name}.{field}":
-        raise NodeDefinitionError(
-            f"{name}.{field} is a field and a method of one name, so the method would become the field's default. "
-            f"Rename one of them."
-        )
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
-    if isinstance(default, np.ndarray | jax.Array) and not isinstance(default, FrozenArray):
+    array = first_array_in(default)
+    if array is not None and not is_class_variable(own_annotations(cls)[field], cls):
+        held = "" if array is default else f" that holds {first_text(array)}"
+        kind = "an array" if array is default else f"a {class_of(default).__qualname__}"
         raise NodeDefinitionError(
-            f"{name}.{field} has an array as default: one array that all instances would share, made when the module "
-            f"is imported. Use field(default_factory=lambda: ...)."
+            f"{name}.{field} has {kind}{held} as default: one array that all instances would share, made when the "
+            f"module is imported. Use field(default_factory=lambda: ...)."
         )
 
 
@@ -98,6 +98,8 @@ def refuse_annotations(spec: NodeSpec) -> None:
     for field in spec.fields:
         if field.name not in own:
             continue
+        if getattr(field.converter, "func", None) is only_static and field.default is not dataclasses.MISSING:
+            field.convert(field.default)
         declared = options_of(cls.__dataclass_fields__[field.name])
         inherited = _inherited_options(cls, field.name)
         if declared is None and inherited is not None and inherited.kind != "child":

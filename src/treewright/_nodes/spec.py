@@ -13,6 +13,7 @@ from treewright._nodes.fields import (
     Stack,
     annotated_converter,
     doc_of,
+    only_static,
     options_of,
 )
 from treewright._nodes.statics import StaticTable
@@ -111,6 +112,8 @@ def or_missing(value: Any) -> Any:
 def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: FieldOptions) -> Any:
     """The converter that the field's specifier names, or its annotation."""
     annotated = annotated_converter(cls, field.name, field.type)
+    if getattr(annotated, "func", None) is only_static and (options.kind == "static" or options.converter is not None):
+        return options.converter
     if annotated is not None and options.converter is not None:
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{field.name} has a converter in its annotation and another in converter=, and one of "

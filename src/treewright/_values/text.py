@@ -137,10 +137,12 @@ class _Text:
         most: How many items of a container are written; None for all.
         depth: How many levels of containers are written.
         inside: The ids of the containers that are being written; one that is met again is written as `...`.
+        asking: The node whose own `__repr__` asks for its fields.
     """
 
     most: int | None = None
     depth: int = _DEPTH
+    asking: Any = None
 
     def __init__(self, *, with_module: bool = False) -> None:
         self.with_module = with_module
@@ -182,7 +184,8 @@ class _Text:
         names = names_in(kind)
         if names:
             return self.call(kind, zip(names, value, strict=True))
-        if hasattr(kind, "__node_spec__") and getattr(kind, "__repr__") is node_repr:  # noqa: B009  untyped
+        is_node = hasattr(kind, "__node_spec__")
+        if is_node and (value is self.asking or getattr(kind, "__repr__") is node_repr):  # noqa: B009  untyped
             return self.call(kind, shown_fields(value))
         return self.whole(value)
 
@@ -230,7 +233,9 @@ def text(value: Any, *, with_module: bool = False) -> str:
 @reprlib.recursive_repr()
 def node_repr(self: Any) -> str:
     """The `__repr__` of a node, in one line: arrays as `f32[784,128]`, statics in full."""
-    return text(self)
+    walk = _Text()
+    walk.asking = self
+    return walk.of(self)
 
 
 # Bounded

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from treewright._jax import GetAttrKey, Path, SequenceKey, path_text
-from treewright._trees.level import Level, Place, leaf_type_of, walk
+from treewright._nodes.fields import options_of
+from treewright._trees.level import Level, Place, is_node, leaf_type_of, walk
 from treewright._values import reach
 from treewright._values.exact import exact_key, why_itself_only
 from treewright._values.plain import MUTABLE, NoExactKeyError
@@ -30,6 +31,7 @@ HazardKind = Literal[
     "function",
     "global",
     "identity",
+    "leaf",
     "mutable",
     "nan",
     "slow",
@@ -49,7 +51,7 @@ _CONTAINERS = (tuple, frozenset, list, dict, set)
 @public("treewright")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hazard:
-    """One static value that can hurt. `str` gives it in one line.
+    """One value that can hurt, a static or one that should be. `str` gives it in one line.
 
     Args:
         path: Where it is in the tree, as JAX's keys.
@@ -76,14 +78,18 @@ class Hazard:
 
 
 def check_statics(tree: Any) -> list[Hazard]:
-    """The hazards in the static fields of a tree, in the order of the tree. Nothing is unflattened.
+    """The hazards in the static fields of a tree, and children that should be static, in the order of the tree.
 
     Found in any class: functions made in place, functions that read globals or hold what can change, objects that
     compare by identity, values that are hashable and can change, functions that capture arrays, an `__eq__` that
     raises, values whose hash takes over a millisecond. A global that never changes is annotated `Final`. In
     classes of others (flax, equinox, `register_dataclass`) also what our own refuse or tell apart: values without a
     hash, arrays, NaN, and values of two types that are equal, such as `1` and `True`, in the same field of two nodes.
-    Leaves that can't be arrays are looked at like statics, since `equinox.filter_jit` compares them too.
+
+    What is not an array fails `jit` where it is a child: a text, a function, an instance of a class that is not a
+    pytree. A `bool` is traced, and fails where it is looked at, unless its field is declared `field()` or `buffer()`.
+    Outside of our nodes such leaves are looked at like statics, since `equinox.filter_jit` compares them too.
+    Nothing is unflattened.
 
     Args:
         tree: Any tree.
@@ -130,8 +136,8 @@ class _Walk:
                 content = level.content or (False,) * len(level.statics)
                 for (key, value), by_content in zip(level.statics, content, strict=True):
                     yield from self.static(level, (*path, key), value, content=by_content)
-            elif leaf_type_of(place.value).aval is None:
-                yield from _hazards(path, place.value, _Comparison(foreign=True))
+            elif leaf_type_of(place.value).aval is None or class_of(place.value) is bool:
+                yield from _of_leaf(place)
 
     def static(self, level: Level, path: Path, value: Any, *, content: bool) -> Iterator[Hazard]:
         foreign = level.content is None
@@ -151,6 +157,35 @@ class _Walk:
                 yield Hazard(path, value, "collision", text)
                 return
         earlier.append(value)
+
+
+def _of_leaf(place: Place) -> Iterator[Hazard]:
+    """Those of a leaf that is not an array, or is a `bool`."""
+    way = place.way
+    owners = [index for index, above in enumerate(way[:-1]) if class_of(above.value) not in _CONTAINERS]
+    is_bool, kind = class_of(place.value) is bool, class_of(place.value)
+    if not any(is_node(way[index].value) for index in owners):
+        if not is_bool:
+            yield from _hazards(place.path, place.value, _Comparison(foreign=True))
+        return
+    owner: Any = way[owners[-1]].value
+    name, key = class_of(owner).__qualname__, way[owners[-1] + 1].key
+    if not is_node(owner):
+        cure = f"hold the {name} as treewright.adopt(...), which makes it a static"
+    elif is_bool and options_of(class_of(owner).__dataclass_fields__[key.name]) is not None:
+        return
+    elif owners[-1] + 2 < len(way):
+        cure = f"put Static(...) around it, or declare {name}.{key.name} static()"
+    else:
+        cure = f"declare {name}.{key.name} static()"
+    if dataclasses.is_dataclass(kind):
+        cure = f"make {kind.__qualname__} a node with @pytree_dataclass, or {cure}"
+    why = (
+        "it is a child, so jit traces it, and an if on it fails"
+        if is_bool
+        else f"it is a child, and a {kind.__name__} is not an array, so jit, grad and vmap fail"
+    )
+    yield Hazard(place.path, place.value, "leaf", f"{why}; {cure}")
 
 
 def _exactly(left: Any, right: Any) -> bool:
@@ -351,12 +386,21 @@ def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard
     if not _can_be_compared(value):
         text = f"{name}.__eq__ raises for another type, and jit then fails for any function that sees both"
         yield Hazard(path, value, "comparison", text)
+    elif _is_sentinel(value):
+        return
     elif kind.__eq__ is _OBJECT.__eq__ and (compared.foreign or not isinstance(value, functools.partial)):
         text = f"{name} has no __eq__, so one made anew traces again; give it one, or make it once"
         yield Hazard(path, value, "identity", text)
     elif _can_change(value):
         text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
         yield Hazard(path, value, "mutable", text)
+
+
+def _is_sentinel(value: Any) -> bool:
+    """Whether it is an object of a library that holds nothing, such as those that stand for no argument."""
+    kind = class_of(value)
+    of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return not of_python and reach.library_class(kind) and not reach.state_of(value)
 
 
 def _can_be_compared(value: Any) -> bool:

@@ -1,0 +1,365 @@
+"""A node class among Python's other classes: whose `__init__` runs, abstract methods, a bare `Module()`, doctests."""
+
+import abc
+import copy
+import dataclasses
+import doctest
+import itertools
+import pickle
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import typing_extensions
+
+import treewright
+from treewright import Module, Static, pytree_dataclass, static
+from treewright.errors import NodeDefinitionError, NodeInitError
+
+# Whose __init__ runs
+
+
+class Mixin:
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("mixin", x))  # past the one of a frozen dataclass
+
+
+class Cooperative:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tag = "cooperative"
+
+
+class Own(Module):
+    x: Any
+
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("own", x))
+
+
+class Generated(Module):
+    x: Any
+
+
+class Plain:
+    """Without an `__init__`."""
+
+
+class Speaks(typing.Protocol):
+    """Into which `typing` puts an `__init__`."""
+
+
+class Declares(typing_extensions.Protocol):
+    """The same of another library."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    x: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DataWithInit:
+    x: Any
+
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("data", x))
+
+
+SAYS: dict[type[Any], Any] = {Mixin: ("mixin", 1.0), Own: ("own", 1.0), DataWithInit: ("data", 1.0)}
+SILENT = [Plain, Speaks, Declares]
+BASES = [Mixin, Own, Generated, DataWithInit, Data, *SILENT]
+
+
+def bases_with_a_node() -> list[tuple[type[Any], ...]]:
+    pairs = [pair for pair in itertools.permutations(BASES, 2) if {Own, Generated} & set(pair)]
+    behind_one = [(silent, *pair) for silent, pair in itertools.product(SILENT, pairs) if silent not in pair]
+    return [*pairs, *behind_one]
+
+
+def test_the_init_that_runs_is_the_first_in_the_order_of_bases_as_in_python() -> None:
+    for bases in bases_with_a_node():
+        cls: Any = types.new_class("Node", bases)
+        first = next(base for base in bases if base not in SILENT)
+        node = cls(1.0)
+        assert node.x == SAYS.get(first, 1.0), bases
+        assert jax.tree.structure(node) == jax.tree.structure(cls(2.0)), bases  # it is sealed
+        assert types.new_class("Sub", (cls,))(1.0).x == node.x, bases
+
+
+def test_a_mixin_before_module_fills_the_fields_of_the_class() -> None:
+    class Net(Mixin, Module):
+        x: Any
+        mode: str = static(default="m")
+
+    class Deeper(Plain, Net):
+        pass
+
+    assert (Net(1.0).x, Deeper(2.0).x, Net(1.0).mode) == (("mixin", 1.0), ("mixin", 2.0), "m")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Net(1.0).x = 2.0
+
+
+def test_an_undecorated_subclass_inherits_the_init_of_a_mixin_and_a_decorated_one_does_not() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+    class Undecorated(Mixin, Base):
+        pass
+
+    @pytree_dataclass
+    class Decorated(Mixin, Base):  # as with dataclasses
+        pass
+
+    assert Undecorated(1.0).x == ("mixin", 1.0)
+    assert Decorated(1.0).x == 1.0
+
+
+def test_a_cooperative_mixin_reaches_the_generated_init_behind_it() -> None:
+    class Net(Cooperative, Generated):
+        tag: str = static(default="")
+
+    class Bare(Cooperative, Module):
+        tag: str = static(default="")
+
+    class Behind(Module, Cooperative, init=False):
+        tag: str = static(default="")
+
+    assert (Net(1.0).x, Net(1.0).tag, Bare().tag, Behind().tag) == (1.0, *["cooperative"] * 3)
+
+
+def test_super_init_of_module_goes_on_to_the_bases_behind_it() -> None:
+    class Net(Module, Mixin):
+        x: Any
+
+        def __init__(self) -> None:
+            super().__init__(1.0)
+
+    assert Net().x == ("mixin", 1.0)
+
+
+def test_a_mixin_that_leaves_a_field_out_is_an_error() -> None:
+    class Net(Mixin, Module):
+        x: Any
+        y: Any
+
+    with pytest.raises(NodeInitError, match=r"Net\.__init__ gave no value to y"):
+        Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def test_a_class_below_one_that_could_not_become_a_node_says_why() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+    class Wrong(Base):
+        n: jax.Array = static()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+    class Below(Wrong):
+        z: Any = 1.0
+
+    with pytest.raises(NodeDefinitionError, match=r"Wrong is not a node yet: .*Wrong\.n is static"):
+        Below(1.0)
+
+
+# Abstract methods
+
+
+def abstract(cls: Any) -> Any:
+    """A message of Python's, from a class with the metaclass for it."""
+    with pytest.raises(TypeError) as caught:
+        cls()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("decorate", [lambda base: base, pytree_dataclass])
+def test_an_abstract_method_is_enforced_without_abc_in_pythons_words(decorate: Any) -> None:
+    def shape(bases: tuple[type[Any], ...]) -> Any:
+        def run(self: Any) -> None: ...
+
+        def width(self: Any) -> int: ...  # type: ignore[empty-body]
+
+        body = {"run": abc.abstractmethod(run), "width": property(abc.abstractmethod(width))}
+        return type("Shape", bases, body)
+
+    ours = decorate(shape((object,) if decorate is pytree_dataclass else (Module,)))
+    theirs = shape((abc.ABC,))
+
+    assert abstract(ours) == abstract(theirs)
+    half = {"__annotations__": {"width": int}, "width": static(default=3)}
+    assert "run" in abstract(type("Half", (ours,), half))
+    assert "width" not in abstract(type("Half", (ours,), half))
+    whole: Any = type("Whole", (type("Half", (ours,), half),), {"run": lambda self: self.width})
+    assert (whole().run(), ours.__abstractmethods__) == (3, {"run", "width"})
+
+
+# A bare Module()
+
+
+def test_a_bare_module_is_a_node_without_fields() -> None:
+    bare: Any = Module()
+
+    assert repr(bare) == "Module()"
+    assert jax.tree.leaves([bare, 1.0]) == [1.0]
+    assert jax.tree_util.tree_leaves_with_path({"a": bare}) == []
+    assert jax.tree.map(lambda leaf: leaf, bare) == bare == Module()
+    assert hash(bare) == hash(Module())
+    assert copy.copy(bare) == copy.deepcopy(bare) == pickle.loads(pickle.dumps(bare)) == treewright.replace(bare)
+    assert jax.jit(lambda module, x: (module, x))(bare, 2.0) == (bare, 2.0)
+    assert Static(bare) == Static(Module())
+    assert treewright.diff(bare, Module()) == []
+    assert str(treewright.summary(bare)).startswith("Module\n")
+    assert (treewright.count(bare), isinstance(bare, Module)) == (0, True)
+    assert Module().tree_flatten() == bare.tree_flatten()
+
+
+def test_a_bare_module_is_frozen_and_takes_nothing() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match="Module has no field of this name"):
+        Module().x = 1.0  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError, match="takes exactly one argument"):
+        Module(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    bare: Any = Module()
+    with pytest.raises(TypeError, match="Module has no field x"):
+        treewright.replace(bare, x=1)
+
+
+def test_a_subclass_may_stand_beside_a_dataclass_that_is_not_frozen() -> None:
+    @dataclasses.dataclass
+    class Changeable:
+        x: Any
+
+    class Net(Changeable, Module):
+        y: Any
+
+    assert jax.tree.leaves(Net(1.0, 2.0)) == [1.0, 2.0]
+
+
+# __repr__
+
+
+def test_super_repr_and_a_wrapped_repr_show_the_fields() -> None:
+    class Net(Module):
+        kernel: Any
+        inner: Any = None
+
+        def __repr__(self) -> str:
+            return f"<{super().__repr__()}>"
+
+    def wrapped(cls: Any) -> Any:  # as beartype does with every method of a class
+        own = cls.__repr__
+        cls.__repr__ = lambda self: own(self)
+        return cls
+
+    @wrapped
+    @pytree_dataclass
+    class Point:
+        x: Any
+
+    name = Net.__qualname__
+    assert repr(Net(jnp.ones(3), Net(1.0))) == f"<{name}(kernel=f32[3], inner=<{name}(kernel=1.0, inner=None)>)>"
+    assert repr(Point(1.0)) == f"{Point.__qualname__}(x=1.0)"
+    cyclic: list[Any] = []
+    cyclic.append(Net(cyclic))
+    assert repr(cyclic[0]) == f"<{name}(kernel=[...], inner=None)>"
+
+
+def test_beartype_around_a_node_leaves_its_repr_and_checks_its_methods() -> None:
+    beartype = pytest.importorskip("beartype")
+
+    @pytree_dataclass
+    class Point:
+        x: float
+
+        def moved(self, by: float) -> "Any":
+            return treewright.replace(self, x=self.x + by)
+
+    checked: Any = beartype.beartype(Point)
+
+    assert repr(checked(1.0).moved(2.0)) == f"{Point.__qualname__}(x=3.0)"
+    assert jax.tree.map(str, checked(1.0)).x == "1.0"  # unflatten checks nothing
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation):
+        checked(1.0).moved("far")
+
+
+# Doctests
+
+
+SOURCE = '''
+import jax
+from treewright import Module
+
+class Net(Module):
+    """A class.
+
+    >>> Net(1.0).x
+    1.0
+    """
+    x: float
+
+    def method(self):
+        """A method.
+
+        >>> Net(1.0).method()
+        2.0
+        """
+        return self.x + 1.0
+
+    @jax.jit
+    def jitted(self):
+        """A jitted one.
+
+        >>> float(Net(1.0).jitted())
+        3.0
+        """
+        return self.x + 2.0
+
+    @property
+    def half(self):
+        """A property.
+
+        >>> Net(1.0).half
+        0.5
+        """
+        return self.x / 2
+
+    def __call__(self):
+        """The call.
+
+        >>> Net(1.0)()
+        7.0
+        """
+        return 7.0
+'''
+
+
+def test_doctests_of_methods_are_found_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with_doctests.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import with_doctests  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+
+    try:
+        found = doctest.DocTestFinder(exclude_empty=True).find(with_doctests)
+        runner = doctest.DocTestRunner()
+        for test in found:
+            runner.run(test)
+    finally:
+        del sys.modules["with_doctests"]
+    names = {test.name.removeprefix("with_doctests.Net") for test in found}
+    assert names == {"", ".method", ".jitted", ".half", ".__call__"}
+    assert (runner.summarize(verbose=False).failed, runner.tries) == (0, 5)
+
+
+def test_what_a_module_keeps_of_a_method_says_what_its_function_says() -> None:
+    class Net(Module):
+        def method(self) -> None:
+            """Does nothing."""
+
+    kept = vars(Net)["method"]
+
+    assert (kept.__doc__, kept.__name__, kept.__module__) == ("Does nothing.", "method", __name__)

@@ -1,0 +1,494 @@
+"""What runs without a word in plain Python and means something else: refused where it is made, with what to write."""
+
+import dataclasses
+import functools
+import pickle
+import types
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, Static, buffer, field, freeze, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError, StaticFieldError
+
+SPECIFIERS = [field, static, buffer, dataclasses.field]
+SPEC = jax.eval_shape(lambda: jnp.ones(3))
+CYCLIC: list[Any] = [1.0]
+CYCLIC.append(CYCLIC)
+
+
+def module(**body: Any) -> Any:
+    return type("Net", (Module,), {"__module__": __name__, **body})
+
+
+def decorated(**body: Any) -> Any:
+    return pytree_dataclass(type("Net", (), {"__module__": __name__, **body}))
+
+
+both_ways = pytest.mark.parametrize("make", [module, decorated])
+
+
+def refused(make: Callable[..., Any], **body: Any) -> str:
+    with pytest.raises(NodeDefinitionError) as caught:
+        make(**body)
+    return str(caught.value)
+
+
+class Inner(Module):
+    x: Any = 1.0
+
+
+# Specifiers
+
+
+@both_ways
+@pytest.mark.parametrize("specifier", SPECIFIERS)
+def test_a_specifier_without_its_parentheses_is_refused(make: Any, specifier: Any) -> None:
+    name = specifier.__name__
+    line = f"Write the parentheses: n: int = {name}()."
+
+    bare = refused(make, __annotations__={"n": int}, n=specifier)
+    assert bare == f"Net.n has the function {name} itself as default, which would be a leaf. {line}"
+    assert refused(make, __annotations__={"n": int}, n=field(default=specifier)) == bare
+    assert refused(make, n=specifier) == (
+        f"Net.n = {name} has neither an annotation nor parentheses, so it would be a method. Write n: ... = {name}()."
+    )
+
+
+@both_ways
+@pytest.mark.parametrize("specifier", [field, static, buffer])
+def test_a_comma_after_a_specifier_is_refused(make: Any, specifier: Any) -> None:
+    name = specifier.__name__
+
+    assert refused(make, __annotations__={"n": "int"}, n=(specifier(),)) == (
+        f"Net.n has a tuple around {name}() as default, which would be a leaf. Drop the comma or the brackets: n: int "
+        f"= {name}()."
+    )
+    assert "Net.n has a list around field() as default" in refused(make, __annotations__={"n": int}, n=[field()])
+
+
+@both_ways
+def test_a_specifier_without_an_annotation_is_refused_by_dataclasses(make: Any) -> None:
+    with pytest.raises(TypeError, match="'n' is a field but has no type annotation"):
+        make(n=static())
+
+
+@both_ways
+@pytest.mark.parametrize("specifier", SPECIFIERS)
+def test_a_specifier_as_an_annotation_is_refused(make: Any, specifier: Any) -> None:
+    name = specifier.__name__
+    expected = (
+        f"Net.n is annotated with {name}, which is not a type, and would be a plain child. Write n: ... = {name}()."
+    )
+
+    assert refused(make, __annotations__={"n": specifier}, n=3) == expected
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (Annotated[int, static()], "static() in its annotation, where nothing reads it"),
+        ("Annotated[int, 'a word', buffer]", "buffer() in its annotation, where nothing reads it"),
+        (
+            Annotated[int, "__jax_dataclasses_static_field__"],
+            "jax_dataclasses.Static in its annotation, where nothing reads it",
+        ),
+        (Annotated[int, "__static__"], "flax.nnx.Static in its annotation, where nothing reads it"),
+    ],
+)
+def test_the_kind_of_a_field_in_its_annotation_is_refused(make: Any, annotation: Any, expected: str) -> None:
+    message = refused(make, __annotations__={"n": annotation})
+
+    kind = "buffer" if "buffer" in expected else "static"
+    assert message == f"Net.n has {expected}, and would be a plain child. Write n: int = {kind}()."
+
+
+def test_annotated_with_anything_else_is_a_plain_child() -> None:
+    made = module(__annotations__={"n": Annotated[int, "metres", 3], "m": Annotated[int, "__data__"]})
+
+    assert jax.tree.leaves(made(1, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"), [("jax_dataclasses", "__jax_dataclasses_static_field__"), ("flax.nnx", "__static__")]
+)
+def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
+    library = pytest.importorskip(name)
+    if not hasattr(library, "Static"):
+        pytest.skip(f"{name} has no Static")
+
+    assert library.Static[int].__metadata__ == (mark,)
+
+
+def test_the_static_field_of_jax_dataclasses_is_a_static() -> None:
+    jdc = pytest.importorskip("jax_dataclasses")
+    made = decorated(__annotations__={"n": int}, n=jdc.static_field())
+
+    assert jax.tree.leaves(made(3)) == []
+
+
+@both_ways
+def test_a_converter_of_equinox_would_not_run_and_is_refused(make: Any) -> None:
+    assert refused(make, __annotations__={"x": jax.Array}, x=eqx.field(converter=jnp.asarray)) == (
+        "Net.x has a converter from equinox.field, which would not run. Write x: jax.Array = field(converter=asarray), "
+        "with the field of treewright."
+    )
+
+
+def test_other_metadata_says_nothing() -> None:
+    class NoGet:
+        def __getitem__(self, key: str) -> Any: ...
+
+    metadata: Any = NoGet()
+    body: Any = {"x": dataclasses.field(metadata={"converter": "none"}), "y": dataclasses.field(metadata=metadata)}
+
+    assert jax.tree.leaves(module(__annotations__={"x": int, "y": int}, **body)(1, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize("specifier", [field, static, buffer])
+@pytest.mark.parametrize("method", ["__init__", "__post_init__", "setup"])
+def test_a_specifier_inside_of_init_is_refused(specifier: Any, method: str) -> None:
+    def declare(self: Any) -> None:
+        self.n = specifier(default=3)
+
+    declare.__code__ = declare.__code__.replace(co_name=method)
+    body: dict[str, Any] = {method: declare}
+    if method == "setup":
+        body["__init__"] = lambda self: self.setup()
+    made: Any = module(__annotations__={"n": int}, **body)
+
+    arguments = (1,) if method == "__post_init__" else ()
+    with pytest.raises(NodeDefinitionError) as caught:
+        made(*arguments)
+    name = specifier.__name__
+    assert str(caught.value) == (
+        f"{name}() is called in {method} of Net, where it would be the value of the field and not declare it. Declare "
+        f"the field in the class body, name: ... = {name}(), and assign its value in __init__."
+    )
+
+
+def test_a_class_may_be_made_inside_of_init_and_by_a_method() -> None:
+    class Outer(Module):
+        inner: Any
+        other: Any
+
+        def __init__(self) -> None:
+            class Local(Module):
+                x: Any
+                n: int = static(default=3)
+
+            self.inner = Local(1.0)
+            self.other = 2.0
+
+        def made(self) -> Any:
+            return module(__annotations__={"n": int}, n=static(default=4))
+
+    outer = Outer()
+
+    assert (jax.tree.leaves(outer), outer.made()().n) == ([1.0, 2.0], 4)
+
+
+# Defaults
+
+
+class WithProperty:
+    @property
+    def n(self) -> int:
+        return 3
+
+
+class WithCached:
+    @functools.cached_property
+    def n(self) -> int:
+        return 3
+
+
+class WithMethod:
+    def n(self) -> int:
+        return 3
+
+
+class WithJitted:
+    @jax.jit
+    def n(self) -> Any:
+        return 3
+
+
+class WithStatic:
+    @staticmethod
+    def n() -> int:
+        return 3
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (WithProperty, "property"),
+        (WithCached, "property"),
+        (WithMethod, "method"),
+        (WithJitted, "method"),
+        (WithStatic, "method"),
+    ],
+)
+def test_a_field_and_a_method_or_property_of_one_name_are_refused(make: Any, source: type[Any], what: str) -> None:
+    body = {**vars(source), "__annotations__": {"n": int}, "__qualname__": source.__qualname__}
+    del body["__dict__"], body["__weakref__"]
+
+    assert refused(make, **body) == (
+        f"{source.__name__}.n is a field and a {what} of one name, so the {what} would become the field's default. "
+        f"Rename one of them."
+    )
+
+
+@both_ways
+@pytest.mark.parametrize("declare", [lambda value: value, lambda value: buffer(default=value)])
+def test_a_node_class_as_default_of_a_child_is_refused(make: Any, declare: Any) -> None:
+    assert refused(make, __annotations__={"inner": "Inner"}, inner=declare(Inner)) == (
+        "Net.inner has the class Inner itself as default, which would be a leaf. Write inner: Inner = "
+        "field(default_factory=Inner) for an instance, or static(default=Inner) for the class."
+    )
+    assert make(__annotations__={"inner": Any}, inner=static(default=Inner))().inner is Inner
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("default", "what"),
+    [
+        (jnp.ones(3), "an array"),
+        ((jnp.ones(3), 1.0), "a tuple that holds f32[3]"),
+        (Inner(jnp.ones(3)), "a Inner that holds f32[3]"),
+    ],
+)
+def test_an_array_anywhere_in_a_default_is_refused(make: Any, default: Any, what: str) -> None:
+    message = refused(make, __annotations__={"x": Any}, x=field(default=default))
+
+    assert message == (
+        f"Net.x has {what} as default: one array that all instances would share, made when the module is imported. Use "
+        f"field(default_factory=lambda: ...)."
+    )
+
+
+# Arrays in the body
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("value", "what", "kind"),
+    [
+        (jnp.ones(3), "is an array, f32[3]", "jax.Array"),
+        (np.ones(3), "is an array, f64[3](numpy)", "ndarray"),
+        (jax.random.key(0), "is an array, key<fry>[]", "jax.Array"),
+        ([jnp.ones(3)], "is a list that holds an array, f32[3]", "list"),
+        ({"a": (1.0, jnp.ones(2))}, "is a dict that holds an array, f32[2]", "dict"),
+        (Inner(jnp.ones(3)), "is a Inner that holds an array, f32[3]", "Inner"),
+        (eqx.nn.Identity(), None, ""),
+        (eqx.nn.LayerNorm(2), "is a LayerNorm that holds an array, f32[2]", "LayerNorm"),
+        ((1.0, "a", None), None, ""),
+        (2.0, None, ""),
+        (np.float32(1.0), None, ""),
+        (Static("train"), None, ""),
+        (Inner(2.0), None, ""),
+        (freeze(np.ones(3)), None, ""),
+        (SPEC, None, ""),
+        (CYCLIC, None, ""),
+        ({1: jnp.ones(3), "a": 2}, None, ""),  # which is not a tree
+        (jnp.tanh, None, ""),
+        (jax.Array, None, ""),
+    ],
+)
+def test_an_array_without_an_annotation_is_refused(make: Any, value: Any, what: str | None, kind: str) -> None:
+    if what is None:
+        assert jax.tree.leaves(make(w=value)()) == []
+        return
+    message = (
+        f"Net.w {what}, and is not a field of Net: no leaf of an instance, never trained, and a constant in what jit "
+        f"compiles. Write w: {kind} = field(default_factory=lambda: ...) in Net, or w: ClassVar[{kind}] = ... if a "
+        f"constant is meant."
+    )
+    assert refused(make, w=value) == message
+    for annotation in (ClassVar, ClassVar[Any], "ClassVar[jax.Array]", "ClassVar[Unknown]"):
+        assert jax.tree.leaves(make(__annotations__={"w": annotation}, w=value)()) == []
+
+
+def test_an_array_in_a_base_that_is_not_a_node_is_refused() -> None:
+    class Mixin:
+        scale: jax.Array = jnp.ones(3)
+
+    class Constant:
+        scale: ClassVar[jax.Array] = jnp.ones(3)
+
+    with pytest.raises(NodeDefinitionError, match=r"Mixin\.scale is an array, f32\[3\], and is not a field of Net: "):
+        type("Net", (Mixin, Module), {})
+    hidden: Any = type("Hidden", (Constant, Mixin, Module), {})
+    own: Any = type("Own", (Mixin, Module), {"__annotations__": {"scale": Any}, "scale": 2.0})
+    assert (hidden().scale.shape, own().scale) == ((3,), 2.0)
+
+
+# `Static` as the type of a field
+
+
+ANNOTATIONS: list[Any] = [Static, Static[int], "Static[int]", Static[int] | None, Annotated[Static[int], "a word"]]
+
+
+@both_ways
+@pytest.mark.parametrize("annotation", ANNOTATIONS)
+@pytest.mark.parametrize("declare", [field, buffer, dataclasses.field])
+def test_a_field_of_type_static_takes_no_plain_value(make: Any, annotation: Any, declare: Any) -> None:
+    made = make(__annotations__={"n": annotation}, n=declare())
+    held = "..." if annotation is Static else "int"
+    message = (
+        f"Net.n is annotated with Static, which is a node around a static value, and is given 3. That would be a plain "
+        f"child, traced by jit. Write n: {held} = static() in the class, for a field that holds 3 itself, or give it "
+        f"Static(3)."
+    )
+
+    for give in (made, lambda n: replace(made(Static(1)), n=n), lambda n: make(__annotations__={"n": annotation}, n=n)):
+        with pytest.raises(StaticFieldError) as caught:
+            give(3)
+        assert str(caught.value) == message
+    assert (made(Static(3)).n.value, jax.tree.leaves(made(Static(3))), made(None).n) == (3, [], None)
+
+
+def test_a_static_field_and_a_converter_take_plain_values() -> None:
+    made = module(
+        __annotations__={"n": Static[int], "m": Static[int], "u": Static[int] | int},
+        n=static(),
+        m=field(converter=Static),
+    )
+
+    assert (made(3, 4, 5).n, made(3, 4, 5).m, made(3, 4, 5).u) == (3, Static(4), 5)
+
+
+# What a method returns, and what is never called
+
+
+def generates(self: Any) -> Iterator[int]:
+    self.x = 1.0
+    yield 1
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("method", "cure"),
+    [
+        ("__init__", "Assign to the fields of self; treewright.replace outside of it gives a changed copy."),
+        ("__post_init__", "Assign to the fields of self, which is not frozen yet."),
+        ("__check_init__", "Raise an error for an instance that is not to be."),
+    ],
+)
+@pytest.mark.parametrize(
+    ("function", "kind"), [(lambda self: True, "bool"), (lambda self: self, "Net"), (generates, "generator")]
+)
+def test_what_a_method_returns_is_not_lost_in_silence(
+    make: Any, method: str, cure: str, function: Any, kind: str
+) -> None:
+    made = make(__annotations__={"x": Any}, **{method: function})
+
+    with pytest.raises(TypeError) as caught:
+        made(*() if method == "__init__" else (1.0,))
+    assert str(caught.value) == (
+        f"Net.{method}() should return None, not {kind!r}: what it returns would be lost. {cure}"
+    )
+
+
+def test_what_an_inner_init_returns_is_as_little_looked_at_as_in_python() -> None:
+    def init(self: Any) -> int:
+        self.x = 1.0
+        return 3
+
+    base: Any = module(__annotations__={"x": Any}, __init__=init)
+
+    def calling(self: Any) -> None:
+        base.__init__(self)
+
+    assert types.new_class("Net", (base,), {}, lambda body: body.update(__init__=calling))().x == 1.0
+
+
+@both_ways
+def test_a_post_init_that_nothing_calls_is_refused(make: Any) -> None:
+    def init(self: Any) -> None:
+        self.x = 1.0
+
+    def calling(self: Any) -> None:
+        self.x = 1.0
+        self.__post_init__()
+
+    def post_init(self: Any) -> None:
+        self.x = 2.0
+
+    def calls(self: Any) -> None:
+        self.__post_init__()
+
+    def delegating(self: Any) -> None:
+        self.calls()
+
+    fields = {"x": Any}
+    assert refused(make, __annotations__=fields, __init__=init, __post_init__=post_init) == (
+        "Net has an __init__ that you wrote and a __post_init__, which only a generated __init__ runs: it would never "
+        "run. Call self.__post_init__() in __init__, or rename it __check_init__, which runs on every finished "
+        "instance."
+    )
+    assert make(__annotations__=fields, __init__=calling, __post_init__=post_init)().x == 2.0
+    assert make(__annotations__=fields, __init__=delegating, calls=calls, __post_init__=post_init)().x == 2.0
+
+
+def test_a_post_init_may_override_one_that_a_base_runs() -> None:
+    class Base(Module):
+        x: Any
+
+        def __post_init__(self) -> None:
+            self.x = 2.0
+
+    class Net(Base):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+
+        def __post_init__(self) -> None:
+            self.x = 3.0
+
+    assert Net().x == 3.0
+
+
+def test_an_init_subclass_that_keeps_a_subclass_from_being_a_node_is_refused() -> None:
+    seen: list[str] = []
+
+    class Base(Module):
+        x: Any
+
+        def __init_subclass__(cls) -> None:
+            """Registers."""
+            seen.append(cls.__name__)
+
+    class Good(Module):
+        x: Any
+
+        def __init_subclass__(cls, **keywords: Any) -> None:
+            super().__init_subclass__(**keywords)
+            seen.append(cls.__name__)
+
+    with pytest.raises(NodeDefinitionError) as caught:
+        type("Net", (Base,), {"__annotations__": {"y": Any}})
+    assert str(caught.value).endswith(
+        "Base.__init_subclass__ does not call super().__init_subclass__(), so Net would not be a node: its fields "
+        "would be lost, and JAX would take an instance for a leaf. Add super().__init_subclass__(**keywords) to it."
+    )
+    assert Base.__init_subclass__.__doc__ == "Registers."
+    made: Any = type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)
+    assert jax.tree.leaves(made(1.0, y=2.0)) == [1.0, 2.0]
+    assert seen == ["Net", "Sub"]
+
+
+def test_the_check_of_a_field_of_type_static_goes_into_pickles() -> None:
+    made = module(__annotations__={"n": Static[int]})
+
+    back: Any = pickle.loads(pickle.dumps(made.__node_spec__.by_name["n"]))
+
+    with pytest.raises(StaticFieldError, match=r"Net\.n is annotated with Static"):
+        back.convert(3)
