@@ -68,7 +68,7 @@ _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
 _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _trees.diff, _values.reach, _values.text
-_trees.statistics
+_trees.statistics: _jax
 _trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach, _values.scalars,
     _values.text
 _pickled: _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics, _values.freeze

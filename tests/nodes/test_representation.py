@@ -224,8 +224,8 @@ LAID_OUT: dict[str, tuple[Any, str]] = {
         f"Box(\n    value=FrozenMapping({{\n        'rates': (0.5,),\n        'text': '{'x' * 60}',\n    }}),\n)",
     ),
     "a partial": (
-        Box(functools.partial(len, key="x" * 70)),
-        f"Box(\n    value=partial(\n        len,\n        key='{'x' * 70}',\n    ),\n)",
+        Box(functools.partial(print, end="x" * 70)),
+        f"Box(\n    value=partial(\n        print,\n        end='{'x' * 70}',\n    ),\n)",
     ),
 }
 

@@ -328,7 +328,8 @@ def node_repr_html(self: Any) -> Callable[[], str]:
     """
 
     def html() -> str:
-        if class_of(self).__repr__ is node_repr:
+        own: Any = class_of(self).__repr__
+        if own is node_repr:
             try:
                 import treescope
             except ImportError:

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax import untyped_jax
+
 _KINDS = (jnp.floating, jnp.integer, jnp.bool)
+_ARRAYS: Any = (jax.Array, np.ndarray)
 _SMALL = 2**18  # numbers that are fetched sooner than a program is compiled for their shape
 
 
@@ -49,14 +52,15 @@ def statistics_of(leaves: Sequence[Any]) -> list[Statistics | None]:
     found: list[Statistics | None] = [None] * len(leaves)
     for place, values in zip(places, fetched, strict=True):
         with np.errstate(all="ignore"):  # where nothing is finite
-            reduced = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
+            reduced: Any = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
         mean, std, low, high, bad = reduced
-        found[place] = Statistics(leaves[place].size - int(bad), *map(float, (mean, std, low, high)), int(bad))
+        finite = leaves[place].size - int(bad)
+        found[place] = Statistics(finite, float(mean), float(std), float(low), float(high), int(bad))
     return found
 
 
 def _can_be_read(leaf: Any) -> bool:
-    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array | np.ndarray) or not leaf.size:
+    if isinstance(leaf, Tracer) or not isinstance(leaf, _ARRAYS) or not leaf.size:
         return False
     if not any(jnp.issubdtype(leaf.dtype, kind) for kind in _KINDS):
         return False
@@ -75,7 +79,7 @@ def _reduced(numbers: Any, numpy: Any) -> tuple[Any, ...]:
     return mean, std, low, high, bad
 
 
-@jax.jit
+@untyped_jax.jit
 def _on_device(array: Any) -> tuple[Any, ...]:
     return _reduced(array.astype(jnp.float64 if array.dtype.itemsize > 4 else jnp.float32), jnp)
 

@@ -58,7 +58,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the order of the columns."""
         sizes = (f"{self.count:,}", f"{self.nbytes:,}") if self.dtype else ("", "")
-        values = ("", "", "", "", "")
+        values: tuple[str, ...] = ("", "", "", "", "")
         if self.values is not None:
             told = (self.values.mean, self.values.std, self.values.low, self.values.high)
             numbers = (f"{number:.3g}" if self.values.finite else "" for number in told)

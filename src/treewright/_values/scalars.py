@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+_ARRAYS: Any = (jax.Array, np.ndarray)
 PATIENCE = 1.0  # seconds that one look waits in all for what a device still computes
 
 
@@ -17,7 +18,7 @@ def scalar_of(value: Any, until: float) -> Any | None:
     It can't be had of a tracer, of an array that was deleted or donated, of one that other processes hold, of one that
     no device has computed by the time `until`, on the clock of `time.monotonic`, and of one whose computation failed.
     """
-    if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray) or value.shape != ():
+    if isinstance(value, Tracer) or not isinstance(value, _ARRAYS) or value.shape != ():
         return None
     if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool):  # keys, times, texts
         return None
