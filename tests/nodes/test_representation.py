@@ -3,10 +3,8 @@
 import collections
 import enum
 import functools
-import html
 import io
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -520,50 +518,6 @@ def test_frozen_mappings_are_shown_by_every_printer() -> None:
     box = Box(FrozenMapping({"rate": 0.5}))
     for show in (repr, wadler_lindig.pformat, printed_by_rich, treescope.render_to_text):
         assert "rate" in show(box)
-
-
-# Notebooks
-
-
-def in_a_notebook(node: Any) -> str:
-    """What IPython shows of an object: it asks the object, and not its class, for the method."""
-    show = getattr(node, "_repr_html_", None)
-    assert callable(show)
-    return str(show())
-
-
-@uses_treescope
-def test_a_notebook_shows_a_node_by_treescope() -> None:
-    assert "treescope-container" in in_a_notebook(deep_net())
-    assert "Rich HTML" not in treescope.render_to_html(deep_net(), compressed=False)
-    shown: list[str] = []
-    jax.jit(lambda box: shown.append(in_a_notebook(box)))(Box(jnp.ones(3)))
-    assert "treescope-container" in shown[0]
-
-
-def test_without_treescope_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "treescope", None)
-    net = Net(*wide(2), name="<b>")
-    assert in_a_notebook(net) == f"<pre>{html.escape(repr(net))}</pre>"
-    assert "name=&#x27;&lt;b&gt;&#x27;" in in_a_notebook(net)
-
-
-def test_a_notebook_shows_what_a_class_says_of_itself() -> None:
-    class Own(Module):
-        value: Any
-
-        def __repr__(self) -> str:
-            return "<own>"
-
-    @pytree_dataclass
-    class OwnPage:
-        value: Any
-
-        def _repr_html_(self) -> str:
-            return "<b>own</b>"
-
-    assert in_a_notebook(Own(1)) == "<pre>&lt;own&gt;</pre>"
-    assert in_a_notebook(OwnPage(1)) == "<b>own</b>"
 
 
 # The beginning of a text

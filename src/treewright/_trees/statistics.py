@@ -46,10 +46,11 @@ def statistics_of(leaves: Sequence[Any]) -> list[Statistics | None]:
     """
     places = [place for place, leaf in enumerate(leaves) if _can_be_read(leaf)]
     with jax.ensure_compile_time_eval():  # under jit, too
-        fetched = jax.device_get(
+        fetched: list[Any] = jax.device_get(
             [leaf if leaf.size <= _SMALL else _on_device(leaf) for leaf in map(leaves.__getitem__, places)]
         )
     found: list[Statistics | None] = [None] * len(leaves)
+    values: Any
     for place, values in zip(places, fetched, strict=True):
         with np.errstate(all="ignore"):  # where nothing is finite
             reduced: Any = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
