@@ -17,7 +17,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test exhaustive format docs bench clean
+.PHONY: help demo quick test exhaustive format docs pictures bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ format: $(VENV)/dev.installed ## format the code and mend what the linter can
 docs: $(VENV)/dev.installed ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The first page is site/index.html"
+
+pictures: $(VENV)/dev.installed ## draw the pictures of docs/looking.md anew, with a Chromium
+	$(BIN)/python docs/pictures.py
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

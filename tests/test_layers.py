@@ -29,7 +29,9 @@ _jax
 _jax_cache: _jax
 _values
 _values.reach: _jax
-_values.text: _values.reach
+_values.scalars
+_values.text: _values.reach, _values.scalars
+_values.portable: _values.reach, _values.text
 _values.plain: _values.reach, _values.text
 _values.exact: _jax, _values.plain, _values.reach, _values.text
 _values.freeze: _values.exact, _values.plain, _values.reach
@@ -44,7 +46,7 @@ _nodes.json_kinds: _jax, _values.reach, errors
 _nodes.as_json: _nodes.json_kinds, _nodes.spec, _nodes.statics, _values.freeze, _values.reach, errors
 _nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
-    _values.text, errors
+    _values.scalars, _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
 _nodes.slips: _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach, _values.text, errors
@@ -54,7 +56,8 @@ _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node,
     _nodes.slips, _nodes.spec, _values.reach, errors
 _nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
 _nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.make_class,
-    _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach, errors
+    _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
+    _values.text, errors
 _trees
 _trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
     _values.snapshot, _values.text, _values.why
@@ -67,10 +70,12 @@ _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
 _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _trees.diff, _values.reach, _values.text
-_trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
+_trees.statistics: _jax
+_trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach, _values.scalars,
+    _values.text
 _pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
-train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, errors
+train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _values.text, errors
 adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
@@ -102,7 +107,7 @@ _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
 checkpoint.tree: _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.freeze,
-    _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
+    _values.portable, _values.reach, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.account: checkpoint.leaves, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
@@ -132,10 +137,10 @@ sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _tr
     sharding.folding, sharding.rules
 sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, sharding.rules, sharding.specs
 sharding.exchange: _jax, _jax_processes, errors, sharding.folding
-sharding.processes: _jax, _nodes.spec, _trees.level, _values.reach, _values.text, errors, sharding.exchange,
-    sharding.folding
-sharding.init: _collector, _jax, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts,
-    sharding.processes, sharding.rules, sharding.specs
+sharding.processes: _jax, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text, errors,
+    sharding.exchange, sharding.folding
+sharding.init: _collector, _jax, _values.portable, _values.text, errors, sharding.exchange, sharding.hlo,
+    sharding.parts, sharding.processes, sharding.rules, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report

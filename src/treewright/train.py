@@ -18,6 +18,7 @@ from treewright._nodes.node import with_close_matches
 from treewright._nodes.spec import spec_of
 from treewright._trees.diff import differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
+from treewright._values.text import first_text
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
@@ -88,7 +89,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
-                f"got {tx!r}."
+                f"got {first_text(tx)}."
             )
         weights, _ = partition(params, trainable)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, pytree_dataclass, static
+from treewright._values.text import text
 from treewright.errors import NodeDefinitionError
 
 T = TypeVar("T")
@@ -303,4 +304,4 @@ def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own()
 
         inner: Inner
 
-    assert repr(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + repr(Outer.Inner(1.0)) + ")")
+    assert text(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + text(Outer.Inner(1.0)) + ")")

@@ -19,6 +19,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, field, pytree_dataclass, replace, static
+from treewright._values.text import text
 
 
 @pytree_dataclass
@@ -267,7 +268,7 @@ def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None
         assert jax.tree.leaves(node) == [1]
         assert node == type(node)(1)
         assert hash(node) == hash(type(node)(1))
-        assert repr(node).endswith("(value=1)")
+        assert text(node).endswith("(value=1)")
         for copied in (copy.copy(node), copy.deepcopy(node), replace(node), jax.tree.map(lambda leaf: leaf, node)):
             assert copied.size == 2
         assert len(computed) == 5

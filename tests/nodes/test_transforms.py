@@ -310,7 +310,7 @@ def test_a_donated_node_gives_its_buffers_away(net: Net) -> None:
 
     assert_same(result, double(double(ARRAYS)), net)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
-    assert repr(given.first).endswith("(kernel=f32[3,2], bias=f32[2], activation='tanh')")
+    assert repr(given.first).endswith("(kernel=f32[3,2](deleted), bias=f32[2](deleted), activation='tanh')")
     with pytest.raises(RuntimeError, match="Array has been deleted"):
         np.asarray(given.first.kernel)
 

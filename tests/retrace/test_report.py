@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import sys
@@ -44,6 +45,13 @@ def logger() -> Iterator[logging.Logger]:
     logger.propagate = False
     yield logger
     logger.propagate, logger.level, logger.handlers = before
+
+
+def test_a_notebook_shows_the_text_of_a_report() -> None:
+    report = treewright.explain(lambda x: x, ("<b>",), ("<i>",))
+
+    assert "&#x27;&lt;b&gt;&#x27; -&gt; &#x27;&lt;i&gt;&#x27;" in report._repr_html_()
+    assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
 @pytest.mark.parametrize("form", ["traced", "explain_retraces"])

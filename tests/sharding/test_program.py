@@ -151,13 +151,15 @@ def test_an_array_that_a_device_holds_whole_is_named() -> None:
 
 
 def test_the_report_of_one_device_reads_well() -> None:
-    lines = str(program_report(jax.jit(lambda *, x: x + 1), x=jnp.ones(3))).splitlines()
+    report: Any = program_report(jax.jit(lambda *, x: x + 1), x=jnp.ones(3))
+    lines = str(report).splitlines()
 
     assert [line.split() for line in lines[:2]] == [
         ["argument", "array", "split", "over", "bytes", "on", "a", "device", "donated"],
         ["x", "f32[3]", "one", "device", "12", "B", "12", "B", "no"],
     ]
     assert lines[-1].startswith("one device: 12 B of arguments on a device, ")
+    assert report._repr_html_() == f"<pre>{report}</pre>"
 
 
 def test_the_report_folds_layers_and_moments() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
@@ -345,6 +346,7 @@ def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
         "138 B on 8 devices (data 2, fsdp 2, tensor 2): 54 B on each, 38 B of them beyond 1/8",
     ]
     assert (report.nbytes, report.device_nbytes, report.replicated_nbytes) == (138, 54, 26)
+    assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
 def test_the_report_of_one_device_and_of_an_inner_axis_reads_well() -> None:

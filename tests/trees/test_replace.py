@@ -106,7 +106,7 @@ def test_without_changes_it_is_an_equal_copy_and_nothing_runs() -> None:
 
 def test_every_kind_of_field_can_be_replaced() -> None:
     found = changed(Layer(1.0), kernel=2.0, bias=3.0, mean=4.0, width=5, key="k")
-    assert repr(found) == "Layer(kernel=f32[], bias=3.0, mean=4.0, width=5, key='k')"
+    assert repr(found) == "Layer(kernel=f32(2.0), bias=3.0, mean=4.0, width=5, key='k')"
     assert found == changed(changed(Layer(2.0, 3.0, width=5, key="k"), mean=4.0))
 
 

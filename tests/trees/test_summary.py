@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 import weakref
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import rich.console
 
 from treewright import Module, Static, TrainState, buffer, count, nbytes, spec_like, stack, static, summary
+from treewright._trees.statistics import Statistics, statistics_of
 from treewright._trees.summary import Row
 from treewright.errors import UnfinishedNodeError
 
@@ -36,6 +40,13 @@ class Net(Module):
     norm: Any = None
     config: Any = None
     note: Any = static(default="digits")
+
+
+class Oscillator(Module):
+    omega: Any
+    table: Any
+    phase: Any = 0.5
+    name: str = static(default="a")
 
 
 def small_net() -> Net:
@@ -66,7 +77,8 @@ def test_every_leaf_and_static_has_a_row() -> None:
         ".config['mode'].value = 'train'                   Static  static\n"
         ".config['rate'] = 0.1                             Net     child            float      1      4\n"
         f".note = '{'x' * 36}...  Net     static\n"
-        "4,167 numbers, 16,660 bytes (16.3 KiB); 6 of them in buffers; 2,048 of them tied"
+        "4,167 numbers, 16,660 bytes (16.3 KiB); 6 of them in buffers; 2,048 of them tied\n"
+        ".config['rate']: Python floats as children, so training changes them; static() or buffer() if it should not"
     )
 
 
@@ -135,20 +147,167 @@ def test_rich_prints_a_table_of_its_own() -> None:
     assert repr(summary(small_net())) == str(summary(small_net()))
 
 
-def test_print_shows_richs_table_in_a_terminal_and_the_plain_one_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_plain_text_as_a_string_and_richs_when_a_terminal_prints_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = summary(Linear(jnp.ones((64, 32))))
     plain = str(table)
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdout", terminal)
 
-    assert "┏━" in str(table)
-    assert table.plain == plain
+    def printed() -> str:
+        terminal.seek(0)
+        terminal.truncate()
+        table.print()
+        return terminal.getvalue()
+
+    assert plain.isascii()
+    assert str(table) == f"{table}" == repr(table) == table.plain == plain
+    assert "┏━" in printed()
     with monkeypatch.context() as without_rich:
         without_rich.setitem(sys.modules, "rich.console", None)
-        assert str(table) == plain
+        assert printed() == f"{plain}\n"
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    assert printed() == f"{plain}\n"
     monkeypatch.setattr("sys.stdout", None)
-    assert str(table) == plain
+    table.print()
+
+
+def test_a_notebook_shows_a_table() -> None:
+    shown: Any = summary({"<b>": Linear(jnp.ones((64, 32)))})
+    page = ET.fromstring(shown._repr_html_().replace("<br>", ""))
+
+    texts = [[cell.text or "" for cell in row] for row in page.iter("tr")]
+    assert texts[0] == ["path", "class", "kind", "shape", "dtype", "count", "bytes"]
+    assert texts[1] == ["['<b>'].kernel", "Linear", "child", "[64,32]", "f32", "2,048", "8,192"]
+    assert texts[-1] == [shown.total]
+    assert [row.get("style") for row in page.iter("tr")][1:4] == ["opacity:1", "opacity:0.65", "opacity:1"]
+
+
+# Values
+
+
+def test_values_are_shown_where_they_were_asked_for() -> None:
+    model = Oscillator(jnp.asarray(2.5), jnp.array([1, -1, jnp.nan, jnp.inf]))
+
+    assert str(summary(model, values=True)) == (
+        "Oscillator\n"
+        "path          class       kind    shape  dtype  count  bytes  mean  std  min  max  not finite\n"
+        "------------  ----------  ------  -----  -----  -----  -----  ----  ---  ---  ---  ----------\n"
+        ".omega = 2.5  Oscillator  child   []     f32        1      4\n"
+        ".table        Oscillator  child   [4]    f32        4     16     0    1   -1    1           2\n"
+        ".phase = 0.5  Oscillator  child          float      1      4\n"
+        ".name = 'a'   Oscillator  static\n"
+        "6 numbers, 24 bytes\n"
+        ".phase: Python floats as children, so training changes them; static() or buffer() if it should not"
+    )
+    (row,) = summary([model.table], values=True, depth=1).rows
+    assert row.values == Statistics(2, 0.0, 1.0, -1.0, 1.0, 2)
+    assert all(row.values is None for row in summary(model).rows)
+
+
+def test_what_is_below_the_depth_has_the_values_of_all_of_it() -> None:
+    parts = {"a": jnp.arange(5.0), "b": {"c": jnp.array([7.0, jnp.nan]), "d": jnp.array(jnp.nan), "e": "text"}}
+    (row,) = summary([parts], values=True, depth=1).rows
+    assert row.values is not None
+    whole = np.array([0, 1, 2, 3, 4, 7])
+    expected = (6, whole.mean(), whole.std(), 0.0, 7.0, 2)
+    np.testing.assert_allclose(dataclasses.astuple(row.values), expected, rtol=1e-6)
+
+
+NUMBERS: dict[str, Any] = {
+    "floats": lambda: jnp.linspace(-3, 5, 11),
+    "bfloat16": lambda: jnp.linspace(-3, 5, 11).astype(jnp.bfloat16),
+    "float8": lambda: jnp.linspace(-3, 5, 11).astype(jnp.float8_e4m3fn),
+    "integers": lambda: jnp.arange(-5, 20),
+    "small integers": lambda: jnp.arange(-5, 5).astype(jnp.int4),
+    "bools": lambda: jnp.array([True, False, True]),
+    "numpy": lambda: np.linspace(-3, 5, 11),
+    "spread over devices": lambda: jax.device_put(
+        jnp.arange(16.0), jax.NamedSharding(jax.make_mesh((4,), ("x",)), PARTITION("x"))
+    ),
+    "large": lambda: jnp.linspace(-3, 5, 2**18 + 1),
+}
+
+
+@pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
+def test_the_values_are_those_of_numpy(make: Any) -> None:
+    array = make()
+    whole = np.asarray(array).astype(np.float64)
+
+    (found,) = statistics_of([array])
+
+    assert found is not None
+    expected = (whole.size, whole.mean(), whole.std(), whole.min(), whole.max(), 0)
+    np.testing.assert_allclose(dataclasses.astuple(found), expected, rtol=1e-5)
+
+
+def test_large_arrays_are_reduced_where_they_are_and_say_the_same() -> None:
+    array = jnp.linspace(-3, 5, 2**18 + 1).at[:3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+
+    (large,), (rest,) = statistics_of([array]), statistics_of([array[3:10_000]])
+
+    assert large is not None
+    assert rest is not None
+    assert (large.not_finite, rest.not_finite) == (3, 0)
+    assert large.low == rest.low
+    assert large.finite == 2**18 - 2
+
+
+def test_what_has_no_numbers_to_be_read_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = jnp.ones(3)
+    deleted.delete()
+    abstract: Any = jax.ShapeDtypeStruct
+    without = [deleted, jax.random.key(0), jnp.ones(2, jnp.complex64), jnp.zeros(0), abstract((2,), jnp.float32)]
+    assert statistics_of([*without, np.array(["a"]), "text", None, 1.0]) == [None] * 9
+    assert summary([without[1:], None], values=True, depth=1).rows[0].values is None
+    nothing = summary([jnp.array([jnp.nan])], values=True)
+    assert nothing.rows[0].cells()[-6:] == ("", "", "", "", "1", "")
+    assert summary([[jnp.array([jnp.nan])]], values=True, depth=1).rows[0].cells()[-6:-1] == ("", "", "", "", "1")
+    array = jnp.ones(3)
+    monkeypatch.setattr(type(array), "is_fully_addressable", property(lambda _: False))
+    assert statistics_of([array]) == [None]
+
+
+def test_under_jit_values_are_those_of_what_is_not_traced() -> None:
+    known = jnp.array([1.0, 3.0])
+    tables: list[Any] = []
+    with jax.checking_leaks():
+        jax.jit(lambda x: tables.append(summary([x, known], values=True)))(jnp.ones(2))
+
+    assert [row.values and row.values.mean for row in tables[0].rows] == [None, 2.0]
+
+
+def test_values_are_those_of_the_moment_when_they_were_asked_for() -> None:
+    array = jnp.array([1.0, 3.0])
+    table = summary([array], values=True)
+    array.delete()
+
+    assert table.rows[0].cells()[7] == "2"
+
+
+# Python numbers as children
+
+
+def test_of_python_numbers_that_are_children_it_is_said_that_they_are_trained_or_traced() -> None:
+    class Model(Module):
+        w: Any
+        temperature: float = 2.0
+        width: int = 3
+        training: bool = True
+        momentum: float = buffer(default=0.9)
+        eps: float = static(default=1e-3)
+
+    model = Model(jnp.ones(2))
+    floats = "Python floats as children, so training changes them; static() or buffer() if it should not"
+    others = "Python ints or bools as children, so jit traces them; static() if they are settings"
+
+    assert summary(model).notes == (f".temperature: {floats}", f".width, .training: {others}")
+    assert str(summary(model)).splitlines()[-2:] == list(summary(model).notes)
+    assert summary([model] * 4).notes[0] == f"[0].temperature, [1].temperature, [2].temperature, ...: {floats}"
+    nowhere = [Model(1.0), {"w": jnp.ones(2), "temperature": 2.0}, spec_like(model, 0.5), [1.0, jnp.ones(2)]]
+    assert [summary(tree).notes for tree in nowhere] == [()] * 4
 
 
 def test_a_table_shows_the_tree_as_it_was_when_it_was_asked_for() -> None:

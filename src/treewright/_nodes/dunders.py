@@ -1,6 +1,7 @@
 """The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
-from collections.abc import Hashable, Iterable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -25,7 +26,8 @@ from treewright._nodes.statics import Statics
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.plain import NoExactKeyError, problem_of
 from treewright._values.reach import class_of, kept_in_pickles
-from treewright._values.text import Verbatim, array_text, first_text, node_repr, shown_fields
+from treewright._values.scalars import PATIENCE
+from treewright._values.text import Verbatim, first_text, in_html, node_repr, seen_array, shown_fields
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__
@@ -254,13 +256,14 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
 
 def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
     """For `rich`: the fields, arrays as short text."""
+    until = time.monotonic() + PATIENCE
     for name, value in shown_fields(self):
-        yield name, _shortened(value, frozenset())
+        yield name, _shortened(value, until, frozenset())
 
 
-def _shortened(value: Any, inside: frozenset[int]) -> Any:
+def _shortened(value: Any, until: float, inside: frozenset[int]) -> Any:
     """The value with short text in place of its arrays, in lists, tuples and dicts too."""
-    short = array_text(value)
+    short = seen_array(value, until)
     if short is not None:
         return Verbatim(short)
     kind = class_of(value)
@@ -270,8 +273,8 @@ def _shortened(value: Any, inside: frozenset[int]) -> Any:
         return Verbatim("...")
     inside |= {id(value)}
     if kind is dict:
-        return cast("Any", {key: _shortened(item, inside) for key, item in value.items()})
-    return cast("Any", kind)(_shortened(item, inside) for item in value)
+        return cast("Any", {key: _shortened(item, until, inside) for key, item in value.items()})
+    return cast("Any", kind)(_shortened(item, until, inside) for item in value)
 
 
 def node_wadler_lindig(self: Any, **options: Any) -> Any:
@@ -317,6 +320,27 @@ def node_treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> A
     )
 
 
+def node_repr_html(self: Any) -> Callable[[], str]:
+    """For notebooks: the page of `treescope` where that is installed, else the text of `repr`.
+
+    As a property: `treescope` asks the class for a method of this name, and would show in its page what that gives.
+    A node whose class has a `__repr__` of a user's shows what that says.
+    """
+
+    def html() -> str:
+        own: Any = class_of(self).__repr__
+        if own is node_repr:
+            try:
+                import treescope
+            except ImportError:
+                pass
+            else:
+                return str(treescope.render_to_html(self, ignore_exceptions=True))
+        return in_html(repr(self))
+
+    return html
+
+
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
 Methods = MappingProxyType[str, Any]
 FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__": delete_attribute})
@@ -333,5 +357,6 @@ OTHERS: Methods = MappingProxyType(
         "__rich_repr__": node_rich_repr,
         "__pdoc__": node_wadler_lindig,
         "__treescope_repr__": node_treescope_repr,
+        "_repr_html_": property(node_repr_html),
     }
 )

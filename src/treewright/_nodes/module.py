@@ -23,6 +23,7 @@ from treewright._nodes.statics import StaticTable
 from treewright._values.exact import ExactKeys, method_key, tracer_in
 from treewright._values.plain import NoExactKeyError
 from treewright._values.reach import kept_in_pickles, public
+from treewright._values.text import text
 from treewright.errors import NodeDefinitionError
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
@@ -99,7 +100,7 @@ class BoundMethod:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        return f"<method {self.__func__.__qualname__} of {self.__self__!r}>"
+        return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (bound_method, (self.__func__, self.__self__))

@@ -57,7 +57,10 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
         ...     for layer in draft.layers:
         ...         layer.kernel /= 2
         >>> draft
-        Model(layers=(Layer(kernel=0.5, bias=None), Layer(kernel=1.0, bias=None)), name='smaller')
+        Model(
+            layers=(Layer(kernel=0.5, bias=None), Layer(kernel=1.0, bias=None)),
+            name='smaller',
+        )
         >>> model.name
         'small'
     """

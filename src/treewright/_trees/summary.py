@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import html
+import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
@@ -12,15 +14,18 @@ from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
+from treewright._trees.statistics import Statistics, statistics_of, together
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, short_dtype, table, text
+from treewright._values.scalars import scalar_of
+from treewright._values.text import array_text, first_names, short_dtype, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _VALUE_LENGTH = 40  # characters of a static, or of another value that is not an array
-_HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
-_NUMBERS = frozenset({"count", "bytes"})
+_HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes")
+_COLUMNS = (*_HEAD, "mean", "std", "min", "max", "not finite", "sharding")
+_NUMBERS = frozenset({"count", "bytes", "mean", "std", "min", "max", "not finite"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +33,8 @@ class Row:
     """One line of a summary.
 
     Args:
-        path: The place; with ` = ` and the value if that is not an array, or with the other place of a tied array.
+        path: The place; with ` = ` and the value if that is not an array, or a scalar of which values were asked for,
+            or with the other place of a tied array.
         class_name: The class of the node that it belongs to; where a `depth` ends the table, of what stands there.
         kind: `"child"`, `"static"`, `"buffer"` or `"tied"`.
         shape: As `[64,10]`; empty for what is not an array.
@@ -36,6 +42,7 @@ class Row:
         count: How many numbers it holds.
         nbytes: How many bytes they take.
         sharding: The partition spec, if it is spread over a mesh.
+        values: What its numbers are like, if values were asked for.
     """
 
     path: str
@@ -46,19 +53,26 @@ class Row:
     count: int = 0
     nbytes: int = 0
     sharding: str = ""
+    values: Statistics | None = None
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the order of the columns."""
         sizes = (f"{self.count:,}", f"{self.nbytes:,}") if self.dtype else ("", "")
-        return (self.path, self.class_name, self.kind, self.shape, self.dtype, *sizes, self.sharding)
+        values: tuple[str, ...] = ("", "", "", "", "")
+        if self.values is not None:
+            told = (self.values.mean, self.values.std, self.values.low, self.values.high)
+            numbers = (f"{number:.3g}" if self.values.finite else "" for number in told)
+            values = (*numbers, f"{self.values.not_finite:,}" if self.values.not_finite else "")
+        return (self.path, self.class_name, self.kind, self.shape, self.dtype, *sizes, *values, self.sharding)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Table:
-    """The rows of a summary and its last line."""
+    """The rows of a summary and its last lines."""
 
     rows: tuple[Row, ...]
     total: str
+    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,14 +82,15 @@ class _Tree:
     leaves: list[Any]
     treedef: Any
     depth: int | None
+    values: bool
 
     def table(self) -> _Table:
         """What a summary shows of it."""
-        return _table(self.treedef.unflatten(self.leaves), self.depth)
+        return _table(self.treedef.unflatten(self.leaves), self.depth, values=self.values)
 
 
 class Summary:
-    """What `summary` gives. `print` shows a table: rich's in a terminal where rich is installed, else the plain one.
+    """What `summary` gives. As a string it is a table in plain text; notebooks and rich draw one of their own.
 
     The table is made when it is first looked at. Until then the leaves are kept.
 
@@ -83,13 +98,14 @@ class Summary:
         title: The class of the tree.
     """
 
-    def __init__(self, tree: object, depth: int | None) -> None:
+    def __init__(self, tree: object, depth: int | None, *, values: bool) -> None:
         self.title: str = class_of(tree).__qualname__
         if is_node(tree):
             finished_pair(tree)  # which refuses one whose __init__ has not returned, in our own words
         leaves, treedef = jax_trees.tree_flatten(tree)
-        self._held: _Tree | _Table = _Tree(leaves, treedef, depth)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):  # which must not outlive their trace
+        self._held: _Tree | _Table = _Tree(leaves, treedef, depth, values)
+        # Tracers must not outlive their trace, and values are those of now.
+        if values or any(isinstance(leaf, Tracer) for leaf in leaves):
             self._made()
 
     def _made(self) -> _Table:
@@ -111,41 +127,52 @@ class Summary:
 
     @property
     def total(self) -> str:
-        """The last line."""
+        """The line below the table."""
         return self._made().total
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said below it of Python numbers that are children."""
+        return self._made().notes
+
     def __str__(self) -> str:
-        return self._by_rich() or self.plain if _in_terminal() else self.plain
+        head, *rows = self._cells()
+        lines = table([head, *rows], right=_NUMBERS, rule=True)
+        return "\n".join([self.title, *lines, self.total, *self.notes])
 
     def __repr__(self) -> str:
         return str(self)
 
     @property
     def plain(self) -> str:
-        """The table in plain text, the same everywhere: for logs and files."""
-        return "\n".join([self.title, *table(self._cells(), right=_NUMBERS, rule=True), self.total])
+        """The same as `str`."""
+        return str(self)
 
-    def _by_rich(self) -> str | None:
-        try:
-            from rich.console import Console
-        except ImportError:
-            return None
-        console = Console()
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get().rstrip("\n")
+    def print(self) -> None:
+        """Print it: in a terminal as a table with colours, by rich where that is installed, elsewhere in plain text."""
+        if getattr(sys.stdout, "isatty", bool)():  # programs without a console have no stdout
+            try:
+                from rich.console import Console
+            except ImportError:
+                pass
+            else:
+                Console().print(self)
+                return
+        print(self)  # noqa: T201  it is what was asked for
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """The head and the rows; without the last column where no row fills it."""
-        cells = [_HEAD, *(row.cells() for row in self.rows)]
-        return cells if any(row.sharding for row in self.rows) else [line[:-1] for line in cells]
+        """The head and the rows; of the last columns those that some row fills."""
+        lines = [row.cells() for row in self.rows]
+        shown = [place for place, name in enumerate(_COLUMNS) if name in _HEAD or any(line[place] for line in lines)]
+        return [tuple(line[place] for place in shown) for line in (_COLUMNS, *lines)]
 
     def __rich__(self) -> "Table":
         from rich.table import Table
         from rich.text import Text
 
         head, *lines = self._cells()
-        table = Table(title=self.title, caption=self.total, title_justify="left", caption_justify="left")
+        caption = Text("\n".join([self.total, *self.notes]))
+        table = Table(title=self.title, caption=caption, title_justify="left", caption_justify="left")
         for name in head:
             table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
         styles = {"static": "dim", "buffer": "cyan", "tied": "magenta"}
@@ -153,21 +180,45 @@ class Summary:
             table.add_row(*map(Text, line), style=styles.get(row.kind))
         return table
 
+    def _repr_html_(self) -> str:
+        """A table in the colours of the notebook, statics paler."""
+        head, *lines = self._cells()
+        below = "<br>".join(map(html.escape, (self.total, *self.notes)))
+        rows = (
+            _html_row("td", head, line, opacity=0.65 if row.kind == "static" else 1)
+            for row, line in zip(self.rows, lines, strict=True)
+        )
+        return (
+            f'<table><caption style="text-align:left">{html.escape(self.title)}</caption>'
+            f"<thead>{_html_row('th', head, head)}</thead><tbody>{''.join(rows)}</tbody>"
+            f'<tfoot><tr><td colspan="{len(head)}" style="text-align:left">{below}</td></tr></tfoot></table>'
+        )
 
-def _in_terminal() -> bool:
-    return bool(getattr(sys.stdout, "isatty", bool)())  # programs without a console have no stdout
+
+def _html_row(tag: str, head: Sequence[str], line: Sequence[str], *, opacity: float = 1) -> str:
+    sides = ("right" if name in _NUMBERS else "left" for name in head)
+    cells = (
+        f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>' for side, cell in zip(sides, line, strict=True)
+    )
+    return f'<tr style="opacity:{opacity}">{"".join(cells)}</tr>'
 
 
-def summary(tree: object, *, depth: int | None = None) -> Summary:
+def summary(tree: object, *, depth: int | None = None, values: bool = False) -> Summary:
     """A table of what is in a tree: each leaf and static with its place, class, kind, shape, dtype, size and sharding.
 
-    `print` shows it as a table of rich's in a terminal where rich is installed, and in plain text, always the same,
-    everywhere else: in files, notebooks, doctests. `.plain` is the text in any place. It reads no values of arrays, so
-    it works for abstract, stacked and sharded trees, and under `jit`.
+    As a string it is plain text, the same everywhere. `.print()` draws it with colours in a terminal where rich is
+    installed, and notebooks show it as a table. It works for abstract, stacked and sharded trees, and under `jit`.
+
+    A Python number that is a child of a node, as `rate: float = 0.5` makes one, is trained. Where there are such beside
+    arrays, a line below the table says so.
 
     Args:
         tree: A node, or any other tree.
         depth: How many steps of a path to show; what is deeper is summed up in one row. None for all.
+        values: Whether to look at the numbers, too: scalars are shown behind their path, and of other arrays the mean,
+            standard deviation, lowest and highest of what is finite, and how many are not. This waits for what is still
+            being computed. Traced, abstract, deleted and complex arrays, and those that other processes hold parts of,
+            have none.
 
     Raises:
         ValueError: If `depth` is less than 1.
@@ -185,31 +236,46 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         [0].mean                 Layer  buffer  [10]     f32       10     40
         [0].activation = 'relu'  Layer  static
         650 numbers, 2,600 bytes (2.5 KiB); 10 of them in buffers
+        >>> print(summary({"omega": jnp.float32(2.5), "noise": jnp.array([-1, 0, 1, jnp.nan])}, values=True))
+        dict
+        path             class  kind   shape  dtype  count  bytes  mean    std  min  max  not finite
+        ---------------  -----  -----  -----  -----  -----  -----  ----  -----  ---  ---  ----------
+        ['noise']        dict   child  [4]    f32        4     16     0  0.816   -1    1           1
+        ['omega'] = 2.5  dict   child  []     f32        1      4
+        5 numbers, 20 bytes
     """
     if depth is not None and depth < 1:
         raise ValueError(f"summary(depth=...) takes 1 or more steps, got {depth}.")
-    return Summary(tree, depth)
+    return Summary(tree, depth, values=values)
 
 
-def _table(tree: object, depth: int | None) -> _Table:
+_Values = dict[Path, Statistics | None]
+
+
+def _table(tree: object, depth: int | None, *, values: bool) -> _Table:
     every = list(items_of(tree))
+    read = {item.path: item.value for item in every if values and item.kind != "static"}
+    found = dict(zip(read, statistics_of(list(read.values())), strict=True))
     tied = {path: first for first, *others in aliases_in(every) for path in others}
     groups: dict[Path, list[Item]] = {}
     for item in every:
         groups.setdefault(item.path if depth is None else item.path[:depth], []).append(item)
     rows = tuple(
-        _row(items[0], tied) if items[0].path == path else _merged(tree, path, items, tied)
+        _row(items[0], tied, found) if items[0].path == path else _merged(tree, path, items, tied, found)
         for path, items in groups.items()
     )
     leaves = [item for items in groups.values() for item in items if item.kind != "static"]
-    return _Table(rows, _total(leaves, tied.keys()))
+    return _Table(rows, _total(leaves, tied.keys()), tuple(_notes(tree, leaves)))
 
 
-def _row(item: Item, tied: dict[Path, Path]) -> Row:
+def _row(item: Item, tied: dict[Path, Path], found: _Values) -> Row:
     value, path = item.value, path_text(item.path) or "the tree itself"
     is_array = item.kind != "static" and array_text(value) is not None
+    scalar = scalar_of(value, math.inf) if item.path in found and is_array else None
     if item.path in tied:
         path = f"{path} = {path_text(tied[item.path])}"
+    elif scalar is not None:
+        path = f"{path} = {scalar}"
     elif not is_array:
         shown = text(value)
         path = f"{path} = {shown if len(shown) <= _VALUE_LENGTH else f'{shown[: _VALUE_LENGTH - 3]}...'}"
@@ -223,10 +289,11 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
         count=elements_in(value),
         nbytes=bytes_in(value),
         sharding=_sharding(value),
+        values=found.get(item.path) if scalar is None else None,
     )
 
 
-def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
+def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path], found: _Values) -> Row:
     """The row for all that is below a place."""
     leaves = [item for item in items if item.kind != "static"]
     return Row(
@@ -236,6 +303,7 @@ def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Pa
         dtype=", ".join(dict.fromkeys(_dtype(item.value) for item in leaves if elements_in(item.value))),
         count=sum(elements_in(item.value) for item in leaves),
         nbytes=sum(bytes_in(item.value) for item in leaves),
+        values=together(found.get(item.path) for item in leaves),
     )
 
 
@@ -264,3 +332,27 @@ def _total(leaves: Sequence[Item], tied: Collection[Path]) -> str:
         f"{number:,} of them {where}" for number, where in ((in_buffers, "in buffers"), (in_ties, "tied")) if number
     ]
     return "; ".join([total, *parts])
+
+
+_NOTES = (
+    ((float, complex), "Python floats as children, so training changes them; static() or buffer() if it should not"),
+    ((bool, int), "Python ints or bools as children, so jit traces them; static() if they are settings"),
+)
+
+
+def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
+    """What is said of Python numbers that are children of nodes; nothing in trees without arrays, such as settings."""
+    if not any(array_text(item.value) is not None for item in leaves):
+        return
+    for kinds, note in _NOTES:
+        names = first_names(
+            path_text(item.path)
+            for item in leaves
+            if item.kind == "child" and class_of(item.value) in kinds and _in_a_node(tree, item.path)
+        )
+        if names:
+            yield f"{names}: {note}"
+
+
+def _in_a_node(tree: Any, path: Path) -> bool:
+    return any(is_node(functools.reduce(child_of, path[:steps], tree)) for steps in range(len(path)))

@@ -1,24 +1,23 @@
-"""A value as text, the one place for it: in full, bounded, or as another process would write it.
+"""A value as text, the one place for it: in full, to be looked at over several lines, or bounded.
 
-Nothing here reads the data of an array (but `portable_text`, where it is asked to), fails on what a transformation puts
+Nothing here reads the data of an array (but of scalars, where they are looked at), fails on what a transformation puts
 into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of
 which only `fields` is read.
 """
 
 import array
 import collections
-import dataclasses
 import difflib
-import enum
 import functools
-import hashlib
+import html
 import itertools
 import re
 import reprlib
-import sys
+import textwrap
+import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -26,16 +25,18 @@ from jax.core import Tracer
 
 from treewright._values import reach
 from treewright._values.reach import class_of
+from treewright._values.scalars import PATIENCE, scalar_of
 
 LENGTH = 80  # characters of a bounded text
 _FEW = 6  # items of a container, and levels of containers, in a bounded text
-_MANY = 100  # items of a container in a portable text that is kept
-_KEPT = 4000  # characters of a portable text that is kept
+MANY = 100  # items of a container, for a person and in a portable text that is kept
+_PARTS = 1000  # parts of containers that are written for a person; what is below others is left out
+_WIDTH = 88  # characters of a line for a person
+_NUMERALS = "-.0123456789"  # what a number begins with, and dots
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
 _NAMED = 3  # names that a message lists
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 _MARKS: tuple[tuple[type[Any], str], ...] = (
     (Tracer, "(traced)"),
     (jax.Array, ""),
@@ -45,7 +46,6 @@ _MARKS: tuple[tuple[type[Any], str], ...] = (
 # Classes as `Any`: after `isinstance` with them the parts of a value are still `Any`, and not unknown.
 _OBJECT: Any = object
 _SETS: Any = (set, frozenset)
-_SEQUENCES: Any = (tuple, list)
 _DICT: Any = dict
 _DEQUE: Any = collections.deque
 _SLICED = frozenset({str, bytes, bytearray, array.array})  # whose text begins as that of their beginning
@@ -77,6 +77,18 @@ def array_text(value: Any) -> str | None:
     if shape is None or dtype is None:  # a tracer of something that is not an array, such as a token
         return f"<{class_of(value).__name__}>"
     return f"{shape_text(dtype, shape)}{mark if label is None else label()}"
+
+
+def seen_array(value: Any, until: float) -> str | None:
+    """`f32(0.5)` for a scalar whose value can be had until a time, `f32[2](deleted)`, else the `array_text`."""
+    shown = array_text(value)
+    if shown is None or isinstance(value, Tracer):
+        return shown
+    if getattr(value, "is_deleted", bool)():
+        return f"{shown}(deleted)"
+    scalar = scalar_of(value, until)
+    # The brackets of complex numbers are there already.
+    return shown if scalar is None else shown.replace("[]", f"({str(scalar).strip('()')})", 1)
 
 
 def function_text(value: object, *, with_module: bool = False) -> str | None:
@@ -130,7 +142,7 @@ def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
 # The walk
 
 
-class _Text:
+class FullText:
     """One walk through a value, in full.
 
     Attributes:
@@ -169,18 +181,19 @@ class _Text:
         """The text of a container by its parts, of anything else as a whole."""
         kind = class_of(value)
         if kind is tuple:
-            return f"({self.items(value)}{',' if len(value) == 1 else ''})"
+            return self.bracketed("(", map(self.of, value), ",)" if len(value) == 1 else ")")
         if kind is list:
-            return f"[{self.items(value)}]"
+            return self.bracketed("[", map(self.of, value), "]")
         if isinstance(value, _SETS):
-            members = f"{{{self.joined(sorted(self.members(value)))}}}" if value else ""
-            return members if members and kind is set else f"{self.class_name(kind)}({members})"
+            name = self.class_name(kind)
+            opening, closing = ("{", "}") if kind is set else (f"{name}({{", "})")
+            return self.bracketed(opening, sorted(self.members(value)), closing) if value else f"{name}()"
         if isinstance(value, functools.partial):
             keywords = self.arguments(value.keywords.items())
             texts = itertools.chain(map(self.of, (value.func, *value.args)), keywords)
-            return f"{self.class_name(kind)}({self.joined(texts)})"
-        if isinstance(value, _DICT):
-            return self.entries(value) if kind is dict else f"{self.class_name(kind)}({self.entries(value)})"
+            return self.bracketed(f"{self.class_name(kind)}(", texts, ")")
+        if isinstance(value, _DICT) or (hasattr(kind, "_exact_key_") and isinstance(value, _MAPPING)):  # FrozenMapping
+            return self.entries(value, "" if kind is dict else self.class_name(kind))
         names = names_in(kind)
         if names:
             return self.call(kind, zip(names, value, strict=True))
@@ -194,8 +207,17 @@ class _Text:
         return str(kind.__qualname__ if hasattr(kind, "__node_spec__") else kind.__name__)
 
     def whole(self, value: Any) -> str:
-        """The text of what is not opened, and has no name."""
-        return repr(value)
+        """The text of what is not opened, and has no name: in one line, whatever its `__repr__` gives."""
+        shown = repr(value)
+        return " ".join(shown.split()) if "\n" in shown else shown
+
+    def bracketed(self, opening: str, texts: Iterable[str], closing: str) -> str:
+        """The text of a container, of the texts of its parts."""
+        return f"{opening}{self.joined(texts)}{closing}"
+
+    def labelled(self, label: str, value: Any) -> str:
+        """The text of a value that has a name or a key."""
+        return f"{label}{self.of(value)}"
 
     def joined(self, texts: Iterable[str]) -> str:
         """The first of these texts, and dots for the others, which are not written."""
@@ -203,21 +225,21 @@ class _Text:
         first = list(itertools.islice(texts, self.most))
         return ", ".join([*first, *("..." for _ in itertools.islice(texts, 1))])
 
-    def items(self, values: Iterable[Any]) -> str:
-        return self.joined(map(self.of, values))
-
     def members(self, values: Collection[Any]) -> Iterable[str]:
         """The texts of what a set holds, in any order."""
         return map(self.of, values)
 
     def arguments(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
-        return (f"{name}={self.of(value)}" for name, value in pairs)
+        return (self.labelled(f"{name}=", value) for name, value in pairs)
 
     def call(self, kind: type[Any], pairs: Iterable[tuple[str, Any]]) -> str:
-        return f"{self.class_name(kind)}({self.joined(self.arguments(pairs))})"
+        return self.bracketed(f"{self.class_name(kind)}(", self.arguments(pairs), ")")
 
-    def entries(self, mapping: Mapping[Any, Any]) -> str:
-        return f"{{{self.joined(f'{self.of(key)}: {self.of(value)}' for key, value in mapping.items())}}}"
+    def entries(self, mapping: Mapping[Any, Any], name: str = "") -> str:
+        """The text of a mapping, within the name of its class if it has one."""
+        opening, closing = (f"{name}({{", "})") if name else ("{", "}")
+        texts = (self.labelled(f"{self.of(key)}: ", value) for key, value in mapping.items())
+        return self.bracketed(opening, texts, closing)
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
@@ -227,21 +249,102 @@ def text(value: Any, *, with_module: bool = False) -> str:
         value: Anything.
         with_module: Whether functions and classes are written as `module.name`, to tell two of one name apart.
     """
-    return _Text(with_module=with_module).of(value)
+    return FullText(with_module=with_module).of(value)
+
+
+# To be looked at
+
+
+class _Breakable(str):
+    """The text of a container in one line, with what it takes to write it over several."""
+
+    __slots__ = ("closing", "opening", "parts")
+
+    opening: str
+    parts: list[str]
+    closing: str
+
+    def __new__(cls, opening: str, parts: list[str], closing: str) -> Self:
+        """The line of these parts."""
+        self = super().__new__(cls, f"{opening}{', '.join(parts)}{closing}")
+        self.opening, self.parts, self.closing = opening, parts, closing
+        return self
+
+
+class _LookedAt(FullText):
+    """One walk for a person: containers as groups, scalars with their values, and an end however large the value is.
+
+    Attributes:
+        written: How many parts there are so far. From a thousand on containers are written as `Layer(...)`.
+        until: When it has waited enough for values that a device still computes.
+    """
+
+    most = MANY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+        self.until = time.monotonic() + PATIENCE
+
+    def name(self, value: Any) -> str | None:
+        return seen_array(value, self.until) or super().name(value)
+
+    def whole(self, value: Any) -> str:
+        return repr(value)
+
+    def members(self, values: Collection[Any]) -> Iterable[str]:
+        return super().members(list(itertools.islice(values, MANY + 1)))
+
+    def bracketed(self, opening: str, texts: Iterable[str], closing: str) -> str:
+        texts = iter(texts)
+        parts = list(itertools.islice(texts, MANY if self.written < _PARTS else 0))
+        self.written += len(parts)
+        parts += ["..." for _ in itertools.islice(texts, 1)]
+        return _Breakable(opening, parts, closing) if parts else f"{opening}{closing}"
+
+    def labelled(self, label: str, value: Any) -> str:
+        shown = self.of(value)
+        if isinstance(shown, _Breakable):
+            return _Breakable(label + shown.opening, shown.parts, shown.closing)
+        return label + shown
+
+
+def _lines(shown: str, indent: str = "", end: str = "") -> Iterator[str]:
+    """A text as a Python programmer would write it: in one line where it fits, else with a line for each part."""
+    fits = "\n" not in shown and len(indent) + len(shown) + len(end) <= _WIDTH
+    if fits or not isinstance(shown, _Breakable):
+        yield from (f"{indent}{line}" for line in f"{shown}{end}".split("\n"))
+        return
+    inner = f"{indent}    "
+    yield f"{indent}{shown.opening}"
+    if all(part[0] in _NUMERALS for part in shown.parts):
+        yield from textwrap.wrap(", ".join(shown.parts), _WIDTH, initial_indent=inner, subsequent_indent=inner)
+    else:
+        for part in shown.parts:
+            yield from _lines(part, inner, ",")
+    yield f"{indent}{shown.closing.lstrip(',')}{end}"
 
 
 @reprlib.recursive_repr()
 def node_repr(self: Any) -> str:
-    """The `__repr__` of a node, in one line: arrays as `f32[784,128]`, statics in full."""
-    walk = _Text()
+    """The `__repr__` of a node: arrays as `f32[784,128]`, scalars as `f32(0.5)`, statics in full.
+
+    In one line of at most 88 characters, or over several; with dots for what is beyond a thousand values.
+    """
+    walk = _LookedAt()
     walk.asking = self
-    return walk.of(self)
+    return "\n".join(_lines(walk.of(self)))
+
+
+def in_html(shown: str) -> str:
+    """A text for a notebook, as it is."""
+    return f"<pre>{html.escape(shown)}</pre>"
 
 
 # Bounded
 
 
-class _BoundedText(_Text):
+class _BoundedText(FullText):
     """One walk that writes a few parts of a value, however large it is."""
 
     most = _FEW
@@ -266,7 +369,7 @@ def short_text(value: Any, *, with_module: bool = False) -> str:
     return cut_text(_BoundedText(with_module=with_module).of(value))
 
 
-class _FirstText(_Text):
+class _FirstText(FullText):
     """One walk that writes what it would write in full, but ends where nobody reads on."""
 
     def whole(self, value: Any) -> str:
@@ -372,126 +475,3 @@ def first_names(names: Iterable[str]) -> str:
     names = iter(names)
     first = list(itertools.islice(names, _NAMED))
     return ", ".join([*first, *("..." for _ in itertools.islice(names, 1))])
-
-
-# The same in another process
-
-
-def portable_text(value: object, *, exact: bool) -> str:
-    """A text without addresses, which is equal in another process for values that do the same.
-
-    Functions that can be imported count by their name, others by their name and what they hold and read; objects of
-    classes that are not known here count by their `repr`. Fields that are local to a process are left out.
-
-    Args:
-        value: Anything.
-        exact: Whether the text also tells apart values that do not do the same, for processes that run the same Python
-            and the same versions of libraries: by the code of functions, the data of arrays, and all items of
-            containers. Otherwise it is bounded, and fit to be kept.
-    """
-    written = _PortableText(exact=exact).of(value)
-    return written if exact else written[:_KEPT]
-
-
-def portable_text_and_modules(value: object) -> tuple[str, set[str]]:
-    """The exact text of a value, and the modules of the functions and classes in it."""
-    walk = _PortableText(exact=True)
-    return walk.of(value), walk.modules
-
-
-def full_name(value: Any) -> str:
-    """`module.name` of a class or function; classes of Python itself without a module."""
-    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-
-
-class _PortableText(_Text):
-    """One walk for `portable_text`."""
-
-    def __init__(self, *, exact: bool) -> None:
-        super().__init__(with_module=True)
-        self.exact = exact
-        self.most = None if exact else _MANY
-        self.modules: set[str] = set()
-
-    def name(self, value: Any) -> str | None:
-        kind = class_of(value)
-        if kind in reach.CONSTANTS:
-            return repr(value)
-        if isinstance(value, enum.Enum):
-            return f"{self.full_name(kind)}.{value.name or value.value}"
-        if isinstance(value, np.ndarray | jax.Array):
-            return self.array(value)
-        if isinstance(value, type) or (callable(value) and reach.import_path(value) is not None):
-            of_the_user = self.exact and isinstance(value, types.FunctionType) and not reach.library_made(value)
-            code = f"#{_digest(self.code(value).encode())}" if of_the_user else ""  # hosts may have it from other files
-            return f"{self.full_name(value)}{code}"
-        return value.__name__ if isinstance(value, types.ModuleType) else None
-
-    def array(self, value: Any) -> str | None:
-        if not self.exact:
-            return array_text(value)
-        shown = shape_text(value.dtype, value.shape)
-        if not getattr(value, "is_fully_addressable", True):
-            return shown
-        data = jax.random.key_data(value) if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key) else value
-        return f"{shown}#{_digest(np.asarray(data).tobytes())}"
-
-    def opened(self, value: Any) -> str:
-        kind = class_of(value)
-        if hasattr(kind, "__node_spec__"):
-            names = [field.name for field in kind.__node_spec__.fields if not field.local]
-            return self.call(kind, ((name, getattr(value, name)) for name in names))
-        if dataclasses.is_dataclass(kind):
-            return self.call(kind, ((field.name, getattr(value, field.name)) for field in dataclasses.fields(kind)))
-        if hasattr(value, "__func__") and hasattr(value, "__self__"):
-            return f"{self.of(value.__self__)}.{value.__func__.__name__}"
-        if isinstance(value, types.FunctionType):
-            return self.function(value)
-        if isinstance(value, _MAPPING) and not isinstance(value, _DICT):
-            return f"{self.full_name(kind)}({self.entries(value)})"
-        if isinstance(value, _SEQUENCES) and kind not in _SEQUENCES and not names_in(kind):
-            return f"{self.full_name(kind)}({self.items(value)})"
-        if callable(value) and reach.wrapped_by(value) is not None:
-            return f"{self.full_name(kind)}({self.of(reach.wrapped_by(value))})"
-        return super().opened(value)
-
-    def function(self, value: types.FunctionType) -> str:
-        held = self.joined(self.arguments((reach.held_by(value) | reach.read_by(value)).items()))
-        code = f"#{_digest(self.code(value).encode())}" if self.exact else ""
-        return f"{self.full_name(value)}{code}({held})"
-
-    def full_name(self, value: Any) -> str:
-        self.modules.add(str(getattr(value, "__module__", None)))
-        return full_name(value)
-
-    def code(self, function: types.FunctionType | types.CodeType) -> str:
-        parts, constants = reach.program_of(function)
-        texts = (self.code(one) if isinstance(one, types.CodeType) else self.of(one) for one in constants)
-        return " ".join([parts, *texts])
-
-    def class_name(self, kind: type[Any]) -> str:
-        return self.full_name(kind)
-
-    def whole(self, value: Any) -> str:
-        kind = class_of(value)
-        held = self.held(value) if self.exact else {}
-        if held and kind.__repr__ is _OBJECT.__repr__:
-            return self.call(kind, held.items())
-        try:
-            shown = _ADDRESS.sub("", repr(value))
-        except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
-            shown = "..."
-        attributes = f" ({self.joined(self.arguments(held.items()))})" if held else ""
-        return f"{self.full_name(kind)}: {shown}{attributes}"
-
-    def held(self, value: Any) -> dict[str, Any]:
-        """What an object of a user's class consists of, whatever its `repr` tells, and without what it only keeps."""
-        kind = class_of(value)
-        if reach.library_class(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
-            return {}
-        state = sorted(reach.state_of(value).items())
-        return {name: part for name, part in state if not reach.is_cached_property(kind, name)}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]

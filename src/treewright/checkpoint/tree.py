@@ -16,8 +16,8 @@ from treewright._nodes.spec import spec_of
 from treewright._trees.level import Level, level_of
 from treewright._trees.paths import place_of
 from treewright._values.freeze import freeze
+from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
-from treewright._values.text import portable_text
 from treewright.checkpoint.leaves import NAMES, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static
 from treewright.errors import CheckpointError, StaticSerializationError

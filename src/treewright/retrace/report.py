@@ -11,7 +11,7 @@ from typing import Any, Literal
 from treewright._jax import DictKey, SequenceKey
 from treewright._trees.diff import Difference, DifferenceKind
 from treewright._values.reach import class_of, public
-from treewright._values.text import first_names
+from treewright._values.text import first_names, in_html
 from treewright.errors import RetraceWarning
 from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
@@ -79,6 +79,9 @@ class RetraceReport:
 
     def __str__(self) -> str:
         return "\n".join([self._headline(), *(f"    {line}" for line in self._details())])
+
+    def _repr_html_(self) -> str:
+        return in_html(str(self))
 
     def _headline(self) -> str:
         ordinal = ordinal_of(self.number)

@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
 from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
-from treewright._values.text import portable_text, text
+from treewright._values.portable import portable_text
+from treewright._values.text import text
 from treewright.errors import ShardingWarning, warn_user
 from treewright.sharding.exchange import versions
 from treewright.sharding.hlo import arrays_in

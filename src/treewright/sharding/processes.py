@@ -11,15 +11,9 @@ from jax.sharding import NamedSharding
 from treewright._jax import path_text, process_count
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import Place, is_node, walk
+from treewright._values.portable import full_name, portable_text, portable_text_and_modules
 from treewright._values.reach import class_of
-from treewright._values.text import (
-    excerpts,
-    first_difference,
-    full_name,
-    portable_text,
-    portable_text_and_modules,
-    shape_text,
-)
+from treewright._values.text import excerpts, first_difference, shape_text
 from treewright.errors import ProcessMismatchError
 from treewright.sharding.exchange import ProcessGroup, groups_of_processes, processes_text, versions
 from treewright.sharding.folding import folded

@@ -14,7 +14,7 @@ from treewright._jax import jax_trees, path_text, untyped_jax
 from treewright._jax_processes import kept_arguments
 from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
-from treewright._values.text import shape_text, table
+from treewright._values.text import in_html, shape_text, table
 from treewright.sharding.folding import folded
 from treewright.sharding.hlo import arrays_in, collectives_in, donated_parameters
 from treewright.sharding.report import bytes_text, spec_text
@@ -114,6 +114,9 @@ class ProgramReport:
             f"{axes}: {bytes_text(held)} of arguments on a device{temporary}; {bytes_text(self.moved_nbytes)} moved"
         )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return in_html(str(self))
 
 
 def _rows(arrays: Sequence[ProgramArray]) -> list[tuple[str, ...]]:

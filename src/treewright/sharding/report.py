@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from treewright._jax import path_text
 from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
-from treewright._values.text import table, text
+from treewright._values.text import in_html, table, text
 from treewright.sharding.folding import first_steps, folded
 from treewright.sharding.rules import MeshRules, Rules
 from treewright.sharding.specs import AnyMesh, OnMisfit, StackNames, fitted_leaves, sizes_of
@@ -143,6 +143,9 @@ class ShardingReport:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        return in_html(str(self))
 
     def _rows(self, depth: int | None, *, fold: bool) -> list[tuple[str, list[ShardedLeaf]]]:
         """The lines of the table: the name of each, and its leaves."""

@@ -1,0 +1,82 @@
+"""The pictures of docs/looking.md, drawn anew: `make pictures`. Needs rich, treescope and a Chromium."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from treewright import Module, buffer, static, summary
+
+IMAGES = Path(__file__).parent / "images"
+PAGE = """<!doctype html><meta charset="utf-8"><style>
+body {{ font: 14px system-ui, sans-serif; margin: 16px; }} pre {{ margin: 0; }}
+table {{ border-collapse: collapse; font-size: 13px; }} td, th {{ padding: 3px 10px; }}
+tbody tr:nth-child(odd) {{ background: #f5f5f5; }}
+p {{ color: #757575; font: 13px monospace; margin: 18px 0 6px; }}
+</style><p>net</p>{node}<p>summary(net, values=True)</p>{table}"""
+
+
+class Dense(Module):
+    """The layer of the page."""
+
+    kernel: jax.Array
+    bias: jax.Array
+    activation: str = static(default="relu")
+
+    def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
+        self.kernel = jax.random.normal(key, (outputs, inputs)) / inputs**0.5
+        self.bias = jnp.zeros(outputs)
+
+
+class Net(Module):
+    """The model of the page."""
+
+    layers: tuple[Dense, ...]
+    scale: jax.Array
+    mean: jax.Array = buffer()
+    temperature: float = 2.0
+    name: str = static(default="digits")
+
+
+def model() -> Net:
+    """The model that is shown."""
+    first, second = jax.random.split(jax.random.key(0))
+    return Net((Dense(64, 128, first), Dense(128, 10, second)), jnp.float32(0.5), jnp.zeros(64))
+
+
+def draw_terminal(file: Path) -> None:
+    """What `summary(net, values=True).print()` shows in a terminal."""
+    console = Console(record=True, file=io.StringIO(), width=130, force_terminal=True)
+    console.print(summary(model(), values=True))
+    picture = console.export_svg(title=">>> summary(net, values=True).print()", unique_id="summary")
+    # No fonts from elsewhere: the reader's own monospace font will do.
+    file.write_text(re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL), encoding="utf-8")
+
+
+def draw_notebook(file: Path) -> None:
+    """What a notebook shows for the model, with treescope installed, and for its summary."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        sys.exit(f"no Chromium is installed, which draws {file.name}")
+    net: Any = model()
+    shown: Any = summary(net, values=True)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(PAGE.format(node=net._repr_html_(), table=shown._repr_html_()), encoding="utf-8")
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=900,760"]
+        budget = [f"--user-data-dir={folder}/profile", "--virtual-time-budget=5000"]
+        command = [browser, *options, *budget, f"--screenshot={file}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)  # noqa: S603  our own page
+
+
+if __name__ == "__main__":
+    draw_terminal(IMAGES / "summary.svg")
+    draw_notebook(IMAGES / "notebook.png")
