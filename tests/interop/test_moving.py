@@ -195,7 +195,8 @@ def cell(library: Library, feature: Callable[[Library], bool]) -> str:
 
 def table() -> list[list[str]]:
     """The cells of the page, by rows."""
-    lines = PAGE.read_text(encoding="utf-8").partition("## What was tried")[2].splitlines()
+    section = PAGE.read_text(encoding="utf-8").partition("## What was tried")[2].partition("\n## ")[0]
+    lines = section.splitlines()
     rows = [line for line in lines if line.startswith("|") and "---" not in line]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
