@@ -225,6 +225,7 @@ def reduce(self: Any) -> tuple[Any, ...]:
 @kept_in_pickles
 def empty_node(cls: type[Any]) -> Any:
     """A node without values, for `set_state` to fill."""
+    getattr(cls, "__node_spec__", None)  # an undecorated class becomes a node, if nothing has used it so far
     node: Any = object.__new__(cls)
     return node
 

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 import jax
@@ -64,6 +65,9 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 OPTIONS_KEY = "treewright"
+# How JAX and equinox, flax, mjx and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
+# decorator of theirs on a subclass.
+STATIC_MARKS = MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
 _MISSING: Any = dataclasses.MISSING
 
 
@@ -83,12 +87,12 @@ class FieldOptions:
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     """The options that a specifier wrote, or None for a field without one.
 
-    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and
-    `{"pytree_node": False}`, as `flax.struct.field` writes it.
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do the
+    marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
     try:
         options = field.metadata.get(OPTIONS_KEY)
-        marked = field.metadata.get("static") or field.metadata.get("pytree_node") is False
+        marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
     except AttributeError:  # dataclasses takes any mapping, and some have no `get`
         return None
     if isinstance(options, FieldOptions):
@@ -113,7 +117,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
         raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
-        metadata["static"] = True
+        metadata |= STATIC_MARKS
     if sys.version_info >= (3, 14):
         arguments["doc"] = options.doc
     return dataclasses.field(metadata=metadata, **arguments)

@@ -91,6 +91,7 @@ _MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of eac
 def register_for_export(cls: type[Any]) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
+    JAX need not know the class yet: what comes back asks for its statics first, and that is its first use.
     A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
     says no more than that.
     """
@@ -102,6 +103,7 @@ def register_for_export(cls: type[Any]) -> None:
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
+                from_children=lambda statics, children: from_pair(cls, (tuple(children), statics)),
             )
             return
         serialized_name = f"{name}#{next(_MADE_AGAIN)}"

@@ -246,7 +246,7 @@ def imported(module: str, name: str) -> Any:
 @kept_in_pickles
 def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> StaticTable:
     """The table of a class; a new one for a class that `cloudpickle` is just bringing, whose spec is still to come."""
-    spec: Any = vars(owner).get("__node_spec__")
+    spec: Any = getattr(owner, "__node_spec__", None)
     if spec is None or (spec.table.names != names and not own_annotations(owner)):  # a Module begins without them
         return StaticTable(owner, names, content)
     table: StaticTable = spec.table
