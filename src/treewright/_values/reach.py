@@ -73,7 +73,7 @@ _LEFT_OUT = frozenset(
             "__abstractmethods__",
             "_abc_impl",
         ),
-        *("__node_spec__", "__node_fields__", "__node_registered__", "__node_exported__", "__before_node__"),
+        *("__node_spec__", "__node_fields__", "__node_registered__", "__node_exported__", "__node_statics__", "__before_node__"),
         *("_fields", "_field_defaults", "_make", "_generate_next_value_", "_new_member_", "_use_args_"),
         *("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_"),
         *("_member_type_", "_value_repr_", "_hashable_values_", "_boundary_", "_flag_mask_", "_singles_mask_"),
