@@ -90,6 +90,8 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do the
     marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
+    if not field.metadata:
+        return None
     try:
         options = field.metadata.get(OPTIONS_KEY)
         marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())

@@ -4,7 +4,6 @@ import abc
 import copy
 import dataclasses
 import inspect
-import sys
 import types
 from typing import Any
 
@@ -13,7 +12,7 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.fields import options_of
 from treewright._nodes.init import init_vars
-from treewright._nodes.node import ChildView, made_twice
+from treewright._nodes.node import ChildView
 from treewright._nodes.spec import MISSING, Options
 from treewright._values.reach import class_attribute
 from treewright.errors import NodeDefinitionError
@@ -32,16 +31,6 @@ class Hidden:
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
         holder = owner if instance is None else instance
         raise AttributeError(f"{holder!r} has no attribute {self.name!r}", name=self.name, obj=holder)
-
-
-class RefusedToDataclasses:
-    """Where a Module has no `__post_init__`: `dataclasses` asks for one of a class that it is to make, fields or none."""
-
-    def __get__(self, node: Any, owner: Any = None) -> Any:
-        reader = sys._getframe(1).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]  public, by its docs
-        if reader == dataclasses.__name__ and "__node_spec__" in vars(owner):
-            raise made_twice(owner)
-        raise AttributeError(f"{owner.__qualname__} has no attribute '__post_init__'")
 
 
 def is_of_others(cls: type[Any]) -> bool:

@@ -17,7 +17,7 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_registered, restore_body
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, register, view, with_close_matches
+from treewright._nodes.node import ChildView, build, made_twice, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import MISSING, NodeSpec, Options, node_spec
@@ -77,7 +77,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
-    _install(cls, way.methods)
+    _install(cls, way)
     abc.update_abstractmethods(cls)
     _document(spec)
     registration = register_once(cls)
@@ -176,13 +176,16 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
 def _is_generated(cls: type[Any], name: str, methods: tuple[Any, ...]) -> bool:
     """Whether a class has one of these methods, or one that `dataclasses` generated for a base."""
     writer = next(base for base in cls.__mro__ if name in vars(base))
-    by_dataclasses = "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
+    is_node = isinstance(vars(writer).get("__node_spec__"), NodeSpec)
+    by_dataclasses = "__dataclass_params__" in vars(writer) and not is_node
     return by_dataclasses or any(vars(writer)[name] is method for method in methods)
 
 
-def _install(cls: type[Any], methods: Mapping[str, Any]) -> None:
-    for name, method in methods.items():
-        if name not in vars(cls):
+def _install(cls: type[Any], way: Way) -> None:
+    """The other methods of a node, over those that `dataclasses` generated for a base."""
+    for name, method in _METHODS.items():
+        inherited = class_attribute(cls, name)
+        if name not in vars(cls) and inherited is not method and (name in way.methods or _is_generated(cls, name, ())):
             setattr(cls, name, method)
 
 
@@ -288,15 +291,15 @@ class OwnSpec(NodeSpec):
 
 
 class NoSpec:
-    """In place of a spec in a subclass of a node that another library has registered."""
+    """In place of a spec, in `Module` and in a subclass of a node that another library has registered."""
 
-    def __init__(self, cls: type[Any]) -> None:
+    def __init__(self, cls: type[Any] | None) -> None:
         self.cls = cls
 
     def __get__(self, node: Any, owner: Any = None) -> NodeSpec:
-        if owner is not self.cls:
+        if self.cls is not owner and vars(owner).get("__node_spec__") is not self:
             return first_use(owner)
-        raise AttributeError(f"{owner.__qualname__} is a pytree of another library")
+        raise AttributeError(f"{owner.__qualname__} is not a node")
 
 
 def await_first_use(cls: type[Any]) -> None:
@@ -375,25 +378,49 @@ class FirstUse:
         self.written = written
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
-        holder = next(base for base in owner.__mro__ if vars(base).get(self.name) is self)
-        if self.name == "__post_init__":
-            return self._asked_by(str(sys._getframe(1).f_globals.get("__name__")), holder, node, owner)  # pyright: ignore[reportPrivateUsage]  public, by its docs
-        if self.name == "__init__" and node is None and self.written is not MISSING:
-            return self.written
-        with contextlib.suppress(AttributeError):  # another library's
-            first_use(owner)
+        frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  public, by its docs
+        asks = str(frame.f_globals.get("__name__"))
+        while frame.f_globals.get("__name__") == dataclasses.__name__:
+            frame = frame.f_back
+        if self.name == "__post_init__" and asks == dataclasses.__name__:
+            _expect_instances(self._holder(owner))
+        elif (
+            self.name == "__post_init__"
+            or (self.name == "__init__" and node is None and self.written is not MISSING)
+            or str(frame.f_globals.get("__name__")).startswith("jax.")  # register_dataclass: it may be left to others
+        ):
+            return self._as_written(node, owner)
+        else:
+            with contextlib.suppress(AttributeError):  # another library's
+                first_use(owner)
         return getattr(owner if node is None else node, self.name)
 
-    def _asked_by(self, module: str, holder: type[Any], node: Any, owner: type[Any]) -> Any:
-        """Where `dataclasses` asks, it writes an `__init__` next, for itself or for the library that called it."""
-        if module == dataclasses.__name__:
-            await_no_more(holder)
-            setattr(holder, "__new__", FirstInstance(vars(holder).get("__new__", MISSING)))  # noqa: B010
-            setattr(holder, "__signature__", SignatureOfInit())  # noqa: B010
-            return getattr(owner if node is None else node, self.name)
+    def _holder(self, owner: type[Any]) -> type[Any]:
+        return next(base for base in owner.__mro__ if vars(base).get(self.name) is self)
+
+    def _as_written(self, node: Any, owner: type[Any]) -> Any:
         if self.written is not MISSING:
             return self.written if node is None else self.written.__get__(node, owner)
-        return getattr(super(holder, owner if node is None else node), self.name)
+        return getattr(super(self._holder(owner), owner if node is None else node), self.name)
+
+
+def _expect_instances(cls: type[Any]) -> None:
+    """Make way for the `__init__` that `dataclasses` writes next, for itself or for the library that called it."""
+    await_no_more(cls)
+    cls.__new__ = cast("Any", FirstInstance(vars(cls).get("__new__", MISSING)))
+    cls.__signature__ = SignatureOfInit()
+
+
+class NoPostInit:
+    """Where a class has no `__post_init__`: `dataclasses` asks for it before it writes an `__init__`, fields or none."""
+
+    def __get__(self, node: Any, owner: Any = None) -> Any:
+        asks = sys._getframe(1).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]  public, by its docs
+        if asks == dataclasses.__name__ and isinstance(vars(owner).get("__node_spec__"), NodeSpec):
+            raise made_twice(owner)
+        if asks == dataclasses.__name__:  # a base of another library has not passed `__init_subclass__` on
+            _expect_instances(owner)
+        raise AttributeError(f"{owner.__qualname__} has no attribute '__post_init__'")
 
 
 class FirstInstance:

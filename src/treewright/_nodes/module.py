@@ -14,8 +14,15 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.foreign import RefusedToDataclasses, refuse_metaclass
-from treewright._nodes.make_class import MODULE, leave_registered, make_node_class, refuse_keywords
+from treewright._nodes.foreign import refuse_metaclass
+from treewright._nodes.make_class import (
+    MODULE,
+    NoPostInit,
+    NoSpec,
+    leave_registered,
+    make_node_class,
+    refuse_keywords,
+)
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options
@@ -248,7 +255,8 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        __post_init__ = RefusedToDataclasses()
+        __post_init__ = NoPostInit()
+        __node_spec__ = NoSpec(None)
 
         for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():
             locals()[_name] = _method
