@@ -20,7 +20,7 @@ from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, made_twice, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
-from treewright._nodes.spec import MISSING, NodeSpec, Options, node_spec
+from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
@@ -313,17 +313,17 @@ def await_first_use(cls: type[Any]) -> None:
         cls.__node_exported__ = True
     if not isinstance(vars(cls).get("__new__"), FirstInstance):
         for name in _ON_FIRST_USE:
-            setattr(cls, name, FirstUse(name, vars(cls).get(name, MISSING)))
+            setattr(cls, name, FirstUse(name, *[vars(cls)[name]] * (name in vars(cls))))
 
 
 def await_no_more(cls: type[Any]) -> None:
     """Take the hooks out of a class."""
     for name in _ON_FIRST_USE:
         hook = vars(cls).get(name)
-        if isinstance(hook, FirstUse) and hook.written is MISSING:
+        if isinstance(hook, FirstUse):
             delattr(cls, name)
-        elif isinstance(hook, FirstUse):
-            setattr(cls, name, hook.written)
+            for written in hook.written:
+                setattr(cls, name, written)
 
 
 def first_use(cls: type[Any]) -> NodeSpec:
@@ -373,7 +373,7 @@ def body_of(cls: type[Any]) -> dict[str, Any]:
 class FirstUse:
     """Stands in a class for an attribute that its first use makes, or that the body wrote."""
 
-    def __init__(self, name: str, written: Any) -> None:
+    def __init__(self, name: str, *written: Any) -> None:
         self.name = name
         self.written = written
 
@@ -386,7 +386,7 @@ class FirstUse:
             _expect_instances(self._holder(owner))
         elif (
             self.name == "__post_init__"
-            or (self.name == "__init__" and node is None and self.written is not MISSING)
+            or (self.name == "__init__" and node is None and self.written)
             or str(frame.f_globals.get("__name__")).startswith("jax.")  # register_dataclass: it may be left to others
         ):
             return self._as_written(node, owner)
@@ -399,15 +399,15 @@ class FirstUse:
         return next(base for base in owner.__mro__ if vars(base).get(self.name) is self)
 
     def _as_written(self, node: Any, owner: type[Any]) -> Any:
-        if self.written is not MISSING:
-            return self.written if node is None else self.written.__get__(node, owner)
+        for written in self.written:
+            return written if node is None else written.__get__(node, owner)
         return getattr(super(self._holder(owner), owner if node is None else node), self.name)
 
 
 def _expect_instances(cls: type[Any]) -> None:
     """Make way for the `__init__` that `dataclasses` writes next, for itself or for the library that called it."""
     await_no_more(cls)
-    cls.__new__ = cast("Any", FirstInstance(vars(cls).get("__new__", MISSING)))
+    cls.__new__ = cast("Any", FirstInstance(vars(cls).get("__new__")))
     cls.__signature__ = SignatureOfInit()
 
 
@@ -436,7 +436,7 @@ class FirstInstance:
         getattr(cls, "__node_spec__", None)
         found = (vars(base)["__new__"] for base in cls.__mro__ if "__new__" in vars(base))
         others = (new for new in found if not isinstance(new, FirstInstance))
-        new = next(others) if self.written is MISSING else self.written
+        new = next(others) if self.written is None else self.written
         return object.__new__(cls) if new is vars(object)["__new__"] else new(cls, *args, **kwargs)
 
 

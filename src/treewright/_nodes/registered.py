@@ -75,6 +75,8 @@ def _field_names(cls: Any) -> list[str]:
             f"register_dataclass takes a class that is a dataclass itself, got {first_text(cls)}. Decorate your own "
             f"class with @pytree_dataclass."
         )
+    if hasattr(cls, "__node_spec__"):
+        raise NodeDefinitionError(f"register_dataclass: {cls.__qualname__} is a node already. Drop the call.")
     refuse_registered(cls)
     return [field.name for field in dataclasses.fields(cls)]
 
