@@ -1,4 +1,4 @@
-"""An undecorated subclass of a decorated class: as Python made it until it is used, and then a node, whatever uses it."""
+"""An undecorated subclass of a decorated class: as Python made it until something uses it, and then a node."""
 
 import copy
 import dataclasses

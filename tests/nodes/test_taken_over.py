@@ -42,7 +42,9 @@ def quantised(mark: str, **options: Any) -> Any:
 # Under the decorator
 
 
-@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"order": True}, {"kw_only": True}, {"repr": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"frozen": True}, {"order": True}, {"kw_only": True}, {"repr": False}], ids=str
+)
 @pytest.mark.parametrize("mark", MARKS)
 def test_the_fields_of_a_dataclass_are_taken_over_with_their_statics(mark: str, options: dict[str, Any]) -> None:
     theirs = quantised(mark, **options)
@@ -212,10 +214,14 @@ def test_what_can_not_be_registered_is_refused_and_is_not_registered() -> None:
     cls: Any = dataclasses.make_dataclass("Theirs", ["x", "spacing"])
     below = types.new_class("Below", (cls,))
 
-    with pytest.raises(NodeDefinitionError, match=r"Theirs has no field spcing \(did you mean spacing\?\)\. Its fields: x,"):
+    with pytest.raises(
+        NodeDefinitionError, match=r"Theirs has no field spcing \(did you mean spacing\?\)\. Its fields: x,"
+    ):
         register_dataclass(cls, static=["spcing"])
     for wrong in (below, cls(1, 2), int):
-        with pytest.raises(NodeDefinitionError, match="register_dataclass takes a class that is a dataclass itself, got"):
+        with pytest.raises(
+            NodeDefinitionError, match="register_dataclass takes a class that is a dataclass itself, got"
+        ):
             register_dataclass(wrong)
     with pytest.raises(NodeDefinitionError, match="Static is a node already"):
         register_dataclass(treewright.Static)

@@ -74,9 +74,9 @@ def pytree_dataclass(
     """Make a class a pytree node: its fields are children, those marked `static()` go to `aux_data`.
 
     What `dataclasses.dataclass(frozen=True)` does, and on top of it `tree_flatten`, `tree_unflatten`, key paths by
-    field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object. Where
-    it is a dataclass already, its fields are taken over, statics by any mark among them, and an option is off if either
-    decorator says so.
+    field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object.
+    Where it is a dataclass already, its fields are taken over, statics by any mark among them, and an option is off if
+    either decorator says so.
 
     Args:
         cls: The class.

@@ -65,7 +65,7 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 OPTIONS_KEY = "treewright"
-# How JAX and equinox, flax, mjx and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
+# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
 # decorator of theirs on a subclass.
 STATIC_MARKS = MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
 _MISSING: Any = dataclasses.MISSING
@@ -87,8 +87,8 @@ class FieldOptions:
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     """The options that a specifier wrote, or None for a field without one.
 
-    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do the
-    marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
+    the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
     if not field.metadata:
         return None

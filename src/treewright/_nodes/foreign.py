@@ -67,7 +67,9 @@ def refuse_registered(cls: type[Any]) -> None:
         if ("__init_subclass__" in vars(base) and base.__module__ != "typing") or type(base) not in {type, abc.ABCMeta}
     ]
     if registers:
-        cause = f"{registers[-1]}, of which it is a subclass, registers every subclass. Put treewright.Module in its place"
+        cause = (
+            f"{registers[-1]}, of which it is a subclass, registers every subclass. Put treewright.Module in its place"
+        )
     else:
         cause = "another decorator, or a call, has registered it. Drop that"
     raise NodeDefinitionError(
@@ -113,9 +115,7 @@ def restore_body(cls: type[Any], options: Options) -> Options:
         if name in fields:
             setattr(cls, name, copy.copy(fields[name]))
     del cls.__dataclass_fields__, cls.__dataclass_params__
-    return dataclasses.replace(
-        options, **{name: getattr(options, name) and getattr(params, name) for name in _OPTIONS}
-    )
+    return dataclasses.replace(options, **{name: getattr(options, name) and getattr(params, name) for name in _OPTIONS})
 
 
 def _is_generated(value: Any) -> bool:

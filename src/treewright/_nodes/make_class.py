@@ -412,7 +412,7 @@ def _expect_instances(cls: type[Any]) -> None:
 
 
 class NoPostInit:
-    """Where a class has no `__post_init__`: `dataclasses` asks for it before it writes an `__init__`, fields or none."""
+    """Where a class has no `__post_init__`: `dataclasses` asks for it before it writes an `__init__`."""
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
         asks = sys._getframe(1).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]  public, by its docs

@@ -200,9 +200,9 @@ def _read_outside_pair(view: ChildView, node: Any, owner: Any) -> Any:
 def made_twice(cls: type[Any]) -> NodeDefinitionError:
     """The error for what makes a node a dataclass once more, above our decorator or on a subclass of `Module`."""
     return NodeDefinitionError(
-        f"{cls.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, and is being "
-        f"made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its statics would be lost. "
-        f"Drop that decorator, or the base that does it; what their field() says of statics is understood without."
+        f"{cls.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, and is "
+        f"being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its statics would be "
+        f"lost. Drop that decorator, or the base that does it; what their field() says of statics is understood without."
     )
 
 

@@ -89,9 +89,7 @@ class AfterImport(MetaPathFinder):
 _MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
 
 
-def register_for_export(
-    cls: type[Any], unflatten: Callable[[Statics, Iterable[Any]], Any] | None = None
-) -> None:
+def register_for_export(cls: type[Any], unflatten: Callable[[Statics, Iterable[Any]], Any] | None = None) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
     JAX need not know the class yet: what comes back asks for its statics first, and that is its first use.
