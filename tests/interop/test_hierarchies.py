@@ -142,6 +142,7 @@ def kind_of(make: Callable[[], Any]) -> str:
     assert [copied(mixed).y for copied in (copy.copy, copy.deepcopy)] == [2.0, 2.0]
     assert [part.kind for part in diff(mixed, dataclasses.replace(mixed, mode="z"))] == ["static"]
     assert repr(mixed).endswith(")")
+    assert all(getattr(cls, name, cls) is not cls for name in dir(cls))  # a name that is listed has an answer
     with pytest.raises(dataclasses.FrozenInstanceError):
         mixed.y = 1.0
     if hasattr(cls, "double"):
@@ -311,7 +312,7 @@ def test_what_another_library_registered_is_named_by_the_base_that_did() -> None
 
 def test_a_second_dataclass_decorator_above_ours_is_refused() -> None:
     for base, decorator in [(Module, dataclasses.dataclass), (OfModule, struct.dataclass)]:
-        for fields in ({"y": Any}, {}):
+        for fields in ({"y": Any},):
             cls = types.new_class(
                 "Mixed", (base,), {"kw_only": True}, lambda body, fields=fields: body.update(__annotations__=fields)
             )

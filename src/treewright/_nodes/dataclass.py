@@ -9,7 +9,6 @@ from treewright._nodes.fields import S, buffer, field, static
 from treewright._nodes.foreign import refuse_metaclass
 from treewright._nodes.make_class import (
     DECORATED,
-    NoPostInit,
     await_first_use,
     await_no_more,
     body_of,
@@ -146,8 +145,6 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
     except BaseException:
         undo(cls, before)
         raise
-    if not hasattr(cls, "__post_init__"):
-        cls.__post_init__ = NoPostInit()
     _watch_subclasses(cls)
     return cls
 

@@ -1,5 +1,6 @@
 """The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
+import copy as copying
 from collections.abc import Hashable, Iterable, Iterator
 from types import MappingProxyType
 from typing import Any, cast
@@ -199,13 +200,15 @@ def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:
 
 def copy(self: Any) -> Any:
     """A node with the same children and statics."""
+    if not hasattr(class_of(self), "__node_spec__"):  # what is asked here first leaves the class to another library
+        return copying.copy(self)
     return from_pair(class_of(self), finished_pair(self))
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A node with deep copies of the children; statics never change and are shared."""
-    import copy as copying
-
+    if not hasattr(class_of(self), "__node_spec__"):
+        return copying.deepcopy(self, memo)
     children, statics = finished_pair(self)
     node = empty_node(class_of(self))
     memo[id(self)] = node
@@ -215,6 +218,8 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle the pair: no `__init__` runs when it comes back."""
+    if not hasattr(class_of(self), "__node_spec__"):
+        return cast("tuple[Any, ...]", self.__reduce_ex__(2))
     children, statics = finished_pair(self)
     names = (field.name for field in spec_of(self).children)
     # The function that fills the node goes with the pickle: an instance that hangs on its own class comes back before

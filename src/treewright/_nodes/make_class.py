@@ -17,7 +17,7 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_registered, restore_body
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, made_twice, register, view, with_close_matches
+from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec
@@ -409,18 +409,6 @@ def _expect_instances(cls: type[Any]) -> None:
     await_no_more(cls)
     cls.__new__ = cast("Any", FirstInstance(vars(cls).get("__new__")))
     cls.__signature__ = SignatureOfInit()
-
-
-class NoPostInit:
-    """Where a class has no `__post_init__`: `dataclasses` asks for it before it writes an `__init__`."""
-
-    def __get__(self, node: Any, owner: Any = None) -> Any:
-        asks = sys._getframe(1).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]  public, by its docs
-        if asks == dataclasses.__name__ and isinstance(vars(owner).get("__node_spec__"), NodeSpec):
-            raise made_twice(owner)
-        if asks == dataclasses.__name__:  # a base of another library has not passed `__init_subclass__` on
-            _expect_instances(owner)
-        raise AttributeError(f"{owner.__qualname__} has no attribute '__post_init__'")
 
 
 class FirstInstance:

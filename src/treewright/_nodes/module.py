@@ -17,7 +17,6 @@ from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.foreign import refuse_metaclass
 from treewright._nodes.make_class import (
     MODULE,
-    NoPostInit,
     NoSpec,
     leave_registered,
     make_node_class,
@@ -255,7 +254,6 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        __post_init__ = NoPostInit()
         __node_spec__ = NoSpec(None)
 
         for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():

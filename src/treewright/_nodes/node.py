@@ -202,7 +202,7 @@ def made_twice(cls: type[Any]) -> NodeDefinitionError:
     return NodeDefinitionError(
         f"{cls.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, and is "
         f"being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its statics would be "
-        f"lost. Drop that decorator, or the base that does it; what their field() says of statics is understood without."
+        f"lost. Drop that decorator, or the base that does it; their marks of statics are understood."
     )
 
 
@@ -393,7 +393,10 @@ def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
 
 def replaced(node: Any, /, **changes: Any) -> Any:
     """A copy with some fields replaced: converters and checks run, the constructor does not."""
-    spec = spec_of(node)
+    try:
+        spec = spec_of(node)
+    except AttributeError:  # of a subclass that another library has registered
+        return dataclasses.replace(node, **changes)
     children, statics = finished_pair(node)
     wrong = [name for name in changes if name not in spec.by_name]
     if wrong:
