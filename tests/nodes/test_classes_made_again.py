@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import treewright
-from treewright import Module, TrainState, pytree_dataclass, replace, static
+from treewright import TrainState, pytree_dataclass, replace, static
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -68,7 +68,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "signature": inspect.signature,
     "the constructor": lambda cls: cls.__init__,
     "a subclass": lambda cls: type("Further", (cls,), {}),
-    "the flattened form": lambda cls: cls.tree_unflatten(Base(1.0).tree_flatten()[1], ()),
+    "the flattened form": lambda cls: cls.tree_unflatten(None, ()),
     "an empty instance of a pickle": lambda cls: cls.__reduce__(cls(1.0))[0](cls),
 }
 
@@ -131,7 +131,8 @@ def test_post_init_of_the_class_or_of_its_base_runs_once() -> None:
     class Further(Below):
         y: Any = 0.0
 
-    assert Below.__post_init__(Base(1.0)) is None  # type: ignore[arg-type]
+    inherited: Any = Below.__post_init__
+    inherited(None)
     Further(1.0)
     Below(1.0)
     assert runs == ["below"] * 3
@@ -185,6 +186,36 @@ def test_a_post_init_below_a_dataclass_decorator_runs() -> None:
     assert jax.tree.leaves(Below(1.0)) == [1.0, 2.0]
 
 
+def test_what_is_wrong_below_a_dataclass_decorator_is_said_at_each_instance() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Bad(Base):
+        sizes: list[int] = static(default=())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+
+    for _ in range(2):
+        with pytest.raises(
+            NodeDefinitionError, match=r"Bad is not a node yet: .*Bad\.sizes is static, but its annotation"
+        ):
+            Bad(1.0)
+
+
+def test_a_decorator_may_follow_on_a_class_that_was_used() -> None:
+    below = undecorated()
+    dataclasses.fields(below)
+
+    assert jax.tree.leaves(pytree_dataclass(below)(1.0)) == [1.0, 2.0]
+
+
+def test_an_init_subclass_of_an_undecorated_class_that_forgets_its_base_still_gives_nodes() -> None:
+    class Below(Base):
+        def __init_subclass__(cls) -> None:
+            pass
+
+    class Further(Below):
+        y: Any = 2.0
+
+    assert jax.tree.leaves(Further(1.0)) == [1.0, 2.0]
+
+
 def test_two_threads_make_it_once() -> None:
     below, start, made = undecorated(), threading.Barrier(4), []
 
@@ -212,6 +243,7 @@ def test_by_cloudpickle_it_goes_as_it_is() -> None:
     assert jax.tree.leaves(used) == [1.0, 2.0]
     assert jax.tree.leaves(type(used)(5.0)) == [5.0, 2.0]
     assert copy.copy(used) == used
+    assert list(inspect.signature(type(used)).parameters) == ["x", "mode", "y", "depth"]
 
 
 def test_another_process_reads_pickles_treedefs_and_programs_before_it_makes_an_instance(tmp_path: Path) -> None:

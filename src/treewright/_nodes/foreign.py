@@ -110,15 +110,16 @@ def restore_body(cls: type[Any], options: Options) -> Options:
     generated = [name for name, value in vars(cls).items() if _is_generated(value)]
     if "__eq__" in generated and vars(cls).get("__hash__", MISSING) is None:
         generated.append("__hash__")
-    for name in [*generated, "__match_args__"]:
-        if name in vars(cls):
-            delattr(cls, name)
+    matched = [name for name in ("__match_args__",) if name in vars(cls)]
+    for name in [*generated, *matched]:
+        delattr(cls, name)
     fields = {field.name: field for field in dataclasses.fields(cls)} | init_vars(cls)
     for name in own_annotations(cls):
         if name in fields:
             setattr(cls, name, copy.copy(fields[name]))
     del cls.__dataclass_fields__, cls.__dataclass_params__
-    return dataclasses.replace(options, **{name: getattr(options, name) and getattr(params, name) for name in _OPTIONS})
+    told = {name: getattr(options, name) and getattr(params, name) for name in _OPTIONS}
+    return dataclasses.replace(options, **told, match_args=options.match_args and bool(matched))
 
 
 def _is_generated(value: Any) -> bool:
@@ -126,7 +127,7 @@ def _is_generated(value: Any) -> bool:
     if not isinstance(value, types.FunctionType):
         return False
     written: Any = inspect.unwrap(value)
-    return written.__module__ == dataclasses.__name__ or written.__code__.co_qualname.startswith("__create_fn__.")
+    return written.__module__ == dataclasses.__name__ or str(written.__code__.co_qualname).startswith("__create_fn__.")
 
 
 def leave_to_others(cls: type[Any]) -> None:

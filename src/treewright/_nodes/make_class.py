@@ -285,7 +285,7 @@ class OwnSpec(NodeSpec):
 
     __slots__ = ()
 
-    def __get__(self, node: Any, owner: Any = None) -> NodeSpec:
+    def __get__(self, node: Any, owner: type[Any]) -> NodeSpec:
         # Another class than its own holds it where IPython's autoreload has written it there.
         return self if owner is self.cls or vars(owner).get("__node_spec__") is self else first_use(owner)
 
@@ -296,7 +296,7 @@ class NoSpec:
     def __init__(self, cls: type[Any] | None) -> None:
         self.cls = cls
 
-    def __get__(self, node: Any, owner: Any = None) -> NodeSpec:
+    def __get__(self, node: Any, owner: type[Any]) -> NodeSpec:
         if self.cls is not owner and vars(owner).get("__node_spec__") is not self:
             return first_use(owner)
         raise AttributeError(f"{owner.__qualname__} is not a node")
@@ -313,7 +313,7 @@ def await_first_use(cls: type[Any]) -> None:
         cls.__node_exported__ = True
     if not isinstance(vars(cls).get("__new__"), FirstInstance):
         for name in _ON_FIRST_USE:
-            setattr(cls, name, FirstUse(name, *[vars(cls)[name]] * (name in vars(cls))))
+            setattr(cls, name, FirstUse(name, *[vars(cls)[own] for own in {name} & vars(cls).keys()]))
 
 
 def await_no_more(cls: type[Any]) -> None:
@@ -377,7 +377,7 @@ class FirstUse:
         self.name = name
         self.written = written
 
-    def __get__(self, node: Any, owner: Any = None) -> Any:
+    def __get__(self, node: Any, owner: type[Any]) -> Any:
         frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  public, by its docs
         asks = str(frame.f_globals.get("__name__"))
         while frame.f_globals.get("__name__") == dataclasses.__name__:
@@ -401,7 +401,7 @@ class FirstUse:
     def _as_written(self, node: Any, owner: type[Any]) -> Any:
         for written in self.written:
             return written if node is None else written.__get__(node, owner)
-        return getattr(super(self._holder(owner), owner if node is None else node), self.name)
+        return getattr(super(self._holder(owner), cast("Any", owner if node is None else node)), self.name)
 
 
 def _expect_instances(cls: type[Any]) -> None:
@@ -422,15 +422,14 @@ class FirstInstance:
 
     def __call__(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         getattr(cls, "__node_spec__", None)
-        found = (vars(base)["__new__"] for base in cls.__mro__ if "__new__" in vars(base))
-        others = (new for new in found if not isinstance(new, FirstInstance))
-        new = next(others) if self.written is None else self.written
+        found: list[Any] = [vars(base)["__new__"] for base in cls.__mro__ if "__new__" in vars(base)]
+        new: Any = self.written or next(new for new in found if not isinstance(new, FirstInstance))
         return object.__new__(cls) if new is vars(object)["__new__"] else new(cls, *args, **kwargs)
 
 
 class SignatureOfInit:
     """The signature of a class whose `__new__` takes anything."""
 
-    def __get__(self, node: Any, owner: Any = None) -> inspect.Signature:
-        signature = signature_of(owner.__init__)
+    def __get__(self, node: Any, owner: type[Any]) -> inspect.Signature:
+        signature = signature_of(cast("Any", owner).__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])

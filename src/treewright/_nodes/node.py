@@ -165,7 +165,7 @@ def view(field: FieldSpec) -> ChildView:
     return StaticView(field) if field.is_static else ChildView(field)
 
 
-def _read_outside_pair(view: ChildView, node: Any, owner: Any) -> Any:
+def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> Any:
     """A field of the class itself, or of an instance whose values still wait.
 
     The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
@@ -179,7 +179,7 @@ def _read_outside_pair(view: ChildView, node: Any, owner: Any) -> Any:
         reader = str(sys._getframe(2).f_globals.get("__name__"))  # pyright: ignore[reportPrivateUsage]  public, by its docs
         if reader.startswith("IPython.extensions."):
             return view
-        if reader == dataclasses.__name__ and vars(owner).get(field.name) is view:
+        if reader == dataclasses.__name__ and owner is not None and vars(owner).get(field.name) is view:
             raise made_twice(owner)
         if field.default is MISSING and reader == dataclasses.__name__:
             raise AttributeError(f"the field {field.name!r} has no default")

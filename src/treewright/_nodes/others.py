@@ -89,13 +89,14 @@ class AfterImport(MetaPathFinder):
 _MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
 
 
-def register_for_export(cls: type[Any], unflatten: Callable[[Statics, Iterable[Any]], Any] | None = None) -> None:
+def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]], Any] | None = None) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
     JAX need not know the class yet: what comes back asks for its statics first, and that is its first use.
     A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
     says no more than that.
     """
+    rebuilt: Any = unflatten or (lambda statics, children: from_pair(cls, (tuple(children), statics)))
     name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     while True:
         with contextlib.suppress(ValueError):  # the name is taken
@@ -104,7 +105,7 @@ def register_for_export(cls: type[Any], unflatten: Callable[[Statics, Iterable[A
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
-                from_children=unflatten or (lambda statics, children: from_pair(cls, (tuple(children), statics))),
+                from_children=rebuilt,
             )
             return
         serialized_name = f"{name}#{next(_MADE_AGAIN)}"
