@@ -359,7 +359,7 @@ def test_a_class_that_no_tool_has_seen_is_theirs_from_the_first_use_on(first: Ca
     assert not hasattr(type(mixed), "__node_spec__")
 
 
-def _rebuilt(make: Callable[..., Any], arguments: tuple[Any, ...], state: dict[str, Any]) -> Any:
+def _rebuilt(make: Callable[..., Any], arguments: tuple[Any, ...], state: dict[str, Any], *_: None) -> Any:
     mixed = make(*arguments)
     vars(mixed).update(state)
     return mixed
