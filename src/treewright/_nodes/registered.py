@@ -41,6 +41,7 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
             registered then.
 
     Examples:
+        >>> import dataclasses, treewright
         >>> @dataclasses.dataclass(frozen=True)
         ... class Grid:  # of some package
         ...     values: jax.Array
