@@ -248,7 +248,8 @@ def test_a_class_with_an_init_of_its_own_calls_that_of_the_node() -> None:
             super().__init__(x + 1, mode)
 
     jax.tree_util.register_dataclass(Own)
-    own = Own(1.0)
+    make: Any = Own
+    own = make(1.0)
 
     assert (jax.tree.leaves(own), own.mode) == ([2.0], "z")
     assert jax.tree.map(lambda x: x, own).x == 3.0  # JAX calls the constructor

@@ -189,7 +189,7 @@ def test_a_post_init_below_a_dataclass_decorator_runs() -> None:
 def test_what_is_wrong_below_a_dataclass_decorator_is_said_at_each_instance() -> None:
     @dataclasses.dataclass(frozen=True)
     class Bad(Base):
-        sizes: list[int] = static(default=())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # noqa: RUF009
+        sizes: list[int] = static(default=())  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # noqa: RUF009
 
     for _ in range(2):
         with pytest.raises(

@@ -401,7 +401,7 @@ class FirstUse:
     def _as_written(self, node: Any, owner: type[Any]) -> Any:
         for written in self.written:
             return written if node is None else written.__get__(node, owner)
-        return getattr(super(self._holder(owner), cast("Any", owner if node is None else node)), self.name)
+        return getattr(cast("Any", super)(self._holder(owner), cast("Any", owner if node is None else node)), self.name)
 
 
 def _expect_instances(cls: type[Any]) -> None:

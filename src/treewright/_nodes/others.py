@@ -96,7 +96,10 @@ def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]]
     A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
     says no more than that.
     """
-    rebuilt: Any = unflatten or (lambda statics, children: from_pair(cls, (tuple(children), statics)))
+
+    def rebuilt(statics: Any, children: Iterable[Any]) -> Any:
+        return from_pair(cls, (tuple(children), statics)) if unflatten is None else unflatten(statics, children)
+
     name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     while True:
         with contextlib.suppress(ValueError):  # the name is taken
