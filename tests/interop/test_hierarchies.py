@@ -247,8 +247,8 @@ def test_a_class_with_an_init_of_its_own_calls_that_of_the_node() -> None:
         def __init__(self, x: Any, mode: str = "z") -> None:
             super().__init__(x + 1, mode)
 
-    jax.tree_util.register_dataclass(Own)
     make: Any = Own
+    jax.tree_util.register_dataclass(make)
     own = make(1.0)
 
     assert (jax.tree.leaves(own), own.mode) == ([2.0], "z")
@@ -264,7 +264,8 @@ def test_a_class_that_flattens_itself_is_registered_by_itself() -> None:
 
         @classmethod
         def tree_unflatten(cls, aux_data: Any, children: Any) -> Any:
-            return cls(*children, aux_data)
+            make: Any = cls
+            return make(*children, aux_data)
 
     assert jax.tree.map(lambda x: x + 1, Own(1.0, "z")).x == 2.0
     assert copy.copy(Own(1.0)).double() == 2.0

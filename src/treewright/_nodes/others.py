@@ -108,7 +108,7 @@ def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]]
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
-                from_children=rebuilt,
+                from_children=cast("Any", rebuilt),
             )
             return
         serialized_name = f"{name}#{next(_MADE_AGAIN)}"
