@@ -79,6 +79,7 @@ SLOW = {
     "interop",
     "nodes/test_cloudpickle.py",
     "nodes/test_export.py",
+    "nodes/test_first_use.py",
     "nodes/test_laws.py",
     "nodes/test_method_identity.py",
     "nodes/test_static_law.py",

@@ -30,6 +30,7 @@ COMPLEXITY = 10
 # what is traced anywhere in the process, and who wants to hear of it, has no smaller place. What code reads never
 # changes, and is found once.
 MUTABLE_STATE = {
+    "_nodes.make_class._MAKING",  # the lock under which a class is made at its first use
     *("_jax._RELAY", "_nodes.init._pairing", "_nodes.others._MADE_AGAIN", "_values.reach.code_reads"),
     "checkpoint.ending.UNFINISHED",
     "retrace.traced.PROCESS",

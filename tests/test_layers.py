@@ -43,21 +43,25 @@ _nodes.fields: _nodes.annotations, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
-_nodes.as_json: _nodes.json_kinds, _nodes.spec, _nodes.statics, _values.freeze, _values.reach, errors
+_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, errors
 _nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
     _values.scalars, _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
-_nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
+_nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach, errors
 _nodes.slips: _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach, _values.text, errors
 _nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec, _values.reach,
     _values.text, errors
-_nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node, _nodes.others, _nodes.refusals,
-    _nodes.slips, _nodes.spec, _values.reach, errors
-_nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
-_nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.make_class,
-    _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
-    _values.text, errors
+_nodes.foreign: _jax, _nodes.annotations, _nodes.dunders, _nodes.fields, _nodes.init, _nodes.node, _nodes.spec,
+    _values.reach, errors
+_nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.init, _nodes.node, _nodes.others,
+    _nodes.refusals, _nodes.slips, _nodes.spec, _values.reach, errors
+_nodes.dataclass: _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
+_nodes.registered: _jax, _nodes.fields, _nodes.foreign, _nodes.node, _nodes.others, _nodes.statics, _values.text,
+    errors
+_nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.foreign,
+    _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
+    _values.reach, _values.text, errors
 _trees
 _trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
     _values.snapshot, _values.text, _values.why

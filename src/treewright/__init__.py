@@ -38,6 +38,7 @@ __all__ = [
     "node_at",
     "partition",
     "pytree_dataclass",
+    "register_dataclass",
     "replace",
     "sharding",
     "spec_like",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._nodes.module import Module
     from treewright._nodes.node import replace
+    from treewright._nodes.registered import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
@@ -87,6 +89,7 @@ else:
             "_nodes.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_nodes.module": ("Module",),
             "_nodes.node": ("replace",),
+            "_nodes.registered": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

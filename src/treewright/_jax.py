@@ -57,6 +57,19 @@ def is_first_process() -> bool:
     return process_index() == 0
 
 
+def is_tree_node(cls: type[Any]) -> bool:
+    """Whether somebody has registered a class with JAX.
+
+    Before 0.10 JAX tells it of an instance only, so a class that has none, an abstract one, counts as not registered.
+    """
+    if hasattr(jax_trees, "is_tree_node"):
+        return bool(jax_trees.is_tree_node(cls))
+    try:
+        return not jax_trees.all_leaves([object.__new__(cls)])
+    except TypeError:
+        return False
+
+
 # Young. `import treewright` fails in a JAX without these.
 
 typeof: Any = jax.typeof

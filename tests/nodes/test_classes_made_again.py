@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import treewright
-from treewright import Module, TrainState, pytree_dataclass, replace, static
+from treewright import TrainState, pytree_dataclass, replace, static
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,8 @@ def test_a_class_has_an_answer_for_each_name_that_it_lists(module: Any, name: st
 
 
 def test_a_dataclass_below_a_node_takes_no_view_for_a_default() -> None:
-    class Base(Module):
+    @pytree_dataclass
+    class Base:
         x: Any
         y: Any = 2.0
 

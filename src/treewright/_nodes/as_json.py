@@ -32,8 +32,7 @@ from treewright._nodes.json_kinds import (
     statics_in,
     text,
 )
-from treewright._nodes.spec import spec_of
-from treewright._nodes.statics import Statics
+from treewright._nodes.statics import Statics, table_in
 from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
 from treewright.errors import CheckpointError, StaticSerializationError
@@ -185,11 +184,12 @@ class StaticCodec:
         Raises:
             StaticSerializationError: If the class has other static fields now, or a name is not found.
         """
-        table = spec_of(cls).table
-        if set(encoded) != set(table.names):
+        table = table_in(cls)
+        names = () if table is None else table.names  # None: another library has the class now
+        if table is None or set(encoded) != set(names):
             raise StaticSerializationError(
                 f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, "
-                f"which now has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
+                f"which now has {', '.join(names) or 'none'}. Export it again with this version of the class."
             )
         values = (given[name] if name in given else self.decode(encoded[name]) for name in table.names)
         return table.intern(tuple(values))

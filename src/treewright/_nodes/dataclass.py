@@ -1,22 +1,23 @@
 """`@pytree_dataclass`: a class with annotated fields becomes a node class, and stays the same object."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, cast, dataclass_transform, overload
 
 from treewright._nodes.fields import S, buffer, field, static
+from treewright._nodes.foreign import refuse_metaclass
 from treewright._nodes.make_class import (
     DECORATED,
-    UNDECORATED,
+    await_first_use,
+    await_no_more,
+    body_of,
     make_node_class,
     refuse_keywords,
-    register_once,
     undo,
 )
-from treewright._nodes.spec import Options, spec_of
-from treewright._values.reach import class_of, public
+from treewright._nodes.spec import Options
+from treewright._values.reach import public
 from treewright._values.text import first_text
 from treewright.errors import NodeDefinitionError
 
@@ -73,6 +74,8 @@ def pytree_dataclass(
 
     What `dataclasses.dataclass(frozen=True)` does, and on top of it `tree_flatten`, `tree_unflatten`, key paths by
     field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object.
+    Where it is a dataclass already, its fields are taken over, statics by any mark among them, and an option is off if
+    either decorator says so.
 
     Args:
         cls: The class.
@@ -127,7 +130,8 @@ def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Optio
 def _decorated(cls: Any, options: Options) -> type[Any]:
     if not isinstance(cls, type):
         raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {first_text(cls)}.")
-    if "__node_spec__" in vars(cls) or "__pending_node__" in vars(cls):
+    await_no_more(cls)
+    if "__node_spec__" in vars(cls):
         before = vars(cls).get("__before_node__")
         if before is None:
             raise NodeDefinitionError(
@@ -135,53 +139,36 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
                 f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
             )
         undo(cls, before)
-    make_node_class(cls, options, DECORATED)
+    before = body_of(cls)
+    try:
+        make_node_class(cls, options, DECORATED)
+    except BaseException:
+        undo(cls, before)
+        raise
     _watch_subclasses(cls)
     return cls
 
 
 def _watch_subclasses(cls: type[Any]) -> None:
-    """Make undecorated subclasses nodes, since JAX would take their instances for leaves."""
+    """Let undecorated subclasses become nodes, since JAX would take their instances for leaves."""
     own = vars(cls).get("__init_subclass__")
 
     def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
+        refuse_metaclass(subclass)
         if own is not None:
             own.__get__(None, subclass)(**keywords)
         else:
             cure = "Options of a decorated class stand in its decorator: @pytree_dataclass(kw_only=True)."
             refuse_keywords(subclass, cls, keywords, cure)
             super(cls, subclass).__init_subclass__(**keywords)
-        if "__node_spec__" not in vars(subclass):  # not a Module, and no other base has come first
-            _make_undecorated(subclass)
+        for base in subclass.__mro__[1:]:
+            getattr(base, "__node_spec__", None)  # its decorators are through, so it is used now
+        if not {"__node_spec__", "__node_exported__"} & vars(subclass).keys():  # no other base has come first
+            await_first_use(subclass)
+            if "__init_subclass__" in vars(subclass):
+                _watch_subclasses(subclass)
 
     setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
-
-
-def _make_undecorated(cls: type[Any]) -> None:
-    """A decorator that follows starts over, with its own options, from the class as it was written.
-
-    What is wrong with the class is said by the decorator, or where none follows, by the first call of the class.
-    """
-    # Copies of fields, since dataclasses writes into them whether they are keyword-only.
-    before = {
-        name: copy.copy(value) if class_of(value) is dataclasses.Field else value for name, value in vars(cls).items()
-    }
-    try:
-        make_node_class(cls, spec_of(cls).options, UNDECORATED)  # those of its base
-        _watch_subclasses(cls)
-    except (TypeError, ValueError) as error:
-        undo(cls, before)
-        _refuse_instances(cls, error)
-    cls.__before_node__ = before
-
-
-def _refuse_instances(cls: type[Any], error: Exception) -> None:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001, N807
-        raise NodeDefinitionError(f"{cls.__qualname__} is not a node yet: {error}") from error
-
-    cls.__init__ = __init__
-    cls.__pending_node__ = True
-    register_once(cls)
 
 
 @pytree_dataclass

@@ -1,5 +1,6 @@
 """The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
+import copy as copying
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MappingProxyType
@@ -201,13 +202,15 @@ def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:
 
 def copy(self: Any) -> Any:
     """A node with the same children and statics."""
+    if not hasattr(class_of(self), "__node_spec__"):  # what is asked here first leaves the class to another library
+        return copying.copy(self)
     return from_pair(class_of(self), finished_pair(self))
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A node with deep copies of the children; statics never change and are shared."""
-    import copy as copying
-
+    if not hasattr(class_of(self), "__node_spec__"):
+        return copying.deepcopy(self, memo)
     children, statics = finished_pair(self)
     node = empty_node(class_of(self))
     memo[id(self)] = node
@@ -217,6 +220,8 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle the pair: no `__init__` runs when it comes back."""
+    if not hasattr(class_of(self), "__node_spec__"):
+        return cast("tuple[Any, ...]", self.__reduce_ex__(2))
     children, statics = finished_pair(self)
     names = (field.name for field in spec_of(self).children)
     # The function that fills the node goes with the pickle: an instance that hangs on its own class comes back before
@@ -227,6 +232,7 @@ def reduce(self: Any) -> tuple[Any, ...]:
 @kept_in_pickles
 def empty_node(cls: type[Any]) -> Any:
     """A node without values, for `set_state` to fill."""
+    getattr(cls, "__node_spec__", None)  # an undecorated class becomes a node, if nothing has used it so far
     node: Any = object.__new__(cls)
     return node
 

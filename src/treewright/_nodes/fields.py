@@ -68,7 +68,10 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 OPTIONS_KEY = "treewright"
+# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
+# decorator of theirs on a subclass.
 _JDC = "__jax_dataclasses_static_field__"
+STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, _JDC: True})
 _MISSING: Any = dataclasses.MISSING
 
 
@@ -88,13 +91,15 @@ class FieldOptions:
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     """The options that a specifier wrote, or None for a field without one.
 
-    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and
-    `{"pytree_node": False}`, as `flax.struct.field` writes it, and the mark of jax_dataclasses.
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
+    the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
     try:
+        if not field.metadata:
+            return None
         options = field.metadata.get(OPTIONS_KEY)
-        marked = field.metadata.get("static") or field.metadata.get("pytree_node") is False or field.metadata.get(_JDC)
-    except AttributeError:  # dataclasses takes any mapping, and some have no `get`
+        marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
+    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get` or no length
         return None
     if isinstance(options, FieldOptions):
         return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
@@ -119,7 +124,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
         raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
-        metadata["static"] = True
+        metadata |= STATIC_MARKS
     if sys.version_info >= (3, 14):
         arguments["doc"] = options.doc
     return dataclasses.field(metadata=metadata, **arguments)

@@ -1,10 +1,13 @@
 """The steps from a class as a user wrote it to a registered node class, one list for every way that leads there."""
 
 import abc
+import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +17,14 @@ import typing_extensions
 
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
+from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_registered, restore_body
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.slips import refuse_unrun_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
-from treewright._values.reach import class_attribute, class_of, code_of, kept_in_pickles
+from treewright._values.reach import class_attribute, class_of, innermost_code, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 
@@ -46,7 +50,9 @@ UNDECORATED = Way(inherits=True, methods=_METHODS)  # a subclass of a decorated 
 MODULE = Way(inherits=True, methods=types.MappingProxyType({}), reserved=frozenset({"replace"}))  # Module has them
 
 # What a class keeps when it goes back to what it was before.
-_MANAGED = frozenset({"__dict__", "__weakref__", "__node_registered__", "__abstractmethods__", "_abc_impl"})
+_MANAGED = frozenset(
+    {"__dict__", "__weakref__", "__node_registered__", "__node_exported__", "__abstractmethods__", "_abc_impl"}
+)
 # Never changed here, but by `dataclasses.make_dataclass` between the making of a class and its decorator: from 3.12 on
 # the module, from 3.14 on the annotations too.
 _OTHERS = frozenset({"__module__", "__annotate_func__", "__annotate__", "__annotations__", "__annotations_cache__"})
@@ -64,16 +70,20 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         options: As `pytree_dataclass` takes them.
         way: How it became one.
     """
+    if "__node_registered__" not in vars(cls):
+        refuse_registered(cls)
+    options = restore_body(cls, options)
     refuse_class_body(cls, way.reserved)
     _read_fields(cls, options)
-    spec = node_spec(cls, options, has_own_init=_has_own_init(cls, way))
+    spec = node_spec(cls, options, OwnSpec, has_own_init=_has_own_init(cls, way))
     refuse_annotations(spec)
     refuse_unrun_post_init(spec)
     cls.__node_spec__ = spec
+    cls.__node_fields__ = spec.by_name
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
-    _install(cls, way.methods)
+    _install(cls, way)
     _enforce_abstract_methods(cls)
     _document(spec)
     registration = register_once(cls)
@@ -86,10 +96,11 @@ def _has_own_init(cls: type[Any], way: Way) -> bool:
     writer, init = _found_init(cls)
     if writer is cls or not way.inherits:
         return writer is cls
-    spec: NodeSpec | None = vars(writer).get("__node_spec__")
-    if spec is not None:
+    spec = vars(writer).get("__node_spec__")
+    if isinstance(spec, NodeSpec):
         return spec.has_own_init
-    generated = "__dataclass_params__" in vars(writer) and getattr(code_of(init), "co_filename", "") == "<string>"
+    filename = getattr(innermost_code(init), "co_filename", "")  # chex wraps what dataclasses generated
+    generated = "__dataclass_params__" in vars(writer) and filename == "<string>"
     return writer is not object and not generated
 
 
@@ -97,6 +108,12 @@ def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
     """The class in the MRO that has the `__init__` which Python runs, and the function."""
     found = ((base, vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base))
     return next((base, init) for base, init in found if getattr(init, "__module__", None) not in _PLACEHOLDERS)
+
+
+def inherited_spec(cls: type[Any]) -> NodeSpec | None:
+    """The spec of the nearest base that is a node; nothing is made of a class for it."""
+    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])
+    return next((spec for spec in specs if isinstance(spec, NodeSpec)), None)
 
 
 def _read_fields(cls: type[Any], options: Options) -> None:
@@ -183,13 +200,16 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
 def _is_generated(cls: type[Any], name: str, methods: tuple[Any, ...]) -> bool:
     """Whether a class has one of these methods, or one that `dataclasses` generated for a base."""
     writer = next(base for base in cls.__mro__ if name in vars(base))
-    by_dataclasses = "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
+    is_node = isinstance(vars(writer).get("__node_spec__"), NodeSpec)
+    by_dataclasses = "__dataclass_params__" in vars(writer) and not is_node
     return by_dataclasses or any(vars(writer)[name] is method for method in methods)
 
 
-def _install(cls: type[Any], methods: Mapping[str, Any]) -> None:
-    for name, method in methods.items():
-        if name not in vars(cls):
+def _install(cls: type[Any], way: Way) -> None:
+    """The other methods of a node, over those that `dataclasses` generated for a base."""
+    for name, method in _METHODS.items():
+        inherited = class_attribute(cls, name)
+        if name not in vars(cls) and inherited is not method and (name in way.methods or _is_generated(cls, name, ())):
             setattr(cls, name, method)
 
 
@@ -241,7 +261,8 @@ def register_once(cls: type[Any]) -> "Registration":
     """Tell JAX of the class, unless it has been told."""
     if "__node_registered__" not in vars(cls):
         registration = Registration(cls, register(cls))
-        register_for_export(cls)
+        if "__node_exported__" not in vars(cls):
+            register_for_export(cls)
         register_node_for_flax(cls)
         cls.__node_registered__ = registration
     known: Registration = vars(cls)["__node_registered__"]
@@ -282,3 +303,166 @@ def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
     for name, value in before.items():
         if name not in kept and vars(cls).get(name) is not value:
             setattr(cls, name, value)
+
+
+# Subclasses of a decorated class, without the decorator
+
+
+_MAKING = threading.RLock()  # two threads may make the first instance of a class at one time
+_ON_FIRST_USE = ("__init__", "__post_init__", "__dataclass_fields__", "__signature__")
+
+
+class OwnSpec(NodeSpec):
+    """The spec in its class. A subclass that inherits it has its own when it is asked for it: see `first_use`."""
+
+    __slots__ = ()
+
+    def __get__(self, node: Any, owner: type[Any]) -> NodeSpec:
+        # Another class than its own holds it where IPython's autoreload has written it there.
+        return self if owner is self.cls or vars(owner).get("__node_spec__") is self else first_use(owner)
+
+
+class NoSpec:
+    """In place of a spec, in `Module` and in a subclass of a node that another library has registered."""
+
+    def __init__(self, cls: type[Any] | None) -> None:
+        self.cls = cls
+
+    def __get__(self, node: Any, owner: type[Any]) -> NodeSpec:
+        if self.cls is not owner and vars(owner).get("__node_spec__") is not self:
+            return first_use(owner)
+        raise AttributeError(f"{owner.__qualname__} is not a node")
+
+
+def await_first_use(cls: type[Any]) -> None:
+    """Leave a class as Python made it, so that a decorator or a registration of others may follow, until it is used.
+
+    An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
+    for `__post_init__` first. The name for `jax.export` is taken at once: a program may be read before an instance is.
+    """
+    if "__node_exported__" not in vars(cls):
+        register_for_export(cls)
+        cls.__node_exported__ = True
+    _enforce_abstract_methods(cls)
+    if not isinstance(vars(cls).get("__new__"), FirstInstance):
+        for name in _ON_FIRST_USE:
+            setattr(cls, name, FirstUse(name, *[vars(cls)[own] for own in {name} & vars(cls).keys()]))
+
+
+def await_no_more(cls: type[Any]) -> None:
+    """Take the hooks out of a class."""
+    for name in _ON_FIRST_USE:
+        hook = vars(cls).get(name)
+        if isinstance(hook, FirstUse):
+            delattr(cls, name)
+            for written in hook.written:
+                setattr(cls, name, written)
+
+
+def first_use(cls: type[Any]) -> NodeSpec:
+    """The spec of a class that is used for the first time: now it becomes a node, unless it is another library's.
+
+    Raises:
+        AttributeError: If another library has registered it.
+        NodeDefinitionError: If it can't be a node. It is as it was, and says so again the next time.
+    """
+    with _MAKING:
+        for base in reversed(cls.__mro__[1:]):
+            getattr(base, "__node_spec__", None)  # the bases first: fields come from there
+        await_no_more(cls)
+        if "__node_spec__" not in vars(cls):
+            _settle(cls)
+    spec: NodeSpec = cls.__node_spec__  # its own now
+    return spec
+
+
+def _settle(cls: type[Any]) -> None:
+    if "__node_registered__" not in vars(cls) and is_of_others(cls):
+        leave_registered(cls)
+        return
+    inherited, before = inherited_spec(cls), body_of(cls)
+    try:
+        make_node_class(cls, Options() if inherited is None else inherited.options, UNDECORATED)
+    except (TypeError, ValueError) as error:
+        undo(cls, before)
+        await_first_use(cls)
+        raise NodeDefinitionError(f"{cls.__qualname__} is not a node yet: {error}") from error
+    cls.__before_node__ = before
+
+
+def leave_registered(cls: type[Any]) -> None:
+    """Let a subclass of a node be what another library has registered it as."""
+    leave_to_others(cls)
+    cls.__node_spec__ = NoSpec(cls)
+
+
+def body_of(cls: type[Any]) -> dict[str, Any]:
+    """The attributes of a class as they stand; copies of fields, since dataclasses writes into them."""
+    return {
+        name: copy.copy(value) if class_of(value) is dataclasses.Field else value for name, value in vars(cls).items()
+    }
+
+
+class FirstUse:
+    """Stands in a class for an attribute that its first use makes, or that the body wrote."""
+
+    def __init__(self, name: str, *written: Any) -> None:
+        self.name = name
+        self.written = written
+
+    def __get__(self, node: Any, owner: type[Any]) -> Any:
+        frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  public, by its docs
+        asks = str(frame.f_globals.get("__name__"))
+        while frame.f_globals.get("__name__") == dataclasses.__name__:
+            frame = frame.f_back
+        if self.name == "__post_init__" and asks == dataclasses.__name__:
+            _expect_instances(self._holder(owner))
+        elif (
+            self.name == "__post_init__"
+            or (self.name == "__init__" and node is None and self.written)
+            or str(frame.f_globals.get("__name__")).startswith("jax.")  # register_dataclass: it may be left to others
+        ):
+            return self._as_written(node, owner)
+        else:
+            with contextlib.suppress(AttributeError):  # another library's
+                first_use(owner)
+        return getattr(owner if node is None else node, self.name)
+
+    def _holder(self, owner: type[Any]) -> type[Any]:
+        return next(base for base in owner.__mro__ if vars(base).get(self.name) is self)
+
+    def _as_written(self, node: Any, owner: type[Any]) -> Any:
+        for written in self.written:
+            return written if node is None else written.__get__(node, owner)
+        return getattr(cast("Any", super)(self._holder(owner), cast("Any", owner if node is None else node)), self.name)
+
+
+def _expect_instances(cls: type[Any]) -> None:
+    """Make way for the `__init__` that `dataclasses` writes next, for itself or for the library that called it."""
+    await_no_more(cls)
+    cls.__new__ = cast("Any", FirstInstance(vars(cls).get("__new__")))
+    cls.__signature__ = SignatureOfInit()
+
+
+class FirstInstance:
+    """The `__new__` of a class that `dataclasses` has written an `__init__` for.
+
+    It stays: a class that once had a `__new__` can't go back to that of `object`, which would refuse arguments.
+    """
+
+    def __init__(self, written: Any) -> None:
+        self.written = written
+
+    def __call__(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        getattr(cls, "__node_spec__", None)
+        found: list[Any] = [vars(base)["__new__"] for base in cls.__mro__ if "__new__" in vars(base)]
+        new: Any = self.written or next(new for new in found if not isinstance(new, FirstInstance))
+        return object.__new__(cls) if new is vars(object)["__new__"] else new(cls, *args, **kwargs)
+
+
+class SignatureOfInit:
+    """The signature of a class whose `__new__` takes anything."""
+
+    def __get__(self, node: Any, owner: type[Any]) -> inspect.Signature:
+        signature = signature_of(cast("Any", owner).__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])

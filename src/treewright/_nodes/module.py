@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, dataclass_transform
 
 import jax
 
-from treewright._jax import GetAttrKey
+from treewright._jax import GetAttrKey, is_tree_node
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
-from treewright._nodes.make_class import MODULE, make_node_class, refuse_keywords, register_once
+from treewright._nodes.foreign import refuse_metaclass
+from treewright._nodes.make_class import (
+    MODULE,
+    leave_registered,
+    make_node_class,
+    refuse_keywords,
+    register_once,
+)
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options, spec_of
@@ -239,10 +246,14 @@ class Module:
     ) -> None:
         options = class_options("Module", cls, locals())
         refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
+        refuse_metaclass(cls)
+        super().__init_subclass__(**keywords)
+        if is_tree_node(cls):
+            leave_registered(cls)
+            return
         wrap_methods(cls)
         make_node_class(cls, options, MODULE)
         _demand_super(cls)
-        super().__init_subclass__(**keywords)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.

@@ -23,7 +23,7 @@ from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.reach import class_attribute, class_of, is_cached_property, of_earlier_class
 from treewright._values.text import did_you_mean
-from treewright.errors import NodeInitError, UnfinishedNodeError
+from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
@@ -109,7 +109,7 @@ class ChildView:
         try:
             return node._node[0][self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self, node)
+            return _read_outside_pair(self, node, owner)
 
     def __set__(self, node: Any, value: Any) -> None:
         set_attribute(node, self.field.name, value)
@@ -130,7 +130,7 @@ class StaticView(ChildView):
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self, node)
+            return _read_outside_pair(self, node, owner)
 
     def watch(self, cls: type[Any]) -> None:
         """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
@@ -150,7 +150,7 @@ class WatchedStaticView(StaticView):
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         if node is None:
-            return _read_outside_pair(self, None)
+            return _read_outside_pair(self, None, owner)
         stored = pair_or_unfinished(node)
         if isinstance(stored, tuple):
             stored[1].still_hold(self.index)
@@ -165,19 +165,22 @@ def view(field: FieldSpec) -> ChildView:
     return StaticView(field) if field.is_static else ChildView(field)
 
 
-def _read_outside_pair(view: ChildView, node: Any) -> Any:
+def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> Any:
     """A field of the class itself, or of an instance whose values still wait.
 
     The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
     each name of `dir(cls)`. Two readers take what they get for something else. `dataclasses`, which may make a subclass
-    of ours, would take the view for a default. IPython's autoreload writes what the new class gives into the old one,
-    where a default in place of the view would be the value in every instance.
+    of ours, would take the view for a default; where it makes the class itself anew, every static would be lost.
+    IPython's autoreload writes what the new class gives into the old one, where a default in place of the view would be
+    the value in every instance.
     """
     field = view.field
     if node is None:
         reader = str(sys._getframe(2).f_globals.get("__name__"))  # pyright: ignore[reportPrivateUsage]  public, by its docs
         if reader.startswith("IPython.extensions."):
             return view
+        if reader == dataclasses.__name__ and owner is not None and vars(owner).get(field.name) is view:
+            raise made_twice(owner)
         if field.default is MISSING and reader == dataclasses.__name__:
             raise AttributeError(f"the field {field.name!r} has no default")
         return view if field.default is MISSING else field.default
@@ -191,6 +194,15 @@ def _read_outside_pair(view: ChildView, node: Any) -> Any:
         return field.default
     raise UnfinishedNodeError(
         f"{type(node).__qualname__}.{field.name} has no value yet: __init__ must assign it before it is read."
+    )
+
+
+def made_twice(cls: type[Any]) -> NodeDefinitionError:
+    """The error for what makes a node a dataclass once more, above our decorator or on a subclass of `Module`."""
+    return NodeDefinitionError(
+        f"{cls.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, and is "
+        f"being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its statics would be "
+        f"lost. Drop that decorator, or the base that does it; their marks of statics are understood."
     )
 
 
@@ -224,7 +236,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
         stored = None
     if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None) and not is_open(node):
         refuse_change(node, name)
-    field: FieldSpec | None = node.__node_spec__.by_name.get(name)
+    field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
     else:
@@ -241,7 +253,10 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
             refuse_change(node, "__init__")
         init(node, *args, **kwargs)
         return
-    spec: NodeSpec = node.__node_spec__
+    spec: NodeSpec | None = getattr(node, "__node_spec__", None)
+    if spec is None:  # another library has registered this subclass of a node
+        init(node, *args, **kwargs)
+        return
     _store(node, PAIR, Unfinished(spec.cls))
     references = sys.getrefcount(node)
     try:
@@ -393,7 +408,10 @@ def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
 
 def replaced(node: Any, /, **changes: Any) -> Any:
     """A copy with some fields replaced: converters and checks run, the constructor does not."""
-    spec = spec_of(node)
+    try:
+        spec = spec_of(node)
+    except AttributeError:  # of a subclass that another library has registered
+        return dataclasses.replace(node, **changes)
     children, statics = finished_pair(node)
     wrong = [name for name in changes if name not in spec.by_name]
     if wrong:

@@ -18,6 +18,7 @@ from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.reach import class_of
+from treewright.errors import StaticSerializationError
 
 Action = Callable[[Any], None]
 
@@ -88,12 +89,17 @@ class AfterImport(MetaPathFinder):
 _MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
 
 
-def register_for_export(cls: type[Any]) -> None:
+def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]], Any] | None = None) -> None:
     """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
 
+    JAX need not know the class yet: what comes back asks for its statics first, and that is its first use.
     A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
     says no more than that.
     """
+
+    def rebuilt(statics: Any, children: Iterable[Any]) -> Any:
+        return from_pair(cls, (tuple(children), statics)) if unflatten is None else unflatten(statics, children)
+
     name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     while True:
         with contextlib.suppress(ValueError):  # the name is taken
@@ -102,6 +108,7 @@ def register_for_export(cls: type[Any]) -> None:
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
+                from_children=cast("Any", rebuilt),
             )
             return
         serialized_name = f"{name}#{next(_MADE_AGAIN)}"
@@ -117,12 +124,18 @@ def register_function_node(cls: type[Any]) -> None:
     )
 
 
-def serialize(statics: Statics) -> bytes:
+def serialize(statics: object) -> bytes:
     """The names and values of the statics as JSON.
 
     Raises:
-        StaticSerializationError: For a value that has no name to be found by, such as a lambda.
+        StaticSerializationError: For a value that has no name to be found by, such as a lambda, and for what another
+            library has registered a subclass of a node with.
     """
+    if not isinstance(statics, Statics):
+        raise StaticSerializationError(
+            f"A subclass of a node, registered by another library, can't be exported with {statics!r}. Put "
+            f"@pytree_dataclass in the place of its decorator."
+        )
     return json.dumps(StaticCodec().encode_statics(statics)).encode()
 
 

@@ -154,13 +154,13 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
     return tuple(specs)
 
 
-def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSpec:
+def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own_init: bool) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
     fields = field_specs(cls)
     children = tuple(field for field in fields if not field.is_static)
     statics = tuple(field for field in fields if field.is_static)
     own_checks = [vars(base).get("__check_init__") for base in reversed(cls.__mro__)]
-    return NodeSpec(
+    return kind(
         cls=cls,
         fields=fields,
         by_name={field.name: field for field in fields},

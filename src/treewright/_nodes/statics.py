@@ -246,10 +246,16 @@ def imported(module: str, name: str) -> Any:
 @kept_in_pickles
 def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> StaticTable:
     """The table of a class; a new one for a class that `cloudpickle` is just bringing, whose spec is still to come."""
-    spec: Any = vars(owner).get("__node_spec__")
-    if spec is None or (spec.table.names != names and not own_annotations(owner)):  # a Module begins without them
+    table = table_in(owner)
+    if table is None or (table.names != names and not own_annotations(owner)):  # a Module begins without them
         return StaticTable(owner, names, content)
-    table: StaticTable = spec.table
+    return table
+
+
+def table_in(owner: type[Any]) -> StaticTable | None:
+    """The table of a class that is a node or that `register_dataclass` has registered."""
+    spec: Any = getattr(owner, "__node_spec__", None)
+    table: StaticTable | None = vars(owner).get("__node_statics__") if spec is None else spec.table
     return table
 
 

@@ -184,8 +184,16 @@ def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
+    if hasattr(kind, "__node_spec__"):
+        keys = spec_of(kind).keys
+    else:  # a treedef of what register_dataclass has registered
+        keys = [field_key(field.name) for field in dataclasses.fields(kind) if field.name not in statics.table.names]
+    return _exact_level(kind, tuple(zip(keys, children, strict=True)), statics)
+
+
+def _exact_level(kind: type[Any], children: tuple[tuple[Key, Any], ...], statics: Statics) -> Level:
     named = ((field_key(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
-    return Level(kind, statics, named, tuple(zip(spec_of(kind).keys, children, strict=True)), statics.table.content)
+    return Level(kind, statics, named, children, statics.table.content)
 
 
 def _foreign_level(value: Any) -> Level | None:
@@ -198,6 +206,8 @@ def _foreign_level(value: Any) -> Level | None:
         return None
     kind, aux = data
     children = tuple((path[0], child) for path, child in entries)
+    if isinstance(aux, Statics):  # of register_dataclass
+        return _exact_level(kind, children, aux)
     return Level(kind, aux, _named_statics(kind, aux, [key for key, _ in children], value), children)
 
 
