@@ -13,7 +13,7 @@ from typing import Any, cast
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, register, view, with_close_matches
+from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec
@@ -59,15 +59,19 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         options: As `pytree_dataclass` takes them.
         way: How it became one.
     """
-    refuse_class_body(cls, way.reserved)
+    has_own_init = _has_own_init(cls, way)
+    refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
     _read_fields(cls, options)
-    spec = node_spec(cls, options, has_own_init=_has_own_init(cls, way))
+    _drop_overridden(cls)
+    spec = node_spec(cls, options, has_own_init=has_own_init)
     refuse_annotations(spec)
     cls.__node_spec__ = spec
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
     _install(cls, way.methods)
+    if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
+        cls.replace = replaced
     abc.update_abstractmethods(cls)
     _document(spec)
     registration = register_once(cls)
@@ -91,12 +95,14 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
     doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
-    ours = {name: vars(cls).get(name) for name in (*dunders.FROZEN, "__replace__")}
+    ours = {name: vars(cls).get(name) for name in (*dunders.FROZEN, "__eq__", "__hash__", "__replace__")}
     try:
         dataclasses.dataclass(
             init=False,
             repr=False,
-            eq=False,
+            eq=options.order and options.eq,  # which order asks for
+            order=options.order,
+            unsafe_hash=options.unsafe_hash,
             frozen=any(base.frozen for base in bases),
             match_args=options.match_args,
             kw_only=options.kw_only,
@@ -109,6 +115,19 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     params: Any = cls.__dataclass_params__
     params.init, params.repr, params.eq = options.init, options.repr, options.eq
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
+
+
+def _drop_overridden(cls: type[Any]) -> None:
+    """Forget the fields that the body of this class, or of a node class below it, overrides by a property or constant."""
+    fields: dict[str, Any] = cls.__dataclass_fields__
+    for name in fields.keys() - own_annotations(cls).keys():
+        holders = [base for base in cls.__mro__ if name in vars(base)]
+        if not holders or isinstance(vars(holders[0])[name], ChildView):
+            continue
+        is_node = holders[0] is cls or "__node_spec__" in vars(holders[0])
+        hidden = (vars(base)[name] for base in holders if base in holders[0].__mro__[1:])
+        if is_node and any(isinstance(value, ChildView) for value in hidden):
+            del fields[name]
 
 
 def _install_views(spec: NodeSpec) -> None:
@@ -146,7 +165,11 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
     """
     cls, body = spec.cls, dict(vars(spec.cls))
     for name, ours in dunders.COMPARISON.items():
-        wanted = spec.options.repr if name == "__repr__" else spec.options.eq
+        wanted = {
+            "__eq__": spec.options.eq,
+            "__hash__": spec.options.eq or spec.options.unsafe_hash,
+            "__repr__": spec.options.repr,
+        }[name]
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
