@@ -79,6 +79,7 @@ class FieldOptions:
     stack: Stack | None = None
     local: bool = False
     doc: str | None = None
+    foreign: bool = False  # marked by metadata alone, as other libraries do it
 
 
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
@@ -94,7 +95,7 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
         return None
     if isinstance(options, FieldOptions):
         return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
-    return FieldOptions("static") if marked else None
+    return FieldOptions("static", foreign=True) if marked else None
 
 
 def names_problem(names: Any) -> str | None:

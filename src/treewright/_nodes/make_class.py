@@ -17,8 +17,8 @@ from treewright._nodes.node import ChildView, build, register, replaced, view, w
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec
-from treewright._values.reach import class_attribute, class_of, kept_in_pickles
-from treewright.errors import NodeDefinitionError
+from treewright._values.reach import class_attribute, class_of, code_of, kept_in_pickles
+from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     spec = node_spec(cls, options, has_own_init=has_own_init)
     refuse_annotations(spec)
     cls.__node_spec__ = spec
+    _warn_of_idle_post_init(spec)
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
@@ -144,9 +145,23 @@ def _install_init(spec: NodeSpec) -> None:
     if "__init__" in vars(cls):
         cls.__init__ = _sealing(cls.__init__)
     elif not spec.has_own_init and spec.options.init:
+        said = cls.__init__.__doc__ if hasattr(cls.__init__, "__globals__") else None  # not object's, which says nothing
         cls.__init__ = make_init(spec)
+        cls.__init__.__doc__ = said
     elif not spec.has_own_init and cls.__init__ is not object.__init__:
         cls.__init__ = _sealing(cls.__init__)  # of a base that is not a node: it seals nothing
+
+
+def _warn_of_idle_post_init(spec: NodeSpec) -> None:
+    """Where nothing calls a `__post_init__`, for an `__init__` that calls neither it nor another `__init__`."""
+    cls: Any = spec.cls
+    code = code_of(inspect.unwrap(cls.__init__)) if spec.has_own_init and spec.has_post_init else None
+    if code is not None and {"__init__", "__post_init__"}.isdisjoint(code.co_names):
+        warn_user(
+            f"{cls.__module__}.{cls.__qualname__} has an `__init__` method and a `__post_init__`, which only a generated "
+            f"`__init__` runs. Call it at the end of yours, or name it `__check_init__`, which runs after either.",
+            NodeDefinitionWarning,
+        )
 
 
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from treewright._nodes.annotations import own_annotations, resolved
-from treewright._nodes.fields import OPTIONS_KEY, FieldOptions, names_problem, options_of
+from treewright._nodes.fields import FieldOptions, names_problem, options_of
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import FieldSpec, NodeSpec
 from treewright._values.freeze import FrozenArray
@@ -104,8 +104,7 @@ def refuse_annotations(spec: NodeSpec) -> None:
     for field in spec.fields:
         if field.name not in own:
             continue
-        specifier = cls.__dataclass_fields__[field.name]
-        declared = options_of(specifier)
+        declared = options_of(cls.__dataclass_fields__[field.name])
         inherited = _inherited_options(cls, field.name)
         if declared is None and inherited is not None and inherited.kind != "child":
             kind = inherited.kind
@@ -118,7 +117,7 @@ def refuse_annotations(spec: NodeSpec) -> None:
         _refuse_lost_sharding(field, cls, declared, inherited)
         _refuse_sharding(field, cls)
         # A field that was marked for another library was annotated for it too: there the value is what counts.
-        part = _no_static_of(field, cls) if OPTIONS_KEY in specifier.metadata else None
+        part = None if declared is None or declared.foreign else _no_static_of(field, cls)
         if part is not None:
             raise NodeDefinitionError(
                 f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "
