@@ -1,8 +1,8 @@
 """The tests that other libraries have of their own classes, run on ours: `python tests/interop/suites.py equinox flax`.
 
 The tests are fetched when they are needed, and no line of them is kept here. An adapter puts ours in the place of the
-library's decorator or base class before the tests are imported, and changes nothing else. What a test asks for that no
-node has stands in `Suite.meant`, with the reason; each is said on the library's page in docs/moving.
+library's decorator or base class before the tests are imported, and changes nothing else. Tests of what no node has
+stand in `Suite.meant`, with the reason that the library's page in docs/moving gives; all others are counted.
 
 A suite goes into a folder of `TREEWRIGHT_SUITES`, by default one for temporary files. What is there is not fetched
 again, so a suite can also be put there by hand. Each runs in a process of its own, since adapters change libraries.
@@ -63,7 +63,7 @@ def from_installed_package(name: str, folder: Path) -> None:
 
 def _run(*command: str | Path) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_TO_FETCH)  # noqa: S603
+        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_TO_FETCH)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
         raise OfflineError(f"{error} {said.decode(errors='replace')[-300:]}") from error
@@ -97,8 +97,9 @@ def adapt_flax() -> None:
 
 
 def adapt_chex() -> None:
-    import treewright
     from chex._src import dataclass as chex_dataclass
+
+    import treewright
 
     def dataclass(cls: Any = None, *, mappable_dataclass: bool = True, frozen: bool = True, **options: Any) -> Any:
         if cls is None:
@@ -110,9 +111,9 @@ def adapt_chex() -> None:
 
 def adapt_jax_dataclasses() -> None:
     import jax_dataclasses
+    from jax_dataclasses._dataclasses import JDC_STATIC_MARKER
 
     import treewright
-    from jax_dataclasses._dataclasses import JDC_STATIC_MARKER
 
     def pytree_dataclass(cls: Any = None, **options: Any) -> Any:
         if cls is None:
@@ -237,7 +238,8 @@ class Suite:
         files: The files of tests, in that folder.
         adapt: What puts ours in the place of the library's.
         floor: How many tests pass at least.
-        meant: What a part of a test's name tells that no node has, with the reason.
+        meant: Tests, by a part of their names, of what no node has, with the reason. They are not counted.
+        otherwise: Tests of what a node does in another way, with the reason. They are counted.
     """
 
     name: str
@@ -246,29 +248,91 @@ class Suite:
     adapt: Callable[[], None]
     floor: int
     meant: Mapping[str, str]
+    otherwise: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
+
+MUTABLE = "a node is frozen"
+MAPPING = "a node is no mapping and no tuple"
+FIELDS_IN_DICT = "a node keeps its fields in one pair, and not in __dict__"
 
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("flax", from_source_distribution, ("tests/struct_test.py",), adapt_flax, 0, {}),
-        Suite("chex", from_installed_package, ("_src/dataclass_test.py",), adapt_chex, 0, {}),
+        Suite(
+            "flax",
+            from_source_distribution,
+            ("tests/struct_test.py",),
+            adapt_flax,
+            floor=10,
+            meant={"test_mutable": MUTABLE, "test_slots": MUTABLE},
+        ),
+        Suite(
+            "chex",
+            from_installed_package,
+            ("_src/dataclass_test.py",),
+            adapt_chex,
+            floor=22,
+            meant={
+                "testFlatten": MAPPING,
+                "testMapStructure": MAPPING,
+                "testTraverse": MAPPING,
+                "test_disallowed_fields": MAPPING,
+                "test_keys_and_values": MAPPING,
+                "test_tuple": MAPPING,
+                "requires_kwargs_by_default": "the words of chex's own error",
+                "test_unexpected_kwargs": "the words of chex's own error",
+                "unfrozen_dataclass_is_mutable": MUTABLE,
+                "frozen_dataclass_raise_error": MUTABLE,
+                "inheritance_from_empty_frozen_base": MUTABLE,
+                "test_get_and_set_state": MUTABLE,
+                "flatten_respects_post_init": "unflatten runs no code of a class",
+                "flatten_roundtrip_ordering1": "leaves come in the order of the fields",
+            },
+            otherwise={"test_dataclass_instance_fields": FIELDS_IN_DICT, "roundtrip_serialization": FIELDS_IN_DICT},
+        ),
         Suite(
             "jax_dataclasses",
             from_source_distribution,
-            tuple(f"tests/test_{part}.py" for part in "annotated_arrays copy_and_mutate cycle dataclass vmap".split())
-            + ("tests/test_serialization.py",),
+            tuple(
+                f"tests/test_{part}.py"
+                for part in ("annotated_arrays", "copy_and_mutate", "cycle", "dataclass", "serialization", "vmap")
+            ),
             adapt_jax_dataclasses,
-            0,
-            {},
+            floor=20,
+            meant={},
+            otherwise={
+                "test_cycle": "a draft that is put inside itself is refused",
+                "test_vmap": "unflatten runs no code of a class",
+            },
         ),
         Suite(
             "equinox",
             from_repository,
             ("tests/test_module.py", "tests/test_abstract.py"),
             adapt_equinox,
-            0,
-            {},
+            floor=51,
+            meant={
+                "test_abstract_attribute": "AbstractVar",
+                "test_abstract_class_attribute": "AbstractVar",
+                "test_init_subclass_and_abstract_class_var": "AbstractVar",
+            },
+            otherwise={
+                "test_check_init": "checks of bases come first",
+                "test_converter_annotations": "the parameter of a converted field is annotated as the field",
+                "test_converter_monkeypatched_postinit": "converters run at the assignment",
+                "test_converter_subclass_post_init": "converters run at the assignment",
+                "test_converter_init": "the __init__ of a mixin is not run",
+                "test_converter": "converters run at the assignment",
+                "test_doctest": "doctests in methods of a Module are not found",
+                "test_abstract_method": "an abstract method that is no property does not count",
+                "test_init_fields": "the words of equinox's own error",
+                "test_jax_transform_warn": "a jitted function in a field is not warned of: it is what it is",
+                "test_method_assignment": "the words of equinox's own error",
+                "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
+                "test_not_weakrefable": "__slots__ in a class body are refused",
+                "test_orig_class": "Box[int](x) and Box(x) are the same node",
+                "test_wrap_method": "a bound method is a node, and not an instance of Module",
+            },
         ),
     )
 }
@@ -290,19 +354,30 @@ def fetched(suite: Suite) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What came of a suite: the tests that passed, those that failed with the last line they said, and those meant."""
+    """What came of a suite: what passed, what failed and said, and what is not counted and why."""
 
+    suite: Suite
     passed: tuple[str, ...]
     failed: Mapping[str, str]
     meant: Mapping[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.passed)} of {len(self.passed) + len(self.failed)} pass"]
-        lines += [f"  fails: {name}: {said}" for name, said in self.failed.items()]
-        for reason in dict.fromkeys(self.meant.values()):
-            names = ", ".join(name for name, other in self.meant.items() if other == reason)
-            lines.append(f"  not asked of a node, {reason}: {names}")
+        reasons = {test: _reason(self.suite.otherwise, test) or said for test, said in self.failed.items()}
+        lines = [f"{self.suite.name}: {len(self.passed)} of {len(self.passed) + len(self.failed)} pass"]
+        lines += [f"  {len(tests)} fail: {reason}: {', '.join(tests)}" for reason, tests in _grouped(reasons)]
+        lines += [f"  {len(tests)} not counted: {reason}" for reason, tests in _grouped(self.meant)]
         return "\n".join(lines)
+
+
+def _reason(reasons: Mapping[str, str], test: str) -> str | None:
+    return next((reason for part, reason in reasons.items() if part in test), None)
+
+
+def _grouped(reasons: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Each reason with the tests that have it."""
+    return [
+        (reason, [test for test in reasons if reasons[test] == reason]) for reason in dict.fromkeys(reasons.values())
+    ]
 
 
 def results_of(name: str) -> Results:
@@ -312,11 +387,11 @@ def results_of(name: str) -> Results:
         OfflineError: If its tests can't be fetched.
     """
     folder = fetched(SUITES[name])
-    said = subprocess.run(  # noqa: S603
+    said = subprocess.run(
         [sys.executable, __file__, "--run", name], cwd=folder, capture_output=True, text=True, check=False
     )
     try:
-        return Results(**json.loads(said.stdout.splitlines()[-1]))
+        return Results(SUITES[name], **json.loads(said.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         raise RuntimeError(said.stdout + said.stderr) from None
 
@@ -330,7 +405,7 @@ def run_here(name: str) -> None:
     class Recorder:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             test = report.nodeid.partition("::")[2]
-            reason = next((reason for part, reason in suite.meant.items() if part in test), None)
+            reason = _reason(suite.meant, test)
             if reason is not None:
                 meant[test] = reason
             elif report.failed:
@@ -343,16 +418,16 @@ def run_here(name: str) -> None:
     suite.adapt()
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"-c{os.devnull}", "--rootdir=.")
     pytest.main([*options, *suite.files], plugins=[Recorder()])
-    print("\n" + json.dumps({"passed": passed, "failed": failed, "meant": meant}))
+    print("\n" + json.dumps({"passed": passed, "failed": failed, "meant": meant}))  # noqa: T201
 
 
 def main(names: list[str]) -> None:
     """Print what passes, suite by suite."""
     for name in names or list(SUITES):
         try:
-            print(f"{name}: {results_of(name)}")
+            print(results_of(name))  # noqa: T201
         except OfflineError as error:
-            print(f"{name}: its tests can't be fetched: {error}")
+            print(f"{name}: its tests can't be fetched: {error}")  # noqa: T201
 
 
 if __name__ == "__main__":

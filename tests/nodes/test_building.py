@@ -449,7 +449,9 @@ def test_a_post_init_that_nothing_runs_is_warned_of_when_the_class_is_made() -> 
         def __post_init__(self) -> None:
             self.x = 0.0
 
-    with pytest.warns(NodeDefinitionWarning, match=r"Idle has an `__init__` method and a `__post_init__`, which only a"):
+    with pytest.warns(
+        NodeDefinitionWarning, match=r"Idle has an `__init__` method and a `__post_init__`, which only a"
+    ):
 
         class Idle(Derived):
             def __init__(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import copy
+import dataclasses
 import enum
 import gc
 import os

@@ -5,7 +5,6 @@ The only file that calls `exec`. Names in the text are parameters, which are the
 identifiers, and helpers, which get a name that no field has.
 """
 
-import dataclasses
 import functools
 import keyword
 import linecache

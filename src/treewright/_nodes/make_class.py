@@ -119,7 +119,7 @@ def _read_fields(cls: type[Any], options: Options) -> None:
 
 
 def _drop_overridden(cls: type[Any]) -> None:
-    """Forget the fields that the body of this class, or of a node class below it, overrides by a property or constant."""
+    """Forget the fields that the body of this class, or of a node class that it inherits, overrides by a value."""
     fields: dict[str, Any] = cls.__dataclass_fields__
     for name in fields.keys() - own_annotations(cls).keys():
         holders = [base for base in cls.__mro__ if name in vars(base)]
@@ -145,7 +145,9 @@ def _install_init(spec: NodeSpec) -> None:
     if "__init__" in vars(cls):
         cls.__init__ = _sealing(cls.__init__)
     elif not spec.has_own_init and spec.options.init:
-        said = cls.__init__.__doc__ if hasattr(cls.__init__, "__globals__") else None  # not object's, which says nothing
+        said = (
+            cls.__init__.__doc__ if hasattr(cls.__init__, "__globals__") else None
+        )  # not object's, which says nothing
         cls.__init__ = make_init(spec)
         cls.__init__.__doc__ = said
     elif not spec.has_own_init and cls.__init__ is not object.__init__:
@@ -158,8 +160,9 @@ def _warn_of_idle_post_init(spec: NodeSpec) -> None:
     code = code_of(inspect.unwrap(cls.__init__)) if spec.has_own_init and spec.has_post_init else None
     if code is not None and {"__init__", "__post_init__"}.isdisjoint(code.co_names):
         warn_user(
-            f"{cls.__module__}.{cls.__qualname__} has an `__init__` method and a `__post_init__`, which only a generated "
-            f"`__init__` runs. Call it at the end of yours, or name it `__check_init__`, which runs after either.",
+            f"{cls.__module__}.{cls.__qualname__} has an `__init__` method and a `__post_init__`, which only a "
+            f"generated `__init__` runs. Call it at the end of yours, or name it `__check_init__`, which runs after "
+            f"either.",
             NodeDefinitionWarning,
         )
 

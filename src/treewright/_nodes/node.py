@@ -401,8 +401,8 @@ def replaced(node: Any, /, **changes: Any) -> Any:
 def _variable(spec: NodeSpec, name: str, value: Any) -> Any:
     if value is MISSING:
         raise TypeError(
-            f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() has to "
-            f"be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields without "
+            f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() has "
+            f"to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields without "
             f"__post_init__."
         )
     return value
@@ -420,14 +420,14 @@ def _derive_again(
     for name, value in given.items():
         if waiting[name] is not value:
             raise TypeError(
-                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value given to "
-                f"replace() would be lost. Replace what it is derived from; treewright.at(node, lambda node: "
+                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value given "
+                f"to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda node: "
                 f"node.{name}).set(...) changes it alone, without __post_init__."
             )
 
 
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with other values in some places and all else as it was: converters and checks run, no constructor does."""
+    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
     spec = spec_of(node)
     children, statics = finished_pair(node)
     _refuse_unknown(spec, changes, tuple(spec.by_name))

@@ -87,8 +87,8 @@ def _refuse_shadow(cls: type[Any], attribute: str, *, has_own_init: bool) -> Non
             line = repr(own) if kind == "child" else f"{kind}(default={own!r})"
             raise NodeDefinitionError(
                 f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
-                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it. (A field that __init__ does not take, "
-                f"by init=False or since {cls.__qualname__} writes its own, may be overridden.)"
+                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it. (A field that __init__ "
+                f"does not take, by init=False or as {cls.__qualname__} writes its own, may be overridden.)"
             )
         if attribute in vars(base):
             return
