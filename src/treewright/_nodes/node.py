@@ -389,7 +389,8 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     if not changes or not spec.runs_post_init:
         return with_fields(node, changes)
     pair = finished_pair(node)
-    _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    if not changes.keys() <= spec.by_name.keys() | spec.init_vars.keys():
+        _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     variables = [_variable(spec, name, changes.pop(name, default)) for name, default in spec.init_vars.items()]
     # What only `__post_init__` gives a value is left open for it, as in the constructor.
     kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
@@ -430,7 +431,8 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
     spec = spec_of(node)
     children, statics = finished_pair(node)
-    _refuse_unknown(spec, changes, tuple(spec.by_name))
+    if not changes.keys() <= spec.by_name.keys():
+        _refuse_unknown(spec, changes, tuple(spec.by_name))
     new_children = list(children)
     new_statics: dict[int, Any] = {}
     for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
@@ -445,13 +447,12 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     return copy
 
 
-def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[str]) -> None:
+def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[str]) -> Never:
     wrong = [name for name in changes if name not in names]
-    if wrong:
-        raise TypeError(
-            f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
-            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
-        )
+    raise TypeError(
+        f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+        f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+    )
 
 
 # Flattening

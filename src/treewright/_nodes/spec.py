@@ -102,12 +102,8 @@ class NodeSpec:
     options: Options
     has_own_init: bool
     has_post_init: bool
+    runs_post_init: bool  # the constructor does, if it is a generated one
     init_vars: dict[str, Any]  # the default of each, or MISSING
-
-    @property
-    def runs_post_init(self) -> bool:
-        """Whether the constructor runs `__post_init__`, which a generated one does."""
-        return self.has_post_init and self.options.init and not self.has_own_init
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:
@@ -177,6 +173,7 @@ def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSp
     fields = field_specs(cls)
     children = tuple(field for field in fields if not field.is_static)
     statics = tuple(field for field in fields if field.is_static)
+    has_post_init = hasattr(cls, "__post_init__")
     own_checks = [vars(base).get("__check_init__") for base in reversed(cls.__mro__)]
     return NodeSpec(
         cls=cls,
@@ -191,6 +188,7 @@ def node_spec(cls: type[Any], options: Options, *, has_own_init: bool) -> NodeSp
         checks=tuple(check for check in own_checks if check is not None),
         options=options,
         has_own_init=has_own_init,
-        has_post_init=hasattr(cls, "__post_init__"),
+        has_post_init=has_post_init,
+        runs_post_init=has_post_init and options.init and not has_own_init,
         init_vars={name: or_missing(variable.default) for name, variable in init_vars(cls).items()},
     )
