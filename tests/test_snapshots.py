@@ -171,7 +171,7 @@ class Derived:
     factor: dataclasses.InitVar[int]
     double: Any = field(init=False)
 
-    def __post_init__(self, factor: int) -> None:
+    def __post_init__(self: Any, factor: int) -> None:
         self.double = self.kernel * factor
 
 
@@ -214,7 +214,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "on_misfit": lambda: sharding.shardings(Split(1), MESH, {}, on_misfit=untyped("skip")),
     "constrain with too few names": lambda: sharding.constrain(jnp.ones((2, 3)), "data"),
     "derived": lambda: untyped(replace)(Derived(1, 2), double=3, factor=2),
-    "InitVar not given": lambda: replace(Derived(1, 2), kernel=3),
+    "InitVar not given": lambda: untyped(replace)(Derived(1, 2), kernel=3),
     "converter": lambda: field(converter=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     "static compare": lambda: static(compare=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -93,7 +93,8 @@ def adapt_flax() -> None:
             return theirs(**arguments)
         return treewright.static(converter=treewright.freeze, **arguments)
 
-    vars(flax.struct).update(dataclass=dataclass, field=field, PyTreeNode=treewright.Module)
+    untyped: Any = flax.struct
+    untyped.dataclass, untyped.field, untyped.PyTreeNode = dataclass, field, treewright.Module
 
 
 def adapt_chex() -> None:
@@ -106,7 +107,8 @@ def adapt_chex() -> None:
             return functools.partial(dataclass, mappable_dataclass=mappable_dataclass, **options)
         return treewright.pytree_dataclass(**{"kw_only": mappable_dataclass, **options})(cls)
 
-    vars(chex_dataclass)["dataclass"] = dataclass
+    untyped: Any = chex_dataclass
+    untyped.dataclass = dataclass
 
 
 def adapt_jax_dataclasses() -> None:
@@ -136,9 +138,9 @@ def adapt_jax_dataclasses() -> None:
             yield _Checked(draft)
 
     setattr(jax_dataclasses.EnforcedAnnotationsMixin, "__batch_axes__", _Beside())  # noqa: B010  its mangled name
-    vars(jax_dataclasses).update(
-        pytree_dataclass=pytree_dataclass, static_field=static_field, copy_and_mutate=copy_and_mutate
-    )
+    untyped: Any = jax_dataclasses
+    untyped.pytree_dataclass, untyped.static_field = pytree_dataclass, static_field
+    untyped.copy_and_mutate = copy_and_mutate
 
 
 def _make_static(cls: Any, name: str, static: Callable[..., Any]) -> None:
@@ -216,13 +218,11 @@ def adapt_equinox() -> None:
     def field(*, static: bool = False, converter: Any = None, **arguments: Any) -> Any:
         if converter is not None:
             return (treewright.static if static else treewright.field)(converter=converter, **arguments)
-        return dataclasses.field(**{**arguments, "metadata": _marked(arguments.get("metadata"), static=static)})
+        metadata = {**(arguments.pop("metadata", None) or {}), **({"static": True} if static else {})}
+        return dataclasses.field(metadata=metadata, **arguments)
 
-    vars(equinox).update(Module=treewright.Module, field=field)
-
-
-def _marked(metadata: Mapping[str, Any] | None, *, static: bool) -> dict[str, Any]:
-    return {**(metadata or {}), **({"static": True} if static else {})}
+    untyped: Any = equinox
+    untyped.Module, untyped.field = treewright.Module, field
 
 
 # The suites

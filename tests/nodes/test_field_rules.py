@@ -160,7 +160,7 @@ class Shape(Module):
     names: Any = static(init=False)
 
 
-def overriding(value: Any, *, own_init: bool) -> tuple[type[Module], type[Module]]:
+def overriding(value: Any, *, own_init: bool) -> tuple[Any, Any]:
     """A subclass with this value in place of two fields, and a subclass of that."""
 
     class Known(Shape):
@@ -183,7 +183,7 @@ def overriding(value: Any, *, own_init: bool) -> tuple[type[Module], type[Module
 def test_a_field_that_no_constructor_takes_may_be_overridden(value: Any, *, own_init: bool) -> None:
     known, deeper = overriding(value, own_init=own_init)
     for cls, names in [(known, ["scale"]), (deeper, ["scale", "depth"])]:
-        node: Any = cls(2.0)
+        node = cls(2.0)
         assert [field.name for field in dataclasses.fields(node)] == names
         assert jax.tree.leaves(node)[:1] == [2.0]
         assert node.area == node.names == (8.0 if isinstance(value, property) else value)
@@ -206,10 +206,10 @@ def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
         mode: str = static()
 
     class Fixed(Base):
-        mode = "fixed"  # type: ignore[assignment]
+        mode = "fixed"
 
         @property  # type: ignore[misc]
-        def width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        def width(self) -> int:
             return 3
 
         def __init__(self) -> None:
@@ -219,7 +219,7 @@ def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
     assert (node.width, node.mode, jax.tree.leaves(node)) == (3, "fixed", [])
 
     class Assigns(Base):
-        mode = "fixed"  # type: ignore[assignment]
+        mode = "fixed"
 
         def __init__(self) -> None:
             self.width = 1
@@ -231,7 +231,7 @@ def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
 
 def test_a_mixin_takes_no_field_away_from_a_class_that_inherits_it_elsewhere() -> None:
     class Named:
-        area = "a mixin's"
+        area: Any = "a mixin's"
 
     class Both(Named, Shape):
         def __post_init__(self) -> None:

@@ -230,9 +230,9 @@ class Interval:
     steps: Any = field(default=0, init=False)
     kind: str = static(init=False)
 
-    def __post_init__(self, unit: float) -> None:
+    def __post_init__(self: Any, unit: float) -> None:
         self.width = (self.high - self.low) / unit
-        self.kind = "empty" if isinstance(self.width, float) and self.width == 0 else "full"
+        self.kind = type(self.high).__name__
         self.low = self.low * 1.0
 
 
@@ -244,7 +244,7 @@ class Measured(Module):
     kind: str = static(init=False, default="full")
 
     def __post_init__(self, unit: float) -> None:
-        Interval.__post_init__(self, unit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        Interval.__post_init__(self, unit)
 
 
 SPELLINGS: dict[str, Callable[..., Any]] = {
@@ -299,7 +299,7 @@ def test_an_init_var_without_a_default_has_to_be_said() -> None:
         x: Any
         factor: dataclasses.InitVar[float]
 
-        def __post_init__(self, factor: float) -> None:
+        def __post_init__(self: Any, factor: float) -> None:
             self.x = self.x * factor
 
     scaled: Any = Scaled(2.0, 3.0)
