@@ -52,8 +52,8 @@ _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values
 _nodes.slips: _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach, _values.text, errors
 _nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec, _values.reach,
     _values.text, errors
-_nodes.foreign: _jax, _nodes.annotations, _nodes.dunders, _nodes.fields, _nodes.init, _nodes.node, _nodes.spec,
-    _values.reach, errors
+_nodes.foreign: _jax, _nodes.annotations, _nodes.dunders, _nodes.fields, _nodes.node, _nodes.spec, _values.reach,
+    errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.init, _nodes.node, _nodes.others,
     _nodes.refusals, _nodes.slips, _nodes.spec, _values.reach, errors
 _nodes.dataclass: _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors

@@ -174,11 +174,21 @@ class Split(Module):
     kernel: Any = field(sharding=("embed", "mlp"))
 
 
+@pytree_dataclass
+class Derived:
+    kernel: Any
+    factor: dataclasses.InitVar[int]
+    double: Any = field(init=False)
+
+    def __post_init__(self: Any, factor: int) -> None:
+        self.double = self.kernel * factor
+
+
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "tensor"))
 
 
 MESSAGES: dict[str, Callable[[], object]] = {
-    "option order": lambda: pytree_dataclass(order=True)(type("Example", (), {})),
+    "option weakref_slot": lambda: pytree_dataclass(weakref_slot=True)(type("Example", (), {})),
     "option frozen": lambda: pytree_dataclass(frozen=False)(type("Example", (), {})),
     "option slots of a module": lambda: declare(Module, {"slots": True}),
     "misspelt option of a module": lambda: declare(Module, {"kwonly": True}),
@@ -228,8 +238,10 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "mesh that is none": lambda: sharding.shardings(Split(1), untyped(3), {}),
     "on_misfit": lambda: sharding.shardings(Split(1), MESH, {}, on_misfit=untyped("skip")),
     "constrain with too few names": lambda: sharding.constrain(jnp.ones((2, 3)), "data"),
+    "derived": lambda: untyped(replace)(Derived(1, 2), double=3, factor=2),
+    "InitVar not given": lambda: untyped(replace)(Derived(1, 2), kernel=3),
     "converter": lambda: field(converter=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    "static compare": lambda: static(compare=False),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    "static compare": lambda: static(compare=3),  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     "static list": lambda: Net(width=[64, 64]),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "static array": lambda: Net(width=jnp.ones((2, 3))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     "static tracer": lambda: jax.jit(lambda x: Net(width=x))(1.0),

@@ -34,8 +34,16 @@ class StaticFieldError(TypeError):
     """
 
 
-class NodeInitError(TypeError):
-    """An `__init__` returned before every field had a value, or assigned to names that are not fields."""
+class NodeDefinitionWarning(UserWarning):
+    """A class is a node, but a part of what it says has no effect."""
+
+
+class NodeInitError(TypeError, AttributeError):
+    """An `__init__` returned before every field had a value, or assigned to names that are not fields.
+
+    A call that leaves arguments out is a `TypeError` in Python, and an assignment to what is not there an
+    `AttributeError`; this is both.
+    """
 
 
 class UnfinishedNodeError(AttributeError):

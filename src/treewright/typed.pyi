@@ -2,13 +2,17 @@
 
 # A default for A alone: pyright asks for one on each type variable behind it, but none of those is ever left open.
 # pyright: reportGeneralTypeIssues=false
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, overload, type_check_only
 
 import jax
 from typing_extensions import TypeVar, TypeVarTuple
 
+from treewright._nodes.node import ReplaceMethod
+
 __all__ = [
+    "WithReplace",
     "cond",
     "device_put",
     "eval_shape",
@@ -47,6 +51,17 @@ More = TypeVarTuple("More")
 Numbers: TypeAlias = int | Sequence[int] | None
 Names: TypeAlias = str | Sequence[str] | None
 Both: TypeAlias = tuple[Literal[0], Literal[1]]
+
+class WithReplace:
+    """A base for classes with `@pytree_dataclass`, whose `replace` type checkers know of by it."""
+
+    if sys.version_info >= (3, 13):
+        replace: ReplaceMethod
+
+        # zuban finds no other, and pyright none in a class that has an `__init__` of its own.
+        def __replace__(self, /, **changes: Any) -> Self: ...
+    else:
+        def replace(self, /, **changes: Any) -> Self: ...
 
 # fmt: off
 

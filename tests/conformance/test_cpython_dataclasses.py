@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     # Used bare, with options, or with a class and options, as `dataclasses.dataclass` is.
     Decorator = Callable[..., Any]
 
-REFUSED_OPTIONS = ("order", "unsafe_hash", "slots", "weakref_slot")  # and frozen=False
+REFUSED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
 # 185 pass on 3.11.7, 195 on 3.12.1, 206 on 3.13.0. Far fewer would mean that this file no longer runs what it should.
 EXPECTED_AT_LEAST = 150
+
+# How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
+FLOORS = {(3, 11): 152, (3, 12): 160, (3, 13): 164, (3, 14): 177, (3, 15): 180}
 
 
 def source_files() -> dict[str, Path]:
@@ -268,3 +271,10 @@ def test_each_exclusion_names_a_test_that_a_frozen_dataclass_passes() -> None:
 
 def test_a_frozen_dataclass_passes_as_many_tests_as_expected() -> None:
     assert len(passed_by_a_frozen_dataclass()) > EXPECTED_AT_LEAST
+
+
+def test_a_node_passes_as_many_tests_as_before() -> None:
+    passed = passed_by_a_frozen_dataclass()
+    excluded = [test for test in passed if test in EXCLUSIONS and EXCLUSIONS[test].is_due]
+
+    assert len(passed) - len(excluded) >= FLOORS[sys.version_info[:2]]

@@ -278,7 +278,7 @@ def test_a_keyword_that_nobody_takes_is_refused_before_anything_is_registered(
     class Decorated(Generic[T]):
         x: Any = 1.0
 
-    of_module = r"Options of a Module: init, repr, eq, kw_only, match_args\.$"
+    of_module = r"Options of a Module: init, repr, eq, order, unsafe_hash, kw_only, match_args\.$"
     of_decorator = r"Options of a decorated class stand in its decorator: @pytree_dataclass\(kw_only=True\)\.$"
     for base, cure in ((Model, of_module), (Decorated, of_decorator)):
         with pytest.raises(

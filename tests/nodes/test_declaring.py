@@ -1,6 +1,9 @@
 """`@pytree_dataclass` and `Module`: what a declaration gives, and what it refuses."""
 
 import dataclasses
+import functools
+import itertools
+import operator
 import types
 from typing import Any, TypeVar
 
@@ -100,7 +103,7 @@ def test_a_module_without_eq_compares_and_hashes_by_identity() -> None:
     assert "object at 0x" in repr(net)
 
 
-@pytest.mark.parametrize("option", ["order", "unsafe_hash", "slots", "weakref_slot"])
+@pytest.mark.parametrize("option", ["slots", "weakref_slot"])
 def test_an_option_that_no_node_can_have_is_refused_by_name(option: str) -> None:
     class Plain:
         x: Any
@@ -110,6 +113,87 @@ def test_an_option_that_no_node_can_have_is_refused_by_name(option: str) -> None
     with pytest.raises(NodeDefinitionError, match=rf"Module\({option}=True\) for .*Net: \w+"):
         types.new_class("Net", (Module,), {option: True})
     assert jax.tree.leaves(Plain()) != []  # a leaf: nothing was registered
+
+
+def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
+    """A class with the field `x` and the static `n`, as either way makes it, or as dataclasses does."""
+    body = {"__annotations__": {"x": Any, "n": Any}, "n": static(default=0), **body}
+    if way == "Module":
+        return types.new_class("Example", (Module,), options, lambda space: space.update(body))
+    decorate = pytree_dataclass if way == "decorated" else functools.partial(dataclasses.dataclass, frozen=True)
+    return decorate(**options)(type("Example", (), body))
+
+
+WAYS = ["decorated", "Module"]
+ORDER = [operator.lt, operator.le, operator.gt, operator.ge]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compare", ORDER)
+def test_order_compares_as_a_dataclass_with_order_does(way: str, compare: Any) -> None:
+    ours, theirs = declared(way, {}, order=True), declared("dataclasses", {}, order=True)
+    fields = [(1, 2), (1, 3), (2, 1), (jnp.ones(()), 1), (True, 2)]
+    for left, right in itertools.product(fields, repeat=2):
+        assert bool(compare(ours(*left), ours(*right))) is bool(compare(theirs(*left), theirs(*right)))
+    with pytest.raises(TypeError, match="not supported between instances"):
+        compare(ours(1), declared(way, {}, order=True)(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_order_leaves_equality_and_hash_ours(way: str) -> None:
+    cls = declared(way, {}, order=True)
+    assert cls(1) != cls(1.0)
+    assert cls(jnp.ones(3)) == cls(jnp.ones(3))
+    assert hash(cls(1)) == hash(declared(way, {})(1))
+    with pytest.raises(ValueError, match="ambiguous"):
+        _ = cls(jnp.ones(3)) < cls(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("way", [*WAYS, "dataclasses"])
+@pytest.mark.parametrize(
+    ("body", "options", "error", "match"),
+    [
+        ({"__lt__": operator.lt}, {"order": True}, TypeError, "Cannot overwrite attribute __lt__"),
+        ({}, {"order": True, "eq": False}, ValueError, "eq must be true if order is true"),
+        ({"__hash__": hash}, {"unsafe_hash": True}, TypeError, "Cannot overwrite attribute __hash__"),
+    ],
+)
+def test_order_and_unsafe_hash_refuse_what_dataclasses_refuse(
+    way: str, body: dict[str, Any], options: dict[str, bool], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        declared(way, body, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_unsafe_hash_is_by_value_where_eq_is_not(way: str) -> None:
+    cls = declared(way, {}, eq=False, unsafe_hash=True)
+    assert cls(1) != cls(1)
+    assert hash(cls(1)) == hash(cls(1)) == hash(declared(way, {})(1))
+    own = declared(way, {"__eq__": lambda self, other: self.x == other.x}, unsafe_hash=True)
+    assert own(1, 2) == own(1, 3)
+    assert hash(own(1)) == hash(cls(1))
+
+
+def test_a_subclass_without_the_decorator_keeps_order_and_what_it_writes_itself() -> None:
+    @pytree_dataclass(order=True, unsafe_hash=True)
+    class Base:
+        x: Any
+
+    class Longer(Base):
+        y: Any = 0
+
+    class Reversed(Base):
+        def __lt__(self, other: Any) -> bool:
+            return bool(self.x > other.x)
+
+        def __hash__(self) -> int:
+            return 7
+
+    longer: Any = Longer  # checkers see its new field only with the decorator
+    assert longer(1, 2) < longer(1, 3)
+    assert Reversed(2) < Reversed(1)
+    assert hash(Reversed(1)) == 7
 
 
 def test_frozen_false_is_refused_with_the_cure() -> None:
@@ -212,9 +296,9 @@ def test_a_converter_that_is_no_function_is_refused() -> None:
         field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def test_a_static_always_takes_part_in_the_comparison() -> None:
-    with pytest.raises(TypeError, match=r'compare=\.\.\.\) is "value" or "content", got False'):
-        static(compare=False)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+def test_a_static_is_compared_in_one_of_four_ways() -> None:
+    with pytest.raises(TypeError, match=r'compare=\.\.\.\) is "value", "content", True or False, got 3'):
+        static(compare=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_default_and_default_factory_together_are_refused() -> None:

@@ -224,6 +224,26 @@ def test_fields_that_are_not_compared_are_left_out_of_equality_and_hash() -> Non
     assert one != Log(1, key=1)
 
 
+@pytest.mark.parametrize("specifier", ["ours", "dataclasses"])
+def test_a_static_that_is_not_compared_is_left_out_of_equality_and_hash_and_jit_compares_it(specifier: str) -> None:
+    unseen = {
+        "ours": static(default="", compare=False),
+        "dataclasses": dataclasses.field(default="", compare=False, metadata={"static": True}),
+    }[specifier]
+    cls = pytree_dataclass(
+        type("Log", (), {"__annotations__": {"x": Any, "n": int, "note": str}, "n": static(default=0), "note": unseen})
+    )
+    one, other = cls(1, note="a"), cls(1, note="b")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != cls(1, 1, "a")
+    assert one != cls(2, note="a")
+    assert jax.tree.structure(one) != jax.tree.structure(other)
+    read = jax.jit(lambda log: log.x + len(log.note))
+    assert read(cls(1, note="")) == 1
+    assert read(one) == 2
+
+
 # Under tracing
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError, StaticFieldError
+from treewright import Module, buffer, field, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError, NodeInitError, StaticFieldError
 
 
 def test_fields_come_in_the_order_of_dataclasses() -> None:
@@ -146,10 +146,98 @@ def test_hiding_an_inherited_field_by_a_method_or_a_value_is_refused() -> None:
             def w(self) -> int:
                 return 1
 
-    with pytest.raises(NodeDefinitionError, match=r"repeat the annotation: w: \.\.\. = 2\.0"):
+    with pytest.raises(NodeDefinitionError, match=r"repeat the annotation: w: \.\.\. = 2\.0.*init=False.*overridden"):
 
         class Worse(Base):
             w = 2.0
+
+
+class Shape(Module):
+    """Has fields that no constructor takes."""
+
+    scale: Any = 1.0
+    area: Any = field(init=False)
+    names: Any = static(init=False)
+
+
+def overriding(value: Any, *, own_init: bool) -> tuple[Any, Any]:
+    """A subclass with this value in place of two fields, and a subclass of that."""
+
+    class Known(Shape):
+        area = value
+        names = value
+
+        if own_init:
+
+            def __init__(self, scale: Any = 2.0) -> None:
+                self.scale = scale
+
+    class Deeper(Known):
+        depth: Any = 3.0
+
+    return Known, Deeper
+
+
+@pytest.mark.parametrize("own_init", [False, True])
+@pytest.mark.parametrize("value", [property(lambda self: self.scale * 4), 8.0, ("a", "b")])
+def test_a_field_that_no_constructor_takes_may_be_overridden(value: Any, *, own_init: bool) -> None:
+    known, deeper = overriding(value, own_init=own_init)
+    for cls, names in [(known, ["scale"]), (deeper, ["scale", "depth"])]:
+        node = cls(2.0)
+        assert [field.name for field in dataclasses.fields(node)] == names
+        assert jax.tree.leaves(node)[:1] == [2.0]
+        assert node.area == node.names == (8.0 if isinstance(value, property) else value)
+        assert jax.jit(lambda node: node.scale * 2)(node) == 4.0
+        assert replace(node, scale=3.0).scale == 3.0
+
+
+def test_an_overridden_field_that_is_annotated_again_is_a_field_again() -> None:
+    known, _ = overriding(8.0, own_init=False)
+
+    class Again(known):  # type: ignore[valid-type, misc]
+        area: Any = 9.0
+
+    assert jax.tree.leaves(Again()) == [1.0, 9.0]
+
+
+def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
+    class Base(Module):
+        width: Any
+        mode: str = static()
+
+    class Fixed(Base):
+        mode = "fixed"
+
+        @property  # type: ignore[misc]
+        def width(self) -> int:
+            return 3
+
+        def __init__(self) -> None:
+            pass
+
+    node = Fixed()
+    assert (node.width, node.mode, jax.tree.leaves(node)) == (3, "fixed", [])
+
+    class Assigns(Base):
+        mode = "fixed"
+
+        def __init__(self) -> None:
+            self.width = 1
+            self.mode = "other"
+
+    with pytest.raises(NodeInitError, match="assigned to mode, which it does not declare"):
+        Assigns()
+
+
+def test_a_mixin_takes_no_field_away_from_a_class_that_inherits_it_elsewhere() -> None:
+    class Named:
+        area: Any = "a mixin's"
+
+    class Both(Named, Shape):
+        def __post_init__(self) -> None:
+            self.area, self.names = 5.0, ()
+
+    assert Both().area == 5.0
 
 
 def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import enum
 import gc
 import os
@@ -368,6 +369,18 @@ def test_a_static_annotated_as_what_no_static_holds_is_refused_when_the_class_is
         NodeDefinitionError, match=rf"^Example\.n is static, but its annotation holds {part}\. jit comp"
     ):
         declare(annotation)
+
+
+@pytest.mark.parametrize("marker", [{"static": True}, {"pytree_node": False}])
+@pytest.mark.parametrize("annotation", [list[str], "typing.List[str]", np.ndarray])
+def test_a_static_that_was_marked_for_another_library_is_judged_by_its_value_alone(
+    annotation: Any, marker: dict[str, bool]
+) -> None:
+    body = {"__annotations__": {"n": annotation}, "n": dataclasses.field(metadata=marker)}
+    cls: Any = pytree_dataclass(type("Example", (), body))
+    assert cls(("a", "b")).n == ("a", "b")
+    with pytest.raises(StaticFieldError, match=r"Example\.n is static but holds a list"):
+        cls(["a", "b"])
 
 
 ACCEPTED: list[Any] = [

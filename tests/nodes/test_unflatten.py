@@ -49,23 +49,25 @@ class Guards:
     weight: Any
     bias: Any
 
-    def __post_init__(self) -> None:
-        Calls.add("__post_init__")
-        as_vector(self.weight)
-
     def __check_init__(self) -> None:
         Calls.add("__check_init__")
         as_vector(self.bias)
 
 
+class GuardsAfterInit(Guards):
+    def __post_init__(self) -> None:
+        Calls.add("__post_init__")
+        as_vector(self.weight)
+
+
 @pytree_dataclass
-class GuardedData(Guards):
+class GuardedData(GuardsAfterInit):
     weight: Any = field(converter=as_vector)
     bias: Any = field(default_factory=made_anew, converter=as_vector)
     name: str = static(default="guarded", converter=str.lower)
 
 
-class GuardedModule(Guards, Module):
+class GuardedModule(GuardsAfterInit, Module):
     weight: Any = field(converter=as_vector)
     bias: Any = field(default_factory=made_anew, converter=as_vector)
     name: str = static(default="guarded", converter=str.lower)

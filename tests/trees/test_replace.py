@@ -1,7 +1,9 @@
 """`replace`: a changed copy that no constructor makes, checked like a new node and sharing all the rest."""
 
+import copy
 import dataclasses
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, TrainState, buffer, field, pytree_dataclass, replace, static
+from treewright import Module, TrainState, at, buffer, edit, field, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError, UnfinishedNodeError
 
 ran: list[str] = []
@@ -137,12 +139,12 @@ def test_a_node_may_go_into_a_copy_of_itself() -> None:
 @pytest.mark.parametrize("name", ["kernel", "bias", "width"])
 def test_only_the_converters_of_what_changes_run_and_then_the_checks(name: str) -> None:
     changed(Layer(1.0), **{name: 2})
-    assert ran == [name, "__check_init__"]
+    assert ran == [name, "__post_init__", "__check_init__"]
 
 
 def test_converters_run_in_the_order_of_the_fields_and_convert() -> None:
     found = changed(Layer(1.0), width=4, kernel=[1, 2])
-    assert ran == ["kernel", "width", "__check_init__"]
+    assert ran == ["kernel", "width", "__post_init__", "__check_init__"]
     assert found.kernel.dtype == jnp.int32
 
 
@@ -161,7 +163,7 @@ def test_a_custom_init_does_not_run_and_every_check_of_the_bases_does() -> None:
             ran.append("Checked.__check_init__")
 
     changed(Checked(1.0), extra=1)
-    assert ran == ["__check_init__", "Checked.__check_init__"]
+    assert ran == ["__post_init__", "__check_init__", "Checked.__check_init__"]
 
 
 def test_modules_have_it_as_a_method() -> None:
@@ -172,6 +174,37 @@ def test_modules_have_it_as_a_method() -> None:
     untyped: Any = net
     with pytest.raises(TypeError, match=r"Net has no field nam \(did you mean name\?\)\. Its fields: layers, name"):
         untyped.replace(nam=1)
+
+
+def test_decorated_classes_have_it_as_a_method() -> None:
+    layer: Any = Layer(1.0)  # of which checkers know no such method
+    assert layer.replace(bias=2.0) == replace(layer, bias=2.0)
+    assert layer.replace() == layer
+    with pytest.raises(TypeError, match=r"no field kernal \(did you mean kernel\?\)"):
+        layer.replace(kernal=1)
+
+    class Undecorated(Layer):
+        extra: Any = 0
+
+    undecorated: Any = Undecorated(1.0)
+    assert undecorated.replace(extra=1).extra == 1
+
+
+def made_with(body: dict[str, Any], base: type = object) -> Any:
+    return pytree_dataclass(type("Odd", (base,), {"__annotations__": {"x": Any}, **body}))
+
+
+def test_a_field_or_method_of_this_name_stays_what_it_is() -> None:
+    field_of_its_own = made_with({"__annotations__": {"replace": Any, "x": Any}})
+    assert field_of_its_own(1, 2).replace == 1
+    assert replace(field_of_its_own(1, 2), x=3) == field_of_its_own(1, 3)
+    below_the_method = made_with({"__annotations__": {"replace": Any}}, base=made_with({}))
+    assert jax.tree.leaves(below_the_method(1, 2)) == [1, 2]
+    assert made_with({"replace": lambda self, by: self.x + by})(1).replace(2) == 3
+    mixin = type("Mixin", (), {"replace": lambda self: "the mixin's"})
+    assert made_with({}, base=mixin)(1).replace() == "the mixin's"
+    variable = made_with({"__annotations__": {"replace": dataclasses.InitVar[int], "x": Any}})
+    assert not hasattr(variable, "replace")
 
 
 @pytest.mark.parametrize("name", ["self", "node", "cls", "changes"])
@@ -185,6 +218,136 @@ def test_fields_of_any_name_can_be_replaced(name: str) -> None:
             assert getattr(node.replace(**{name: 2}), name) == 2
 
 
+# What `__post_init__` derives: each spelling does what `dataclasses.replace` does
+
+
+@pytree_dataclass
+class Interval:
+    low: Any
+    high: Any = 2.0
+    unit: dataclasses.InitVar[float] = 1.0
+    width: Any = field(init=False)
+    steps: Any = field(default=0, init=False)
+    kind: str = static(init=False)
+
+    def __post_init__(self: Any, unit: float) -> None:
+        self.width = (self.high - self.low) / unit
+        self.kind = type(self.high).__name__
+        self.low = self.low * 1.0
+
+
+class Measured(Module):
+    low: Any
+    high: Any = 2.0
+    unit: dataclasses.InitVar[float] = 1.0
+    width: Any = field(init=False)
+    kind: str = static(init=False, default="full")
+
+    def __post_init__(self, unit: float) -> None:
+        Interval.__post_init__(self, unit)
+
+
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    "treewright.replace": replace,
+    "node.replace": lambda node, **changes: node.replace(**changes),
+    "node.__replace__": lambda node, **changes: node.__replace__(**changes),  # which copy.replace calls
+    "dataclasses.replace": dataclasses.replace,
+}
+if sys.version_info >= (3, 13):
+    SPELLINGS["copy.replace"] = copy.replace
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("cls", [Interval, Measured])
+@pytest.mark.parametrize(
+    "changes", [{"high": 10.0}, {"low": 2}, {"low": 1, "high": 5}, {"unit": 2.0}, {"low": 0, "unit": 4.0}]
+)
+def test_every_spelling_derives_again_what_post_init_derives(spelling: Any, cls: Any, changes: dict[str, Any]) -> None:
+    node = cls(1.0)
+    found = spelling(node, **changes)
+    assert found == cls(**{"low": 1.0, "high": 2.0, **changes})
+    assert node == cls(1.0)
+    assert jax.tree.structure(found) == jax.tree.structure(cls(**{"low": 1.0, **changes}))
+
+
+def test_a_field_that_no_constructor_takes_and_post_init_does_not_assign_stays() -> None:
+    started = at(Interval(1.0), lambda interval: interval.steps).set(7)
+    assert replace(started, high=3.0).steps == 7
+    assert replace(started, steps=8, high=3.0) == at(Interval(1.0, 3.0), lambda interval: interval.steps).set(8)
+
+
+def test_a_value_that_post_init_would_assign_again_is_refused_with_the_cure() -> None:
+    interval: Any = Interval(1.0)
+    with pytest.raises(TypeError, match=r"Interval\.width is derived: __post_init__ has .* lost.*treewright\.at\(node"):
+        replace(interval, width=3.0)
+    with pytest.raises(TypeError, match=r"Interval\.kind is derived"):
+        replace(interval, kind="odd", low=0.0)
+    assert at(interval, lambda node: node.width).set(3.0).width == 3.0
+
+
+def test_at_and_edit_change_places_and_derive_nothing() -> None:
+    interval = Interval(1.0)
+    assert at(interval, lambda node: node.high).set(10.0).width == 1.0
+    with edit(interval) as draft:
+        draft.high = 10.0
+    assert (draft.high, draft.width) == (10.0, 1.0)
+
+
+def test_an_init_var_without_a_default_has_to_be_said() -> None:
+    @pytree_dataclass
+    class Scaled:
+        x: Any
+        factor: dataclasses.InitVar[float]
+
+        def __post_init__(self: Any, factor: float) -> None:
+            self.x = self.x * factor
+
+    scaled: Any = Scaled(2.0, 3.0)
+    with pytest.raises(TypeError, match=r"Scaled\.__post_init__ takes factor, an InitVar .* replace\(node, factor="):
+        replace(scaled, x=1.0)
+    with pytest.raises(ValueError, match="'factor' must be specified"):
+        dataclasses.replace(scaled, x=1.0)
+    assert replace(scaled, x=1.0, factor=5.0) == Scaled(1.0, 5.0)
+    assert replace(scaled) == scaled
+
+
+def test_what_post_init_refuses_is_refused_of_a_copy_which_is_then_of_no_use() -> None:
+    @pytree_dataclass
+    class Positive:
+        x: Any
+
+        def __post_init__(self) -> None:
+            if self.x < 0:
+                copies.append(self)
+                raise ValueError(f"{self.x} is negative")
+
+    copies: list[Positive] = []
+    with pytest.raises(ValueError, match="-1 is negative"):
+        replace(Positive(1), x=-1)
+    with pytest.raises(UnfinishedNodeError, match=r"raised ValueError\(-1 is negative\)"):
+        _ = copies.pop().x
+
+
+def test_post_init_runs_again_under_transformations() -> None:
+    def widened(interval: Any, by: Any) -> Any:
+        return replace(interval, high=interval.high + by).width
+
+    assert jax.jit(widened)(Interval(1.0), 3.0) == 4.0
+    assert jax.vmap(widened, in_axes=(None, 0))(Interval(1.0), jnp.arange(3.0)).tolist() == [1.0, 2.0, 3.0]
+    assert jax.grad(widened, argnums=1)(Interval(1.0), 3.0) == 1.0
+
+
+def test_an_init_of_ones_own_runs_no_post_init_and_neither_does_its_copy() -> None:
+    class Own(Module):
+        x: Any
+        double: Any = field(init=False)
+
+        def __init__(self, x: Any) -> None:
+            self.x, self.double = x, x * 2
+
+    assert jax.tree.leaves(replace(Own(1.0), x=5.0)) == [5.0, 2.0]
+
+
 # What is refused
 
 
@@ -193,14 +356,9 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anythin
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
         replace(layer, kernal=1, bias=2, wide=3)
-    with pytest.raises(TypeError, match=r"Its fields: kernel, bias, mean, width, key\."):
+    with pytest.raises(TypeError, match=r"Its fields: kernel, bias, mean, width, key, scale\."):
         replace(layer, x=1)
     assert ran == []
-
-
-def test_an_init_var_is_no_field() -> None:
-    with pytest.raises(TypeError, match="Layer has no field scale"):
-        replace(Layer(1.0), scale=2.0)
 
 
 def test_a_class_without_fields_says_so() -> None:
@@ -238,15 +396,15 @@ def test_a_failing_check_or_converter_leaves_nothing() -> None:
     in_use = len(table)
     with pytest.raises(ValueError, match="width is -1"):
         replace(layer, width=-1)
-    copy = checked.pop()
+    unusable = checked.pop()
     with pytest.raises(UnfinishedNodeError, match=r"raised ValueError\(width is -1\)"):
-        _ = copy.width
+        _ = unusable.width
     with pytest.raises(UnfinishedNodeError, match="unfinished Layer"):
-        object.__setattr__(copy, "width", 1)
+        object.__setattr__(unusable, "width", 1)
     with pytest.raises(TypeError, match="JAX array"):
         replace(layer, kernel="no array", width=9)
     assert layer.width == 3
-    del copy
+    del unusable
     gc.collect()
     assert len(table) == in_use
 

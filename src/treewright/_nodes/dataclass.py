@@ -28,10 +28,9 @@ _FIXED = MappingProxyType(
     {
         "frozen": "a node that changes in place would change under a running transformation. treewright.replace(node, "
         "field=...) gives a changed copy",
-        "order": "comparing nodes by < would compare arrays, which gives no single answer. Compare their fields",
-        "unsafe_hash": "a node is frozen, so it has a hash by value already",
         "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
-        "weakref_slot": "it belongs to slots=True; nodes can be weakly referenced as they are",
+        "weakref_slot": "weakref_slot is True but slots is False, as for every node, which can be weakly referenced as "
+        "it is",
     }
 )
 
@@ -82,8 +81,10 @@ def pytree_dataclass(
         init: Generate `__init__`. One that the class body defines is kept; it assigns the fields as usual.
         repr: Generate a short `__repr__`.
         eq: Generate `__eq__`, which gives a plain `bool` for any leaves, and `__hash__` by value.
-        order: Refused.
-        unsafe_hash: Refused.
+        order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, as a tuple of them does. An array of
+            several values has no single answer, and raises: leave such a field out with `field(compare=False)`.
+        unsafe_hash: Generate `__hash__` with `eq=False` too, or beside an `__eq__` of your own. With `eq=True` a node,
+            being frozen, has it anyway.
         frozen: Always true.
         match_args: Generate `__match_args__`.
         kw_only: All fields of this class are taken by keyword.
@@ -92,6 +93,8 @@ def pytree_dataclass(
 
     Raises:
         NodeDefinitionError: If the class can't be a node; the message names the field or option and the cure.
+        TypeError: If `order` or `unsafe_hash` would overwrite a method of the class body, as `dataclasses` says it.
+        ValueError: If `order` is given without `eq`.
 
     Examples:
         >>> @pytree_dataclass

@@ -22,7 +22,7 @@ from treewright._nodes.node import (
     replaced,
     set_attribute,
 )
-from treewright._nodes.spec import spec_of
+from treewright._nodes.spec import NodeSpec, spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.plain import NoExactKeyError, problem_of
@@ -86,7 +86,7 @@ def equal(self: Any, other: object) -> Any:
     spec = spec_of(self)
     children, statics = finished_pair(self)
     other_children, other_statics = finished_pair(other)
-    if statics is not other_statics:
+    if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
         return False
     # Every child before the first leaf: a difference in structure needs no values.
     compared = [index for index, field in enumerate(spec.children) if field.equal]
@@ -99,6 +99,12 @@ def equal(self: Any, other: object) -> Any:
         for index, a, b in zip(compared, ours, theirs, strict=True)
         for left, right in zip(a[0], b[0], strict=True)
     )
+
+
+def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
+    """Whether two that are not one differ in nothing but fields with `compare=False`."""
+    compared = [index for index, field in enumerate(spec.statics) if field.equal]
+    return len(compared) < len(spec.statics) and all(statics.keys[index] == others.keys[index] for index in compared)
 
 
 def leaves_equal(left: Any, right: Any, place: str) -> bool:

@@ -63,6 +63,7 @@ Declared = TypeVar("Declared", bound=AnyStatic, default=NoStaticValue)
 T = TypeVar("T")
 FieldKind = Literal["child", "static", "buffer"]
 Compare = Literal["value", "content"]
+StaticCompare: TypeAlias = Compare | bool
 AxisNames: TypeAlias = tuple[str | None, ...]
 Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
@@ -86,6 +87,7 @@ class FieldOptions:
     stack: Stack | None = None
     local: bool = False
     doc: str | None = None
+    foreign: bool = False  # marked by metadata alone, as other libraries do it
 
 
 def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
@@ -103,7 +105,7 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
         return None
     if isinstance(options, FieldOptions):
         return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
-    return FieldOptions("static") if marked else None
+    return FieldOptions("static", foreign=True) if marked else None
 
 
 def names_problem(names: Any) -> str | None:
@@ -117,7 +119,9 @@ def names_problem(names: Any) -> str | None:
 def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     _refuse_inside_init("field" if kind == "child" else kind)
-    ours = {"converter", "sharding", "stack", "local", "doc"} | ({"compare"} if kind == "static" else set[str]())
+    ours = {"converter", "sharding", "stack", "local", "doc"}
+    if not isinstance(given["compare"], bool):  # how a static is compared; whether `==` looks at it is for dataclasses
+        ours.add("compare")
     options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
     arguments = {name: value for name, value in given.items() if name not in ours}
     if options.converter is not None and not callable(options.converter):
@@ -233,41 +237,41 @@ def field(
 # the declaration where the result is a bare type variable, and mypy where it is anything but one.
 # fmt: off
 @overload
-def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: None = ...) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
            doc: str | None = ..., local: bool = ..., converter: None = ...) -> S: ...
 @overload
-def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 @overload
 def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: Compare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
            doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 @overload
-def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
            converter: Callable[[Any], S]) -> S: ...
 if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
     @overload
-    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: Compare = ...,
+    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
                metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> Declared: ...
 elif not TYPE_CHECKING_WITH_PYREFLY:
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
-               hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
+               hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> "Declared | Any": ...
 else:  # pyrefly takes no type from the declaration
     @overload
     def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
-               hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
+               hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
 def static(
@@ -277,7 +281,7 @@ def static(
     init: bool = True,
     repr: bool = True,
     hash: bool | None = None,
-    compare: Compare = "value",
+    compare: StaticCompare = "value",
     metadata: Mapping[Any, Any] | None = None,
     kw_only: Any = _MISSING,
     doc: str | None = None,
@@ -299,6 +303,8 @@ def static(
         compare: How functions that capture variables are compared. `"value"`: by identity, so that one made anew is
             another static. `"content"`: by their code and by what they captured, so that a rebuilt
             `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
+            `False` leaves the field out of `==` and `hash` of the node, as for `field`, and of nothing else: `jit`
+            always compares it. `True` is `"value"`.
         metadata: As for `field`.
         kw_only: As for `field`.
         doc: As for `field`.
@@ -314,11 +320,8 @@ def static(
         >>> jax.tree.leaves(Layer(2.0))
         [2.0]
     """
-    if compare not in {"value", "content"}:
-        raise TypeError(
-            f'static(compare=...) is "value" or "content", got {compare!r}. A static always takes part in the '
-            f"comparison: jit would reuse a program that was compiled for another value."
-        )
+    if compare not in {"value", "content", True, False}:
+        raise TypeError(f'static(compare=...) is "value", "content", True or False, got {compare!r}.')
     return _specify("static", locals())
 
 

@@ -12,9 +12,8 @@ from treewright._jax import is_tree_node
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
 from treewright._nodes.fields import options_of
-from treewright._nodes.init import init_vars
 from treewright._nodes.node import ChildView
-from treewright._nodes.spec import MISSING, Options
+from treewright._nodes.spec import MISSING, Options, init_vars
 from treewright._values.reach import class_attribute
 from treewright.errors import NodeDefinitionError
 

@@ -5,7 +5,6 @@ The only file that calls `exec`. Names in the text are parameters, which are the
 identifiers, and helpers, which get a name that no field has.
 """
 
-import dataclasses
 import functools
 import keyword
 import linecache
@@ -16,7 +15,7 @@ from typing import Any
 
 from treewright._nodes.annotations import annotate_init
 from treewright._nodes.node import PAIR, assign_all, checked
-from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, init_vars
 from treewright.errors import NodeDefinitionError
 
 
@@ -33,14 +32,6 @@ class _Factory:
 
 
 FACTORY = _Factory()
-
-
-def init_vars(cls: type[Any]) -> dict[str, Any]:
-    """The `InitVar`s of a dataclass with their defaults: parameters of `__init__` that are not fields."""
-    # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
-    mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
-    declared: dict[str, Any] = cls.__dataclass_fields__
-    return {name: field for name, field in declared.items() if field._field_type is mark}
 
 
 def make_init(spec: NodeSpec) -> Callable[..., None]:
@@ -117,7 +108,7 @@ class _InitText:
 
     def assigning(self, self_name: str) -> str:
         """The line for a node whose fields are assigned one by one: see `assign_all`."""
-        given = [field for field in self.spec.fields if field.init or not _left_open(field)]
+        given = [field for field in self.spec.fields if field.init or not field.is_left_open]
         values = ", ".join(f"{field.name!r}: {field.name}" for field in given)
         variables = f"({''.join(f'{name}, ' for name in self.init_vars)})" if self.spec.has_post_init else "None"
         return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
@@ -150,7 +141,7 @@ class _InitText:
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
-        if self.spec.has_post_init or any(map(_left_open, self.spec.fields)):
+        if self.spec.has_post_init or any(field.is_left_open for field in self.spec.fields):
             return [*lines, self.assigning(self_name)]
         cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
         return [
@@ -202,8 +193,3 @@ def flatten_with_keys(node, cls):
     exec(compile(source, f"<treewright: flatten_with_keys of {count}>", "exec"), made)  # noqa: S102
     code: types.CodeType = made["flatten_with_keys"].__code__
     return code
-
-
-def _left_open(field: FieldSpec) -> bool:
-    """Whether only `__post_init__` can give the field its value."""
-    return not field.init and field.default is MISSING and field.default_factory is MISSING

@@ -19,10 +19,10 @@ from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_registered, restore_body
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, register, view, with_close_matches
+from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import refuse_annotations, refuse_class_body
-from treewright._nodes.slips import refuse_unrun_post_init
+from treewright._nodes.slips import warn_of_idle_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, innermost_code, kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -70,20 +70,26 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         options: As `pytree_dataclass` takes them.
         way: How it became one.
     """
+    for base in reversed(cls.__mro__[1:]):
+        getattr(base, "__node_spec__", None)  # if it waits for its first use, this is it
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
     options = restore_body(cls, options)
-    refuse_class_body(cls, way.reserved)
+    has_own_init = _has_own_init(cls, way)
+    refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
     _read_fields(cls, options)
-    spec = node_spec(cls, options, OwnSpec, has_own_init=_has_own_init(cls, way))
+    _drop_overridden(cls)
+    spec = node_spec(cls, options, OwnSpec, has_own_init=has_own_init)
     refuse_annotations(spec)
-    refuse_unrun_post_init(spec)
     cls.__node_spec__ = spec
     cls.__node_fields__ = spec.by_name
+    warn_of_idle_post_init(spec)
     _install_views(spec)
     _install_init(spec)
     _install_comparison(spec, way)
     _install(cls, way)
+    if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
+        cls.replace = replaced
     _enforce_abstract_methods(cls)
     _document(spec)
     registration = register_once(cls)
@@ -127,12 +133,14 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
     doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
-    ours = {name: vars(cls).get(name) for name in (*dunders.FROZEN, "__replace__")}
+    ours = {name: vars(cls).get(name) for name in (*dunders.FROZEN, "__eq__", "__hash__", "__replace__")}
     try:
         dataclasses.dataclass(
             init=False,
             repr=False,
-            eq=False,
+            eq=options.order and options.eq,  # which order asks for
+            order=options.order,
+            unsafe_hash=options.unsafe_hash,
             frozen=any(base.frozen for base in bases),
             match_args=options.match_args,
             kw_only=options.kw_only,
@@ -145,6 +153,19 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     params: Any = cls.__dataclass_params__
     params.init, params.repr, params.eq = options.init, options.repr, options.eq
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
+
+
+def _drop_overridden(cls: type[Any]) -> None:
+    """Forget the fields that the body of this class, or of a node class that it inherits, overrides by a value."""
+    fields: dict[str, Any] = cls.__dataclass_fields__
+    for name in fields.keys() - own_annotations(cls).keys():
+        holders = [base for base in cls.__mro__ if name in vars(base)]
+        if not holders or isinstance(vars(holders[0])[name], ChildView):
+            continue
+        is_node = holders[0] is cls or "__node_spec__" in vars(holders[0])
+        hidden = (vars(base)[name] for base in holders if base in holders[0].__mro__[1:])
+        if is_node and any(isinstance(value, ChildView) for value in hidden):
+            del fields[name]
 
 
 def _install_views(spec: NodeSpec) -> None:
@@ -161,6 +182,8 @@ def _install_init(spec: NodeSpec) -> None:
     writer, init = _found_init(cls)
     if spec.options.init and not spec.has_own_init:
         cls.__init__ = make_init(spec)
+        if hasattr(init, "__globals__"):  # not object's, which says nothing
+            cls.__init__.__doc__ = init.__doc__
     elif writer is not object and not (_is_sealing(writer, cls, spec) and cls.__init__ is init):
         cls.__init__ = _sealing(init)
 
@@ -186,7 +209,11 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
     """
     cls, body = spec.cls, dict(vars(spec.cls))
     for name, ours in dunders.COMPARISON.items():
-        wanted = spec.options.repr if name == "__repr__" else spec.options.eq
+        wanted = {
+            "__eq__": spec.options.eq,
+            "__hash__": spec.options.eq or spec.options.unsafe_hash,
+            "__repr__": spec.options.repr,
+        }[name]
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
@@ -309,6 +336,7 @@ def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
 
 
 _MAKING = threading.RLock()  # two threads may make the first instance of a class at one time
+_ORDERING = frozenset({"__lt__", "__le__", "__gt__", "__ge__"})
 _ON_FIRST_USE = ("__init__", "__post_init__", "__dataclass_fields__", "__signature__")
 
 
@@ -381,8 +409,14 @@ def _settle(cls: type[Any]) -> None:
         leave_registered(cls)
         return
     inherited, before = inherited_spec(cls), body_of(cls)
+    options = Options() if inherited is None else inherited.options
+    options = dataclasses.replace(  # but for what would overwrite methods in its body
+        options,
+        order=options.order and _ORDERING.isdisjoint(before),
+        unsafe_hash=options.unsafe_hash and "__hash__" not in before,
+    )
     try:
-        make_node_class(cls, Options() if inherited is None else inherited.options, UNDECORATED)
+        make_node_class(cls, options, UNDECORATED)
     except (TypeError, ValueError) as error:
         undo(cls, before)
         await_first_use(cls)

@@ -213,7 +213,10 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     if isinstance(stored, Unfinished):
         raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
     fields = [field.name for field in spec_of(cls).fields]
-    cure = f"treewright.replace(node, {name}=...) gives a changed copy"
+    cure = (
+        f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
+        f"assignments"
+    )
     if name not in fields:
         (meant,) = with_close_matches([name], fields)
         hint = meant.removeprefix(name)
@@ -407,19 +410,62 @@ def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def replaced(node: Any, /, **changes: Any) -> Any:
-    """A copy with some fields replaced: converters and checks run, the constructor does not."""
+    """A copy with some fields replaced: what `treewright.replace`, `node.replace` and `copy.replace` do.
+
+    Where the constructor runs `__post_init__`, it runs again, so that what it derives follows the changes. That is what
+    `dataclasses.replace` does, which nothing here could change, and all spellings of one thing have to agree.
+    """
     try:
         spec = spec_of(node)
     except AttributeError:  # of a subclass that another library has registered
         return dataclasses.replace(node, **changes)
-    children, statics = finished_pair(node)
-    wrong = [name for name in changes if name not in spec.by_name]
-    if wrong:
-        names = list(spec.by_name)
+    if not changes or not spec.runs_post_init:
+        return with_fields(node, changes)
+    pair = finished_pair(node)
+    if not changes.keys() <= spec.by_name.keys() | spec.init_vars.keys():
+        _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    variables = [_variable(spec, name, changes.pop(name, default)) for name, default in spec.init_vars.items()]
+    # What only `__post_init__` gives a value is left open for it, as in the constructor.
+    kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
+    copy = _new(class_of(node))
+    build(copy, _derive_again, spec, kept, changes, variables)
+    return copy
+
+
+def _variable(spec: NodeSpec, name: str, value: Any) -> Any:
+    if value is MISSING:
         raise TypeError(
-            f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
-            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+            f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() has "
+            f"to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields without "
+            f"__post_init__."
         )
+    return value
+
+
+def _derive_again(
+    node: Any, spec: NodeSpec, kept: Mapping[str, Any], changes: Mapping[str, Any], variables: Sequence[Any]
+) -> None:
+    waiting: dict[str, Any] = node.__dict__
+    waiting.update(kept)  # converted already
+    for name in filter(changes.__contains__, spec.by_name):  # in the order of fields
+        set_attribute(node, name, changes[name])
+    given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
+    node.__post_init__(*variables)
+    for name, value in given.items():
+        if waiting[name] is not value:
+            raise TypeError(
+                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value given "
+                f"to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda node: "
+                f"node.{name}).set(...) changes it alone, without __post_init__."
+            )
+
+
+def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
+    spec = spec_of(node)
+    children, statics = finished_pair(node)
+    if not changes.keys() <= spec.by_name.keys():
+        _refuse_unknown(spec, changes, tuple(spec.by_name))
     new_children = list(children)
     new_statics: dict[int, Any] = {}
     for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
@@ -432,6 +478,14 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     if changes and spec.checks:
         checked(copy)
     return copy
+
+
+def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[str]) -> Never:
+    wrong = [name for name in changes if name not in names]
+    raise TypeError(
+        f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+        f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+    )
 
 
 # Flattening
@@ -497,15 +551,19 @@ else:
     def replace(node: T, /, **changes: Any) -> T:
         """A copy of `node` with some fields replaced; everything else is shared, not copied.
 
-        Converters and `__check_init__` run, the constructor and `__post_init__` do not. Changing a static changes the
+        Converters and `__check_init__` run, and so does `__post_init__` where the class has one and its constructor is
+        the generated one: what it derives follows, as with `dataclasses.replace`. An `__init__` of your own does not
+        run. To change a place and nothing else, whatever it is, use `treewright.at`. Changing a static changes the
         treedef, so jitted functions trace again.
 
         Args:
             node: An instance of a node class.
-            **changes: New values by field name, statics and `init=False` fields among them.
+            **changes: New values by field name, statics and `init=False` fields among them; also what `__post_init__`
+                takes as an `InitVar`, which it has to be given unless it has a default.
 
         Raises:
-            TypeError: If a name is not a field; the message lists the close ones. Also if `node` is not a node.
+            TypeError: If a name is not a field; the message lists the close ones. If `__post_init__` assigns again what
+                was given, or needs an `InitVar` that was not. Also if `node` is not a node.
 
         Examples:
             >>> @pytree_dataclass

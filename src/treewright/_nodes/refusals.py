@@ -24,7 +24,7 @@ _UNIONS = (typing.Union, types.UnionType)
 _TRANSPARENT = (tuple, frozenset, *_UNIONS)
 
 
-def refuse_class_body(cls: type[Any], reserved: frozenset[str]) -> None:
+def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
     """Refuse what can be seen before `dataclasses` reads the class.
 
     Raises:
@@ -52,7 +52,7 @@ def refuse_class_body(cls: type[Any], reserved: frozenset[str]) -> None:
     for field in annotations:
         _refuse_field(cls, field, reserved, body.get(field, dataclasses.MISSING))
     for attribute in set(body) - set(annotations):
-        _refuse_shadow(cls, attribute)
+        _refuse_shadow(cls, attribute, has_own_init=has_own_init)
 
 
 def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: Any) -> None:
@@ -70,19 +70,25 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
         )
 
 
-def _refuse_shadow(cls: type[Any], attribute: str) -> None:
-    """A value or method in the class body that would hide an inherited field."""
+def _refuse_shadow(cls: type[Any], attribute: str, *, has_own_init: bool) -> None:
+    """A value, property or method in the class body that would hide an inherited field which the constructor takes.
+
+    Where it takes none of that name, the field is overridden: see `make_class`.
+    """
     own = vars(cls)[attribute]
     if isinstance(own, ChildView | dataclasses.Field):  # dataclasses itself refuses a field() without an annotation
         return
     for base in cls.__mro__[1:]:
         hidden = vars(base).get(attribute)
         if isinstance(hidden, ChildView):
+            if has_own_init or not hidden.field.init:
+                return
             kind = hidden.field.kind
             line = repr(own) if kind == "child" else f"{kind}(default={own!r})"
             raise NodeDefinitionError(
                 f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
-                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it."
+                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it. (A field that __init__ "
+                f"does not take, by init=False or as {cls.__qualname__} writes its own, may be overridden.)"
             )
         if attribute in vars(base):
             return
@@ -112,7 +118,8 @@ def refuse_annotations(spec: NodeSpec) -> None:
             )
         _refuse_lost_sharding(field, cls, declared, inherited)
         _refuse_sharding(field, cls)
-        part = _no_static_of(field, cls)
+        # A field that was marked for another library was annotated for it too: there the value is what counts.
+        part = None if declared is None or declared.foreign else _no_static_of(field, cls)
         if part is not None:
             raise NodeDefinitionError(
                 f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "

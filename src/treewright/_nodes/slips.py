@@ -16,9 +16,9 @@ from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import annotation_text, options_of, specifier_in
 from treewright._nodes.spec import NodeSpec
 from treewright._values.freeze import FrozenArray
-from treewright._values.reach import class_of, code_of, innermost, wrapped_by
+from treewright._values.reach import class_of, code_of, innermost, innermost_code, wrapped_by
 from treewright._values.text import first_text
-from treewright.errors import NodeDefinitionError
+from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
 _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
 
@@ -152,22 +152,16 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenArray)
 
 
-def refuse_unrun_post_init(spec: NodeSpec) -> None:
-    """Refuse a `__post_init__` beside an `__init__` of the user's own, unless something calls it.
-
-    Raises:
-        NodeDefinitionError: With the class and both ways out.
-    """
-    cls = spec.cls
-    if "__post_init__" not in vars(cls) or not spec.has_own_init:
+def warn_of_idle_post_init(spec: NodeSpec) -> None:
+    """Where nothing calls a `__post_init__`, for an `__init__` that calls neither it nor another `__init__`."""
+    cls: Any = spec.cls
+    code = innermost_code(cls.__init__) if spec.has_own_init and spec.has_post_init else None
+    if code is None or "__init__" in code.co_names or any(map(_calls_post_init, map(vars, cls.__mro__))):
         return
-    own = [vars(base) for base in cls.__mro__]
-    if any("__post_init__" in body for body in own[1:]) or any(map(_calls_post_init, own)):
-        return
-    raise NodeDefinitionError(
-        f"{cls.__qualname__} has an __init__ that you wrote and a __post_init__, which only a generated __init__ runs: "
-        f"it would never run. Call self.__post_init__() in __init__, or rename it __check_init__, which runs on every "
-        f"finished instance."
+    warn_user(
+        f"{cls.__module__}.{cls.__qualname__} has an `__init__` method and a `__post_init__`, which only a generated "
+        f"`__init__` runs. Call it at the end of yours, or name it `__check_init__`, which runs after either.",
+        NodeDefinitionWarning,
     )
 
 

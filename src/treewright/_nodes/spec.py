@@ -50,6 +50,11 @@ class FieldSpec:
         """Whether the field is kept in `aux_data`."""
         return self.kind == "static"
 
+    @property
+    def is_left_open(self) -> bool:
+        """Whether only `__post_init__` can give the field its value."""
+        return not self.init and self.default is MISSING and self.default_factory is MISSING
+
     def convert(self, value: Any) -> Any:
         """The value as the field keeps it."""
         return value if self.converter is None else self.converter(value)
@@ -77,6 +82,8 @@ class Options:
     init: bool = True
     repr: bool = True
     eq: bool = True
+    order: bool = False
+    unsafe_hash: bool = False
     kw_only: bool = False
     match_args: bool = True
 
@@ -96,6 +103,8 @@ class NodeSpec:
     options: Options
     has_own_init: bool
     has_post_init: bool
+    runs_post_init: bool  # the constructor does, if it is a generated one
+    init_vars: dict[str, Any]  # the default of each, or MISSING
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:
@@ -154,11 +163,20 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
     return tuple(specs)
 
 
+def init_vars(cls: type[Any]) -> dict[str, Any]:
+    """The `InitVar`s of a dataclass as it declares them: parameters of `__init__` that are not fields."""
+    # `dataclasses.fields` leaves them out, and the mark below is the only word of them (its name has stood since 3.7).
+    mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
+    declared: dict[str, Any] = cls.__dataclass_fields__
+    return {name: field for name, field in declared.items() if field._field_type is mark}
+
+
 def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own_init: bool) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
     fields = field_specs(cls)
     children = tuple(field for field in fields if not field.is_static)
     statics = tuple(field for field in fields if field.is_static)
+    has_post_init = hasattr(cls, "__post_init__")
     own_checks = [vars(base).get("__check_init__") for base in reversed(cls.__mro__)]
     return kind(
         cls=cls,
@@ -173,5 +191,7 @@ def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own
         checks=tuple(check for check in own_checks if check is not None),
         options=options,
         has_own_init=has_own_init,
-        has_post_init=hasattr(cls, "__post_init__"),
+        has_post_init=has_post_init,
+        runs_post_init=has_post_init and options.init and not has_own_init,
+        init_vars={name: or_missing(variable.default) for name, variable in init_vars(cls).items()},
     )

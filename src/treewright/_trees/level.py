@@ -29,7 +29,7 @@ from treewright._jax import (
     typeof,
 )
 from treewright._nodes.fields import FieldOptions, options_of
-from treewright._nodes.node import LEAVES, finished_pair, replaced
+from treewright._nodes.node import LEAVES, finished_pair, with_fields
 from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenMapping
@@ -422,10 +422,10 @@ def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) 
 def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     """A copy of a node or container with other values under some keys; the rest is shared.
 
-    Nodes run converters and checks, as `replace` does. Dicts keep their order, and every container its class.
+    Nodes run converters and checks, and no `__post_init__`. Dicts keep their order, and every container its class.
     """
     if is_node(value):
-        return replaced(value, **{key.name: new for key, new in changes.items()})
+        return with_fields(value, {key.name: new for key, new in changes.items()})
     kind = class_of(value)
     if kind in {list, tuple}:
         items = list(value)

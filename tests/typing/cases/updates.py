@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from treewright import Module, pytree_dataclass, replace, static
+from treewright.typed import WithReplace
 
 T = TypeVar("T")
 
@@ -24,6 +25,20 @@ class Layer:
 @pytree_dataclass
 class Box(Generic[T]):
     value: T
+
+
+@pytree_dataclass
+class State(WithReplace):
+    step: jax.Array
+    name: str = static(default="state")
+
+    def later(self) -> Self:
+        return self.replace(step=self.step + 1)
+
+
+@pytree_dataclass(kw_only=True)
+class Named(State, Generic[T]):
+    owner: T
 
 
 class Net(Module):
@@ -50,6 +65,10 @@ assert_type(net.replace(width=4), Net)
 assert_type(net.deeper(), Net)
 assert_type(replace(model, layer=layer), Model)
 assert_type(model.replace(layer=layer), Model)
+state, named = State(jnp.zeros(())), Named(step=jnp.zeros(()), owner=3)
+assert_type(state.replace(name="other"), State)
+assert_type(state.later(), State)
+assert_type(named.replace(owner=4), Named[int])
 if sys.version_info >= (3, 13):
     assert_type(copy.replace(net, width=4), Net)
 
@@ -67,6 +86,8 @@ if sys.version_info >= (3, 13):
             replace(3, x=1),  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
             net.replace(width="no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             net.replace(nope=1),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+            state.replace(name=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            named.replace(nope=1),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         ]
 
 else:

@@ -1,0 +1,437 @@
+"""The tests that other libraries have of their own classes, run on ours: `python tests/interop/suites.py equinox flax`.
+
+The tests are fetched when they are needed, and no line of them is kept here. An adapter puts ours in the place of the
+library's decorator or base class before the tests are imported, and changes nothing else. Tests of what no node has
+stand in `Suite.meant`, with the reason that the library's page in docs/moving gives; all others are counted.
+
+A suite goes into a folder of `TREEWRIGHT_SUITES`, by default one for temporary files. What is there is not fetched
+again, so a suite can also be put there by hand. Each runs in a process of its own, since adapters change libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Generator, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+SECONDS_TO_FETCH = 240
+
+
+class OfflineError(Exception):
+    """The tests could not be fetched."""
+
+
+# Where the tests come from
+
+
+def from_source_distribution(name: str, folder: Path) -> None:
+    """The source distribution of the version that is installed, by pip."""
+    with tempfile.TemporaryDirectory() as downloads:
+        requirement = f"{name}=={importlib.metadata.version(name)}"
+        pip = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", downloads, requirement)
+        _run(sys.executable, "-m", *pip)
+        (archive,) = Path(downloads).glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(downloads, filter="data")
+        next(path for path in Path(downloads).iterdir() if path.is_dir()).rename(folder)
+
+
+def from_repository(name: str, folder: Path) -> None:
+    """The tag of the version that is installed, where the source distribution comes without tests."""
+    tag = f"v{importlib.metadata.version(name)}"
+    _run("git", "clone", "--quiet", "--depth=1", f"--branch={tag}", f"https://github.com/patrick-kidger/{name}", folder)
+
+
+def from_installed_package(name: str, folder: Path) -> None:
+    """The package itself, where it comes with its tests."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    folder.symlink_to(Path(spec.origin).parent)
+
+
+def _run(*command: str | Path) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_TO_FETCH)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        raise OfflineError(f"{error} {said.decode(errors='replace')[-300:]}") from error
+
+
+# Ours in the place of theirs
+
+
+def adapt_flax() -> None:
+    import flax.struct
+
+    import treewright
+
+    theirs: Callable[..., Any] = flax.struct.field
+
+    def dataclass(cls: Any = None, **options: Any) -> Any:
+        if cls is None:
+            return functools.partial(dataclass, **options)
+        if "__node_spec__" in vars(cls):  # flax takes a class twice, and one that its base class has made already
+            return cls
+        node = treewright.pytree_dataclass(**options)(cls)
+        node._flax_dataclass = True
+        return node
+
+    def field(*, pytree_node: bool = True, **arguments: Any) -> Any:
+        if pytree_node:
+            return theirs(**arguments)
+        return treewright.static(converter=treewright.freeze, **arguments)
+
+    untyped: Any = flax.struct
+    untyped.dataclass, untyped.field, untyped.PyTreeNode = dataclass, field, treewright.Module
+
+
+def adapt_chex() -> None:
+    from chex._src import dataclass as chex_dataclass
+
+    import treewright
+
+    def dataclass(cls: Any = None, *, mappable_dataclass: bool = True, frozen: bool = True, **options: Any) -> Any:
+        if cls is None:
+            return functools.partial(dataclass, mappable_dataclass=mappable_dataclass, **options)
+        return treewright.pytree_dataclass(**{"kw_only": mappable_dataclass, **options})(cls)
+
+    untyped: Any = chex_dataclass
+    untyped.dataclass = dataclass
+
+
+def adapt_jax_dataclasses() -> None:
+    import jax_dataclasses
+    from jax_dataclasses._dataclasses import JDC_STATIC_MARKER
+
+    import treewright
+
+    def pytree_dataclass(cls: Any = None, **options: Any) -> Any:
+        if cls is None:
+            return functools.partial(pytree_dataclass, **options)
+        for name, annotation in vars(cls).get("__annotations__", {}).items():
+            in_text = isinstance(annotation, str) and "Static[" in annotation
+            if in_text or JDC_STATIC_MARKER in getattr(annotation, "__metadata__", ()):
+                _make_static(cls, name, treewright.static)
+        return treewright.pytree_dataclass(**options)(cls)
+
+    def static_field(**arguments: Any) -> Any:
+        return treewright.static(converter=_hashable, **arguments)
+
+    def copy_and_mutate(node: Any, *, validate: bool = True) -> Any:
+        return _checked_edit(node) if validate else treewright.edit(_without_check(node))
+
+    @contextlib.contextmanager
+    def _checked_edit(node: Any) -> Generator[Any]:
+        with treewright.edit(_without_check(node)) as draft:
+            yield _Checked(draft)
+
+    setattr(jax_dataclasses.EnforcedAnnotationsMixin, "__batch_axes__", _Beside())  # noqa: B010  its mangled name
+    untyped: Any = jax_dataclasses
+    untyped.pytree_dataclass, untyped.static_field = pytree_dataclass, static_field
+    untyped.copy_and_mutate = copy_and_mutate
+
+
+def _make_static(cls: Any, name: str, static: Callable[..., Any]) -> None:
+    value = vars(cls).get(name, dataclasses.MISSING)
+    if isinstance(value, dataclasses.Field):
+        value.metadata = {**value.metadata, "static": True}  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        setattr(cls, name, static(default=value, converter=_hashable))
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, Hashable) else _ByContent(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ByContent:
+    """A static that its class makes unhashable, wrapped as the message of its refusal says."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == (other.value if isinstance(other, _ByContent) else other))
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
+class _Beside:
+    """An attribute that is no field, which a mixin assigns in `__post_init__`: kept beside the node, not in it."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        return self.values[id(node)]
+
+    def __set__(self, node: Any, value: Any) -> None:
+        self.values[id(node)] = value
+
+
+class _Checked:
+    """`copy_and_mutate(validate=True)`, which `edit` has no counterpart of: an array keeps its shape and dtype."""
+
+    def __init__(self, draft: Any) -> None:
+        object.__setattr__(self, "_draft", draft)
+
+    def __getattr__(self, name: str) -> Any:
+        return _checked(getattr(self._draft, name))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _checked(self._draft[key])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        old = getattr(self._draft, name)
+        assert [getattr(old, part, None) for part in ("shape", "dtype")] == [
+            getattr(value, part, None) for part in ("shape", "dtype")
+        ]
+        setattr(self._draft, name, value)
+
+
+def _checked(value: Any) -> Any:
+    is_node = hasattr(type(value), "__node_spec__")
+    return _Checked(value) if is_node or isinstance(value, list | tuple | dict) else value
+
+
+def _without_check(value: Any) -> Any:
+    return value._draft if isinstance(value, _Checked) else value
+
+
+def adapt_equinox() -> None:
+    import equinox
+
+    import treewright
+
+    def field(*, static: bool = False, converter: Any = None, **arguments: Any) -> Any:
+        if converter is not None:
+            return (treewright.static if static else treewright.field)(converter=converter, **arguments)
+        metadata = {**(arguments.pop("metadata", None) or {}), **({"static": True} if static else {})}
+        return dataclasses.field(metadata=metadata, **arguments)
+
+    untyped: Any = equinox
+    untyped.Module, untyped.field = treewright.Module, field
+
+
+# The suites
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The tests of one library.
+
+    Attributes:
+        name: The library, as it is imported.
+        fetch: What puts its tests into a folder.
+        files: The files of tests, in that folder.
+        adapt: What puts ours in the place of the library's.
+        floor: How many tests pass at least.
+        meant: Tests, by a part of their names, of what no node has, with the reason. They are not counted.
+        otherwise: Tests of what a node does in another way, with the reason. They are counted.
+    """
+
+    name: str
+    fetch: Callable[[str, Path], None]
+    files: tuple[str, ...]
+    adapt: Callable[[], None]
+    floor: int
+    meant: Mapping[str, str]
+    otherwise: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+
+MUTABLE = "a node is frozen"
+MAPPING = "a node is no mapping and no tuple"
+FIELDS_IN_DICT = "a node keeps its fields in one pair, and not in __dict__"
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "flax",
+            from_source_distribution,
+            ("tests/struct_test.py",),
+            adapt_flax,
+            floor=10,
+            meant={"test_mutable": MUTABLE, "test_slots": MUTABLE},
+        ),
+        Suite(
+            "chex",
+            from_installed_package,
+            ("_src/dataclass_test.py",),
+            adapt_chex,
+            floor=22,
+            meant={
+                "testFlatten": MAPPING,
+                "testMapStructure": MAPPING,
+                "testTraverse": MAPPING,
+                "test_disallowed_fields": MAPPING,
+                "test_keys_and_values": MAPPING,
+                "test_tuple": MAPPING,
+                "requires_kwargs_by_default": "the words of chex's own error",
+                "test_unexpected_kwargs": "the words of chex's own error",
+                "unfrozen_dataclass_is_mutable": MUTABLE,
+                "frozen_dataclass_raise_error": MUTABLE,
+                "inheritance_from_empty_frozen_base": MUTABLE,
+                "test_get_and_set_state": MUTABLE,
+                "flatten_respects_post_init": "unflatten runs no code of a class",
+                "flatten_roundtrip_ordering1": "leaves come in the order of the fields",
+            },
+            otherwise={"test_dataclass_instance_fields": FIELDS_IN_DICT, "roundtrip_serialization": FIELDS_IN_DICT},
+        ),
+        Suite(
+            "jax_dataclasses",
+            from_source_distribution,
+            tuple(
+                f"tests/test_{part}.py"
+                for part in ("annotated_arrays", "copy_and_mutate", "cycle", "dataclass", "serialization", "vmap")
+            ),
+            adapt_jax_dataclasses,
+            floor=20,
+            meant={},
+            otherwise={
+                "test_cycle": "a draft that is put inside itself is refused",
+                "test_vmap": "unflatten runs no code of a class",
+            },
+        ),
+        Suite(
+            "equinox",
+            from_repository,
+            ("tests/test_module.py", "tests/test_abstract.py"),
+            adapt_equinox,
+            floor=51,
+            meant={
+                "test_abstract_attribute": "AbstractVar",
+                "test_abstract_class_attribute": "AbstractVar",
+                "test_init_subclass_and_abstract_class_var": "AbstractVar",
+            },
+            otherwise={
+                "test_check_init": "checks of bases come first",
+                "test_converter_annotations": "the parameter of a converted field is annotated as the field",
+                "test_converter_monkeypatched_postinit": "converters run at the assignment",
+                "test_converter_subclass_post_init": "converters run at the assignment",
+                "test_converter_init": "the __init__ of a mixin is not run",
+                "test_converter": "converters run at the assignment",
+                "test_doctest": "doctests in methods of a Module are not found",
+                "test_abstract_method": "an abstract method that is no property does not count",
+                "test_init_fields": "the words of equinox's own error",
+                "test_jax_transform_warn": "a jitted function in a field is not warned of: it is what it is",
+                "test_method_assignment": "the words of equinox's own error",
+                "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
+                "test_not_weakrefable": "__slots__ in a class body are refused",
+                "test_orig_class": "Box[int](x) and Box(x) are the same node",
+                "test_wrap_method": "a bound method is a node, and not an instance of Module",
+            },
+        ),
+    )
+}
+
+
+def fetched(suite: Suite) -> Path:
+    """The folder with the tests of a suite, which are fetched if they are not there.
+
+    Raises:
+        OfflineError: If they can't be.
+    """
+    kept = Path(os.environ.get("TREEWRIGHT_SUITES", Path(tempfile.gettempdir(), "treewright-suites")))
+    folder = kept / suite.name
+    if not folder.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        suite.fetch(suite.name, folder)
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What came of a suite: what passed, what failed and said, and what is not counted and why."""
+
+    suite: Suite
+    passed: tuple[str, ...]
+    failed: Mapping[str, str]
+    meant: Mapping[str, str]
+
+    def __str__(self) -> str:
+        reasons = {test: _reason(self.suite.otherwise, test) or said for test, said in self.failed.items()}
+        lines = [f"{self.suite.name}: {len(self.passed)} of {len(self.passed) + len(self.failed)} pass"]
+        lines += [f"  {len(tests)} fail: {reason}: {', '.join(tests)}" for reason, tests in _grouped(reasons)]
+        lines += [f"  {len(tests)} not counted: {reason}" for reason, tests in _grouped(self.meant)]
+        return "\n".join(lines)
+
+
+def _reason(reasons: Mapping[str, str], test: str) -> str | None:
+    return next((reason for part, reason in reasons.items() if part in test), None)
+
+
+def _grouped(reasons: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Each reason with the tests that have it."""
+    return [
+        (reason, [test for test in reasons if reasons[test] == reason]) for reason in dict.fromkeys(reasons.values())
+    ]
+
+
+def results_of(name: str) -> Results:
+    """Run a suite in a process of its own.
+
+    Raises:
+        OfflineError: If its tests can't be fetched.
+    """
+    folder = fetched(SUITES[name])
+    said = subprocess.run(
+        [sys.executable, __file__, "--run", name], cwd=folder, capture_output=True, text=True, check=False
+    )
+    try:
+        return Results(SUITES[name], **json.loads(said.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        raise RuntimeError(said.stdout + said.stderr) from None
+
+
+def run_here(name: str) -> None:
+    """Run a suite in this process, whose working directory holds it, and print the results as JSON."""
+    import pytest
+
+    suite, passed, failed, meant = SUITES[name], list[str](), dict[str, str](), dict[str, str]()
+
+    class Recorder:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            test = report.nodeid.partition("::")[2]
+            reason = _reason(suite.meant, test)
+            if reason is not None:
+                meant[test] = reason
+            elif report.failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                failed[test] = str(report.longrepr if crash is None else crash.message).strip().splitlines()[0][:200]
+            elif report.when == "call" and report.passed:
+                passed.append(test)
+
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    suite.adapt()
+    options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"-c{os.devnull}", "--rootdir=.")
+    pytest.main([*options, *suite.files], plugins=[Recorder()])
+    print("\n" + json.dumps({"passed": passed, "failed": failed, "meant": meant}))  # noqa: T201
+
+
+def main(names: list[str]) -> None:
+    """Print what passes, suite by suite."""
+    for name in names or list(SUITES):
+        try:
+            print(results_of(name))  # noqa: T201
+        except OfflineError as error:
+            print(f"{name}: its tests can't be fetched: {error}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        run_here(sys.argv[2])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,18 @@
+"""Other libraries' own tests pass on our nodes, as many as `suites.py` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.suites import SUITES, OfflineError, results_of
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SUITES)
+def test_a_library_passes_as_many_of_its_own_tests_as_before(name: str) -> None:
+    try:
+        results = results_of(name)
+    except OfflineError as error:
+        pytest.skip(f"the tests of {name} can't be fetched: {error}")
+
+    assert len(results.passed) >= SUITES[name].floor, str(results)
