@@ -83,8 +83,7 @@ def pytree_dataclass(
         eq: Generate `__eq__`, which gives a plain `bool` for any leaves, and `__hash__` by value.
         order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, as a tuple of them does. An array of
             several values has no single answer, and raises: leave such a field out with `field(compare=False)`.
-        unsafe_hash: Generate `__hash__` with `eq=False` too, or beside an `__eq__` of your own. With `eq=True` a node,
-            being frozen, has it anyway.
+        unsafe_hash: Generate `__hash__` with `eq=False` too, or beside an `__eq__` of your own.
         frozen: Always true.
         match_args: Generate `__match_args__`.
         kw_only: All fields of this class are taken by keyword.

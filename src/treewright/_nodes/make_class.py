@@ -133,7 +133,7 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
     doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
-    ours = {name: vars(cls).get(name) for name in (*dunders.FROZEN, "__eq__", "__hash__", "__replace__")}
+    ours = {*dunders.FROZEN, "__eq__", "__hash__", "__replace__"} - vars(cls).keys()
     try:
         dataclasses.dataclass(
             init=False,
@@ -147,9 +147,8 @@ def _read_fields(cls: type[Any], options: Options) -> None:
         )(cls)
     finally:
         cls.__doc__ = doc
-    for name, written in ours.items():
-        if written is None and name in vars(cls):
-            delattr(cls, name)
+    for name in ours & vars(cls).keys():
+        delattr(cls, name)
     params: Any = cls.__dataclass_params__
     params.init, params.repr, params.eq = options.init, options.repr, options.eq
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
@@ -162,7 +161,7 @@ def _drop_overridden(cls: type[Any]) -> None:
         holders = [base for base in cls.__mro__ if name in vars(base)]
         if not holders or isinstance(vars(holders[0])[name], ChildView):
             continue
-        is_node = holders[0] is cls or "__node_spec__" in vars(holders[0])
+        is_node = holders[0] is cls or isinstance(vars(holders[0]).get("__node_spec__"), NodeSpec)
         hidden = (vars(base)[name] for base in holders if base in holders[0].__mro__[1:])
         if is_node and any(isinstance(value, ChildView) for value in hidden):
             del fields[name]

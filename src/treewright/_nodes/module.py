@@ -286,7 +286,7 @@ class _Bare(Module):
 
 
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO."""
+    # Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO.
     if type(self) is Module:
         object.__setattr__(self, PAIR, ((), spec_of(self).table.empty))
     super(Module, self).__init__(*args, **kwargs)
