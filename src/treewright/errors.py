@@ -82,6 +82,9 @@ class MissingPlaceError(AttributeError, LookupError):
     The message says how far it leads and what is there. Nothing has been changed.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, name=None, obj=None)  # else Python adds a guess of its own to the one in the message
+
 
 class StaticSerializationError(ValueError):
     """A static value can't be written into, or read from, an exported program (`jax.export`)."""

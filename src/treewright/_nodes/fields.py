@@ -4,7 +4,9 @@
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import dataclasses
+import functools
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
@@ -15,7 +17,9 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._nodes.annotations import declarer_of, resolved
+from treewright._values.cures import cured, with_guess
 from treewright._values.reach import class_of, public
+from treewright._values.text import Verbatim, array_text, first_text
 from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
@@ -110,13 +114,52 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
     arguments = {name: value for name, value in given.items() if name not in ours}
     if options.converter is not None and not callable(options.converter):
-        raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
+        raise TypeError(f"converter must be a function of one value, got {first_text(options.converter)}.")
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
         metadata["static"] = True
     if sys.version_info >= (3, 14):
         arguments["doc"] = options.doc
     return dataclasses.field(metadata=metadata, **arguments)
+
+
+# How flax, jax_dataclasses and equinox mark a static.
+_STATIC_ELSEWHERE = types.MappingProxyType({"static": True, "pytree_node": False})
+_OF_CHILDREN = ("sharding", "stack")
+_ARGUMENTS = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only", "doc", "converter")
+
+
+def _cure(kind: FieldKind, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
+    """What was meant by arguments that a specifier does not take, in the words of other libraries among them."""
+    takes = (*_ARGUMENTS, *(("local",) if kind == "static" else _OF_CHILDREN))
+    ours = {name: value for name, value in given.items() if name in takes}
+    marks = [given[name] == static for name, static in _STATIC_ELSEWHERE.items() if name in given]
+    if any(marks):
+        return f"A static field is declared with static(). Write {call_text('static', ours)}."
+    if marks:
+        return "A field without static() is a child already, so drop it."
+    name = "field" if kind == "child" else kind
+    if len(args) == 1:
+        return f"A default is given by name. Write {call_text(name, {**default_of(args[0]), **ours})}."
+    if kind == "static" and any(option in given for option in _OF_CHILDREN):
+        return "A static is not an array, and is the same on every device: drop it, or make the field a child."
+    unknown = [option for option in given if option not in takes]
+    return with_guess(unknown, takes, f"It takes, all by name: {', '.join(takes)}.")
+
+
+def default_of(value: Any) -> dict[str, Any]:
+    """The argument that gives a field this default: made anew for each instance, where all would share what changes."""
+    if class_of(value).__hash__ is not None:
+        return {"default": value}
+    kind = class_of(value)
+    empty = kind in {list, dict, set} and not value
+    shown = kind.__name__ if empty else f"lambda: {'...' if array_text(value) else first_text(value)}"
+    return {"default_factory": Verbatim(shown)}
+
+
+def call_text(name: str, given: Mapping[str, Any]) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`."""
+    return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
 
 
 def doc_of(field: "dataclasses.Field[Any]") -> str | None:
@@ -152,6 +195,7 @@ def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compar
           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "child"))
 def field(
     *,
     default: Any = _MISSING,
@@ -241,6 +285,7 @@ else:  # pyrefly takes no type from the declaration
                hash: bool | None = ..., compare: Compare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "static"))
 def static(
     *,
     default: Any = _MISSING,
@@ -321,6 +366,7 @@ def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compa
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "buffer"))
 def buffer(
     *,
     default: Any = _MISSING,

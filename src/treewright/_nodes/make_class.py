@@ -15,7 +15,7 @@ from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
-from treewright._nodes.refusals import refuse_annotations, refuse_class_body
+from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -101,6 +101,8 @@ def _read_fields(cls: type[Any], options: Options) -> None:
             match_args=options.match_args,
             kw_only=options.kw_only,
         )(cls)
+    except ValueError as error:
+        raise ValueError(of_mutable_default(cls, error)) from None
     finally:
         cls.__doc__ = doc
     for name, written in ours.items():

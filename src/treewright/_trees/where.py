@@ -15,6 +15,12 @@ from treewright._values.text import did_you_mean, first_text
 from treewright.errors import MissingPlaceError
 
 _SHOWN = 5  # places of one name that are listed
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow")
+_BINARY += ("and", "or", "xor", "lshift", "rshift")
+# With what NumPy and JAX ask for a value: `jnp.sum(place)` ends here, too.
+_COMPUTATIONS = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "abs", "invert", "round")
+_COMPUTATIONS += ("int", "float", "complex", "index", "array", "jax_array")
 
 
 class Selection:
@@ -139,20 +145,29 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<the place {_place_of(self).name}>"
 
-    def _treewright_refuse(self, *_: Any, **__: Any) -> Never:
+    def _treewright_compared(self, *_: Any, **__: Any) -> Never:
         raise TypeError(
             f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be "
             f"compared or called in it. To select by value, use a predicate: lambda path, value: ..."
         )
 
-    __bool__ = __call__ = __lt__ = __le__ = __gt__ = __ge__ = _treewright_refuse
-    # Checkers know these of every object, and by other types; isinstance() asks for the class.
+    def _treewright_computed(self, *_: Any, **__: Any) -> Never:
+        raise TypeError(
+            f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be computed "
+            f"with in it. To change what is there: at(tree, where).apply(lambda value: ...)."
+        )
+
+    # Checkers know some of these of every object, and by other types; isinstance() asks for the class.
     locals().update(
-        __eq__=_treewright_refuse,
-        __ne__=_treewright_refuse,
+        dict.fromkeys(("__bool__", "__call__", *(f"__{name}__" for name in _COMPARISONS)), _treewright_compared),
+        **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _treewright_computed),
         __hash__=None,
         __class__=property(lambda self: class_of(_place_of(self).value)),
     )
+
+
+# What is left to say of it for Python and JAX, which name its class.
+_Recorder.__module__, _Recorder.__name__, _Recorder.__qualname__ = "treewright", "place", "place"
 
 
 def _place_of(recorder: Any) -> Place:
@@ -188,19 +203,22 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     """The error for a key that leads nowhere: where, and what is there instead."""
     value: Any = place.value
     kind = class_of(value).__qualname__ if value is not None else "None"
+    where = place.name if place.name == kind else f"{place.name} ({kind})"
     if class_of(value) in {list, tuple} and value:
-        return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has [0] to [{len(value) - 1}].")
+        return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")
     entries = all_entries(value)
     if entries is None:
         hint = ""
         if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
+        elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
+            hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
         return MissingPlaceError(f"{place.name} is {first_text(value)}, a leaf, and has no {key}.{hint}")
     names = [str(entry) for entry, _ in entries]
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
     return MissingPlaceError(
-        f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
+        f"{where} has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
     )
 
 
