@@ -205,7 +205,7 @@ class StaticTable:
         if self.owner.__module__.partition(".")[0] != "treewright":  # whose fields nobody else declares
             if problem.freezes and (is_whole or isinstance(value, tuple | frozenset)):
                 line = f"{name}: ... = static(converter=treewright.freeze)"
-                cures = [f"{problem.instead}, or let the field do so:\n  {line}"]
+                cures = [f"{problem.instead}, or let the field freeze it:\n  {line}"]
             cures.append(f"{'Or make' if cures else 'Make'} {name} a child: drop static().")
         return StaticFieldError(
             "\n".join(

@@ -18,9 +18,9 @@ _SHOWN = 5  # places of one name that are listed
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow")
 _BINARY += ("and", "or", "xor", "lshift", "rshift")
-# With what NumPy and JAX ask for a value: `jnp.sum(place)` ends here, too.
 _COMPUTATIONS = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "abs", "invert", "round")
-_COMPUTATIONS += ("int", "float", "complex", "index", "array", "jax_array")
+_COMPUTATIONS += ("int", "float", "complex", "index", "array")
+_APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
 
 
 class Selection:
@@ -53,7 +53,7 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
     if isinstance(where, str):
         return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
     if arguments_of(where) == 2:
-        return _searched(_matching(root, where), lambda: f"{root.name} has no place where the predicate is true.")
+        return _searched(_matching(root, where), lambda: _never_true(root))
     return _by_function(root, where)
 
 
@@ -61,6 +61,8 @@ def arguments_of(function: Callable[..., Any]) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return required_arguments(function)
+    if hasattr(class_of(function), "__node_spec__"):
+        raise TypeError(f"where= is a {class_of(function).__qualname__}. The tree comes first: at(tree, where).")
     if not callable(function):
         raise TypeError(f"where= takes a function, the text of a path or a predicate, got {first_text(function)}.")
     try:
@@ -91,7 +93,15 @@ def _refuse_overlaps(places: Sequence[Place]) -> None:
 
 
 def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
-    result = where(_Recorder(root))
+    try:
+        result = where(_Recorder(root))
+    except TypeError as error:
+        if "treewright.place" not in str(error):
+            raise
+        # NumPy and JAX, which name the class of what they can't take.
+        raise TypeError(
+            f"A function that says where runs on places, not on values, so it can't compute with them. {_APPLY}"
+        ) from error
     if type(result) is _Recorder:
         return Selection([_place_of(result)])
     recorders, structure = jax.tree.flatten(result, is_leaf=lambda value: not isinstance(value, tuple | list | dict))
@@ -154,7 +164,7 @@ class _Recorder:
     def _treewright_computed(self, *_: Any, **__: Any) -> Never:
         raise TypeError(
             f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be computed "
-            f"with in it. To change what is there: at(tree, where).apply(lambda value: ...)."
+            f"with in it. {_APPLY}"
         )
 
     # Checkers know some of these of every object, and by other types; isinstance() asks for the class.
@@ -279,12 +289,20 @@ def _key(place: Place, step: Step) -> Key:
 
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
-    names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
+    names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
     again = of_earlier_class(class_of(root.value))
-    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}.{again}"
+    meant = did_you_mean(where, names.values())
+    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{again}"
 
 
 # A predicate
+
+
+def _never_true(root: Place) -> str:
+    paths = (path_text(place.path) for place in walk(root) if place.above)
+    example = next(paths, None)
+    shown = f" It is asked of paths such as {example!r}." if example else ""
+    return f"{root.name} has no place where the predicate is true.{shown}"
 
 
 def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:

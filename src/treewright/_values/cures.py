@@ -35,19 +35,22 @@ def cured(cure: Cure) -> Callable[[F], F]:
     return decorate
 
 
-def options_cure(*names: str, also: Mapping[str, str]) -> Cure:
+def options_cure(*names: str, positional: str = "", **elsewhere: str) -> Cure:
     """For a function that takes options: the close match of one that it does not take, or all of them.
 
     Args:
         names: The options.
-        also: What else is meant by a name of another library, by that name.
+        positional: How the call is written that gives more by position than the function takes.
+        **elsewhere: The option that is meant by a name of another library.
     """
 
-    def cure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:  # noqa: ARG001
+    def cure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if positional and len(args) > 1:
+            return f"Write {positional}."
         unknown = [name for name in kwargs if name not in names]
-        told = next((also[name] for name in unknown if name in also), None)
-        if told is not None:
-            return told
+        told = [f"Write {elsewhere[name]} instead of {name}=." for name in unknown if name in elsewhere]
+        if told:
+            return told[0]
         return with_guess(unknown, names, f"Its options: {', '.join(names)}.")
 
     return cure
