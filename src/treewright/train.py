@@ -125,9 +125,11 @@ class TrainState(Module, Generic[P], kw_only=True):
 
 def _create_cure(state: Any, given: Mapping[str, Any]) -> str:
     """What follows Python's words for a call of the constructor, or of `create`, that it refuses."""
-    cure = "TrainState.create(params=..., tx=...) makes a state at step 0."
     unknown = [name for name in given if name not in state.__node_spec__.by_name]
-    return f"{cure} A field {unknown[0]} stands in a subclass: class State(TrainState): {unknown[0]}: ..." if unknown else cure
+    if not {"params", "tx"} <= set(given) or not unknown:
+        wrong = f", and takes no {unknown[0]}=" if unknown else ""
+        return f"TrainState.create(params=..., tx=...) makes a state at step 0{wrong}."
+    return f"A field of your own stands in a subclass: class State(TrainState): {unknown[0]}: ..."
 
 
 # Not in the class body, where it would be an `__init__` of the user's, and be inherited.

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._nodes.annotations import declarer_of, resolved
 from treewright._values.cures import cured, with_guess
 from treewright._values.reach import class_of, public
 from treewright._values.text import Verbatim, array_text, first_text
@@ -468,13 +467,12 @@ class Converter:
 AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
 
 
-def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[[Any], Any] | None:
-    """The converter in the annotation of a field of `cls`, or None.
+def annotated_converter(cls: type[Any], name: str, hint: Any) -> Callable[[Any], Any] | None:
+    """The converter in the annotation of a field of `cls`, which is resolved, or None.
 
     Raises:
         NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved.
     """
-    hint = resolved(annotation, declarer_of(cls, name))
     if isinstance(hint, str):
         if "AsArray" in hint or "Convert" in hint:
             raise NodeDefinitionError(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from treewright._nodes.annotations import own_annotations, resolved
+from treewright._nodes.annotations import annotation_text, own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, options_of
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
@@ -113,13 +113,14 @@ def _refuse_shadow(cls: type[Any], attribute: str) -> None:
     for base in cls.__mro__[1:]:
         hidden = vars(base).get(attribute)
         if isinstance(hidden, ChildView):
-            kind, hides = hidden.field.kind, f"would hide the field {attribute} of {base.__qualname__}"
-            if hasattr(class_of(own), "__get__"):
-                raise NodeDefinitionError(f"{cls.__qualname__}.{attribute} is a method or property, and {hides}. Rename it.")
+            kind = hidden.field.kind
             line = first_text(own) if kind == "child" else call_text(kind, {"default": own})
+            declared = f"{attribute}: {annotation_text(hidden.field.type)} = {line}"
+            cure = f"For a new default repeat the annotation:\n  {declared}\nElse rename it."
+            if hasattr(class_of(own), "__get__"):
+                cure = "It is a method or property: rename it."
             raise NodeDefinitionError(
-                f"{cls.__qualname__}.{attribute} {hides}. For a new default repeat the annotation:\n"
-                f"  {attribute}: {annotation_text(hidden.field.type)} = {line}\nElse rename it."
+                f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. {cure}"
             )
         if attribute in vars(base):
             return
@@ -140,11 +141,6 @@ def specifier_of(field: Any) -> str:
     """The name of the specifier that made a `dataclasses.Field`."""
     options = options_of(field)
     return "field" if options is None or options.kind == "child" else options.kind
-
-
-def annotation_text(annotation: Any) -> str:
-    """An annotation as it may be written: a class by its name."""
-    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
 
 
 def refuse_annotations(spec: NodeSpec) -> None:

@@ -195,8 +195,12 @@ def combine(*trees: T) -> T:
             )
         return present[0] if present else None
 
-    if len(trees) < 2:  # noqa: PLR2004
+    if not trees or (len(trees) == 1 and class_of(trees[0]) is tuple):  # what partition() gives, as it is
         raise TypeError("combine() takes the trees that partition() has split: combine(*partition(tree, where)).")
-    with telling_of_classes(*trees):
-        combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=is_none)
+    try:
+        with telling_of_classes(*trees):
+            combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=is_none)
+    except ValueError as error:
+        error.args = (_of_jax(error),)
+        raise
     return combined

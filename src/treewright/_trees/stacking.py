@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import Path, jax_trees, path_text
@@ -92,10 +93,12 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
+    if not hasattr(index, "__index__"):
+        raise TypeError(f"node_at(tree, index) takes the number of a tree, got {first_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
         raise IndexError(
-            f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
+            f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}."
         )
     leaves, treedef = jax.tree.flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
@@ -155,4 +158,4 @@ def _length(tree: Any) -> int:
 
 
 def _name(tree: object, path: Path) -> str:
-    return path_text(path, class_of(tree).__qualname__)
+    return path_text(path, "The array" if isinstance(tree, jax.Array | np.ndarray) else class_of(tree).__qualname__)

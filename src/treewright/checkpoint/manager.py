@@ -515,6 +515,8 @@ class CheckpointManager:
         steps = self.all_steps()
         if step is None and steps:
             step = steps[-1]
+        if step is not None and not hasattr(step, "__index__"):
+            raise TypeError(f"The number of a step comes first, got {first_text(step)}. Write restore(like=tree).")
         if step is None or step not in steps:
             has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from treewright._values.text import did_you_mean
+from treewright._values.text import did_you_mean, first_text
 from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Reader, restored, restored_alone
@@ -61,6 +61,9 @@ def taken(  # noqa: PLR0917  one call for the file and the manager
             "modules= and statics= say what a tree is made of if there is no like=. With like=, classes and statics "
             "are its own: leave them out."
         )
+    if isinstance(like, type):
+        made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
+        raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
     if like is ALONE and options != LoadOptions():
         raise TypeError(
             "on_static=, allow_cast=, strict=, renamed= and migrate= say how a checkpoint may differ from like=: give "
