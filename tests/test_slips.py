@@ -83,6 +83,7 @@ class Row:
     def __str__(self) -> str:
         return f"{self.code}\n{self.said}"
 
+
 def rows_of(table: Path) -> list[Row]:
     """The rows; a comment, which begins with `#`, is one without anything said."""
     rows: list[Row] = []
@@ -95,7 +96,7 @@ def rows_of(table: Path) -> list[Row]:
 @functools.cache
 def names_of_the_prelude() -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "slips"}
-    exec(compile(PRELUDE, "<prelude>", "exec"), names)  # noqa: S102
+    exec(compile(PRELUDE, "<prelude>", "exec"), names)
     return names
 
 
@@ -110,7 +111,7 @@ def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
         warnings.simplefilter("always")
         try:
             with contextlib.redirect_stdout(printed):
-                exec(compile(code, "<slip>", "exec"), vars(module))  # noqa: S102
+                exec(compile(code, "<slip>", "exec"), vars(module))
         except Exception as raised:  # noqa: BLE001  whatever a slip raises is what is said
             error = raised
     said = [printed.getvalue().rstrip()] if printed.getvalue() else []

@@ -153,7 +153,11 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
         return f"grads is the function {first_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
     found = _misfits("params", weights, partition(grads, trainable)[0])
     if found:
-        paired = isinstance(grads, tuple) and len(grads) == 2 and not _misfits("", weights, partition(grads[1], trainable)[0])
+        paired = (
+            isinstance(grads, tuple)
+            and len(grads) == 2
+            and not _misfits("", weights, partition(grads[1], trainable)[0])
+        )
         cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
         return f"grads is not a tree like params, so no update can be computed. From params to grads:{found}{cure}"
     made = jax.eval_shape(state.tx.init, weights)

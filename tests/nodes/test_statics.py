@@ -282,7 +282,9 @@ def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
 
     def function(x: jax.Array) -> jax.Array:
         traced.append(weakref.ref(x))
-        with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds a tracer, (?s:.*)outlives the"):
+        with pytest.raises(
+            StaticFieldError, match=r"Example\.setting is static but holds a tracer, (?s:.*)outlives the"
+        ):
             Example(hide(x))
         return x.sum()
 

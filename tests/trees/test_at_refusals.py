@@ -31,8 +31,8 @@ def test_a_place_that_is_not_there_is_an_error_that_says_what_is() -> None:
     assert message(lambda net: net.layers[1].bias["x"]) == "Net.layers[1].bias (None) has no ['x']. It has nothing."
     assert message(lambda net: net.table["b"][0][2]) == "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."
     assert message("bais") == (
-        "Net has no place bais (did you mean bias?). The names in it: .activation, .bias, .kernel, .layers, .left, .mean, .name, .right, "
-        ".table, ['a'], ['b']."
+        "Net has no place bais (did you mean bias?). The names in it: .activation, .bias, .kernel, .layers, .left, "
+        ".mean, .name, .right, .table, ['a'], ['b']."
     )
     assert message(".layers[*].x.y").startswith("Net has no place .layers[*].x.y. The names in it:")
     assert message(lambda path, value: path == "x") == "Net has no place where the predicate is true."

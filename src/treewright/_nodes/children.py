@@ -1,4 +1,4 @@
-"""Children that are settings: said where a node is made with one that is no leaf, and where a method needs its value."""
+"""Children that are settings: said where a node is made with one that is not a leaf, or a method needs its value."""
 
 import collections.abc
 import dataclasses
@@ -19,6 +19,7 @@ from treewright.errors import ChildWarning, warn_user
 
 # Of nearly every value of these classes JAX says that it is not an array; a node or a method of one may be a Callable.
 _SETTINGS: tuple[type[Any], ...] = (str, bytes, enum.Enum, type, np.dtype)
+_CALLABLE: Any = collections.abc.Callable
 _NUMBERS = frozenset({bool, int, "bool", "int"})
 
 
@@ -29,10 +30,10 @@ def may_be_setting(annotation: Any) -> bool:
         return True
     if origin in {typing.Annotated, typing.Final, typing.Union} or class_of(annotation).__name__ == "UnionType":
         return any(map(may_be_setting, typing.get_args(annotation)))
-    kind = origin or annotation
+    kind: Any = origin or annotation
     if not isinstance(kind, type) or hasattr(kind, "__node_spec__"):
         return False
-    return kind is collections.abc.Callable or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
+    return kind is _CALLABLE or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
 
 
 def warning_of(fields: Iterable[Any]) -> tuple[Callable[[Any], None], ...]:

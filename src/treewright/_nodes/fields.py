@@ -125,7 +125,18 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
 # How flax, jax_dataclasses and equinox mark a static.
 _STATIC_ELSEWHERE = types.MappingProxyType({"static": True, "pytree_node": False})
 _OF_CHILDREN = ("sharding", "stack")
-_ARGUMENTS = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only", "doc", "converter")
+_ARGUMENTS = (
+    "default",
+    "default_factory",
+    "init",
+    "repr",
+    "hash",
+    "compare",
+    "metadata",
+    "kw_only",
+    "doc",
+    "converter",
+)
 
 
 def _cure(kind: FieldKind, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:

@@ -28,9 +28,18 @@ _WHY_NO_STATIC = types.MappingProxyType(
     {
         "jax.Array": _NO_TRUTH,
         "numpy.ndarray": _NO_TRUTH,
-        "list": (_CHANGES, "Make it a tuple, keep it as one with static(converter=tuple), or make it a child: drop static()."),
-        "set": (_CHANGES, "Make it a frozenset, keep it as one with static(converter=frozenset), or make it a child: drop static()."),
-        "dict": (_CHANGES, "Freeze it: {name}: ... = static(converter=treewright.freeze), or make it a child: drop static()."),
+        "list": (
+            _CHANGES,
+            "Make it a tuple, keep it as one with static(converter=tuple), or make it a child: drop static().",
+        ),
+        "set": (
+            _CHANGES,
+            "Make it a frozenset, keep it as one with static(converter=frozenset), or make it a child: drop static().",
+        ),
+        "dict": (
+            _CHANGES,
+            "Freeze it: {name}: ... = static(converter=treewright.freeze), or make it a child: drop static().",
+        ),
     }
 )
 _UNIONS = (typing.Union, types.UnionType)
@@ -96,8 +105,9 @@ def of_mutable_default(cls: type[Any], error: ValueError) -> str:
     default, specifier = (value.default, specifier_of(value)) if specified else (value, "field")
     cure = call_text(specifier, default_of(default))
     if specifier == "static" and isinstance(default, list | dict | set):
-        hashable = {list: tuple, set: frozenset}.get(class_of(default))
-        frozen = Verbatim(f"treewright.freeze({first_text(default)})") if hashable is None else hashable(default)
+        frozen: Any = Verbatim(f"treewright.freeze({first_text(default)})")
+        if not isinstance(default, dict):
+            frozen = tuple(default) if isinstance(default, list) else frozenset(default)
         cure = call_text(specifier, {"default": frozen})
     annotation = annotation_text(own_annotations(cls)[name])
     return f"{cls.__qualname__}.{name}: {said}, or all instances would share it.\n  Write {name}: {annotation} = {cure}"

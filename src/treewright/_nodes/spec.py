@@ -122,7 +122,7 @@ def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Field
 
 
 def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]:
-    """The fields of a class that `dataclasses.dataclass` has processed, and those that may hold settings as children."""
+    """The fields of a class that `dataclasses.dataclass` has processed, and the children that may be settings."""
     specs: list[FieldSpec] = []
     watched: list[FieldSpec] = []
     counts = {True: 0, False: 0}

@@ -80,7 +80,7 @@ class _Editing:
     def __enter__(self) -> Any:
         return self._block.__enter__()
 
-    def __exit__(self, *error: Any) -> bool | None:
+    def __exit__(self, *error: object) -> bool | None:
         return self._block.__exit__(*error)
 
     def __getattr__(self, name: str) -> Never:
@@ -88,7 +88,8 @@ class _Editing:
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(
-            f"edit() of a {self._name} is not a draft yet, and has no {name}: with edit(node) as draft: draft.{name} = ...",
+            f"edit() of a {self._name} is not a draft yet, and has no {name}. The draft is in the block: "
+            f"with edit(node) as draft: draft.{name} = ...",
             name=None,
             obj=None,
         )

@@ -97,9 +97,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         raise TypeError(f"node_at(tree, index) takes the number of a tree, got {first_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
-        raise IndexError(
-            f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}."
-        )
+        raise IndexError(f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}.")
     leaves, treedef = jax.tree.flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
@@ -122,7 +120,9 @@ def split_key_like(key: jax.Array, tree: T) -> T:
         Layer(kernel=f32[2,3], bias=f32[3])
     """
     if not hasattr(key, "dtype"):
-        raise TypeError(f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {first_text(key)}.")
+        raise TypeError(
+            f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {first_text(key)}."
+        )
     treedef = jax.tree.structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys

@@ -16,10 +16,15 @@ from treewright.errors import MissingPlaceError
 
 _SHOWN = 5  # places of one name that are listed
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow")
-_BINARY += ("and", "or", "xor", "lshift", "rshift")
-_COMPUTATIONS = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "abs", "invert", "round")
-_COMPUTATIONS += ("int", "float", "complex", "index", "array")
+_BINARY = (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+_COMPUTATIONS = (
+    *_BINARY,
+    *(f"r{name}" for name in _BINARY),
+    *("neg", "pos", "abs", "invert", "round", "int", "float", "complex", "index", "array"),
+)
 _APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
 
 

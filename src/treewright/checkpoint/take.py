@@ -30,7 +30,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     try:
         text = os.fspath(path)
     except TypeError:
-        raise TypeError(f"A path comes first, and then what is saved or loaded. The path is {first_text(path)}.") from None
+        raise TypeError(
+            f"A path comes first, and then what is saved or loaded. The path is {first_text(path)}."
+        ) from None
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
             f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by "

@@ -150,10 +150,12 @@ class max_traces:  # noqa: N801  it is used like a function
     def __init__(
         self, limit: int, *, only: Callable[..., Any] | str | None = None, recompiles: int | None = None
     ) -> None:
-        if not isinstance(limit, int) or isinstance(limit, bool):
-            cure = "Write @max_traces(1) above the function" if callable(limit) else "Write max_traces(1)"
-            raise TypeError(f"max_traces takes a number of traces first, got {first_text(limit)}. {cure}.")
-        if not (only is None or isinstance(only, str) or callable(only)):
+        allowed: object = limit  # whatever a user gives
+        if not isinstance(allowed, int):
+            cure = "Write @max_traces(1) above the function" if callable(allowed) else "Write max_traces(1)"
+            raise TypeError(f"max_traces takes a number of traces first, got {first_text(allowed)}. {cure}.")
+        counted: object = only  # whatever a user gives
+        if not (counted is None or isinstance(counted, str) or callable(counted)):
             raise TypeError(f"max_traces(only=...) takes a function or its name, got {first_text(only)}.")
         self._limit = limit
         self._only = only
