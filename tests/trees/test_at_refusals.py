@@ -35,7 +35,9 @@ def test_a_place_that_is_not_there_is_an_error_that_says_what_is() -> None:
         ".mean, .name, .right, .table, ['a'], ['b']."
     )
     assert message(".layers[*].x.y").startswith("Net has no place .layers[*].x.y. The names in it:")
-    assert message(lambda path, value: path == "x") == "Net has no place where the predicate is true."
+    assert message(lambda path, value: path == "x") == (
+        "Net has no place where the predicate is true. It is asked of paths such as '.layers'."
+    )
     net = Net((Linear(jnp.ones(3)),), {str(index): index for index in range(20)})
     assert message(".layers[0].kernel[0]") == (
         "Net.layers[0].kernel is f32[3], a leaf, and has no [0]. To change a part of an array, use .apply(lambda "

@@ -296,7 +296,7 @@ def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
     names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
     again = of_earlier_class(class_of(root.value))
-    meant = did_you_mean(where, names.values())
+    meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
     return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{again}"
 
 
