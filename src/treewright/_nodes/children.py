@@ -43,8 +43,9 @@ def warning_of(fields: Iterable[Any]) -> tuple[Callable[[Any], None], ...]:
 
 
 def _warn(fields: tuple[Any, ...], node: Any) -> None:
+    children = object.__getattribute__(node, "_node")[0]
     for field in fields:
-        value = node._node[0][field.index]
+        value = children[field.index]
         if _is_no_leaf(value):
             cls, name, annotation = class_of(node).__qualname__, field.name, annotation_text(field.type)
             function = function_text(value)
