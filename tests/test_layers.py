@@ -31,6 +31,7 @@ _values
 _values.reach: _jax
 _values.scalars
 _values.text: _values.reach, _values.scalars
+_values.cures: _values.text
 _values.portable: _values.reach, _values.text
 _values.plain: _values.reach, _values.text
 _values.exact: _jax, _values.plain, _values.reach, _values.text
@@ -39,9 +40,10 @@ _values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.te
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors
-_nodes.fields: _nodes.annotations, _values.reach, _values.text, errors
+_nodes.children: _nodes.annotations, _values.reach, _values.text, errors
+_nodes.fields: _nodes.annotations, _values.cures, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
-_nodes.spec: _jax, _nodes.fields, _nodes.statics, _values.reach, errors
+_nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
 _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, errors
 _nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
@@ -59,27 +61,28 @@ _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.in
 _nodes.dataclass: _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
 _nodes.registered: _jax, _nodes.fields, _nodes.foreign, _nodes.node, _nodes.others, _nodes.statics, _values.text,
     errors
-_nodes.module: _jax, _nodes.annotations, _nodes.dataclass, _nodes.dunders, _nodes.fields, _nodes.foreign,
-    _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
-    _values.reach, _values.text, errors
+_nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nodes.dunders, _nodes.fields,
+    _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
+    _values.plain, _values.reach, _values.text, errors
 _trees
 _trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
     _values.snapshot, _values.text, _values.why
 _trees.paths: _jax
 _trees.where: _jax, _trees.level, _trees.paths, _values.reach, _values.text, errors
-_trees.at: _jax, _trees.level, _trees.where, _values.text
+_trees.at: _jax, _trees.level, _trees.where, _values.cures, _values.text
 _trees.diff: _jax, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text, _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
 _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
-_trees.stacking: _jax, _trees.diff, _values.reach, _values.text
+_trees.stacking: _jax, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.statistics: _jax
 _trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach, _values.scalars,
     _values.text
 _pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
-train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _values.text, errors
+train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _values.cures,
+    _values.text, errors
 adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
@@ -92,10 +95,11 @@ retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values
 retrace.history: _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
 retrace.remedies: _jax, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
 retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies
-retrace.traced: _jax, _values.exact, _values.reach, errors, retrace.call, retrace.history, retrace.report
+retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
+    retrace.report
 retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
-retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report, retrace.traced,
-    retrace.watch
+retrace.explain: _jax, _values.cures, _values.text, errors, retrace.call, retrace.history, retrace.report,
+    retrace.traced, retrace.watch
 retrace.record
 retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
     retrace.record, retrace.remedies, retrace.report, retrace.watch
@@ -124,13 +128,13 @@ checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout,
 checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
     checkpoint.restore, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.leaves, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
-checkpoint.api: _collector, checkpoint.file, checkpoint.foreign, checkpoint.manifest, checkpoint.restore,
-    checkpoint.take, checkpoint.tree
+checkpoint.api: _collector, _values.cures, checkpoint.file, checkpoint.foreign, checkpoint.manifest,
+    checkpoint.restore, checkpoint.take, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
-checkpoint.manager: _jax, _values.reach, checkpoint.account, checkpoint.atomic, checkpoint.digests,
-    checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps,
-    checkpoint.take, errors
+checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.account, checkpoint.atomic,
+    checkpoint.digests, checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention,
+    checkpoint.steps, checkpoint.take, errors
 checkpoint.command: checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves, checkpoint.manifest,
     checkpoint.restore, checkpoint.steps, checkpoint.take, errors
 sharding.folding

@@ -321,7 +321,8 @@ def test_every_message_is_the_one_on_file() -> None:
     parts = []
     for name, case in MESSAGES.items():
         message = re.sub(r"0x[0-9a-f]+", "0x...", message_of(case)).replace(f"{__name__}.", "")
-        parts.append(f"[{name}]\n" + "\n".join(textwrap.wrap(message, 110, break_on_hyphens=False)))
+        lines = [part for line in message.splitlines() for part in textwrap.wrap(line, 110, break_on_hyphens=False)]
+        parts.append("\n".join([f"[{name}]", *lines]))
     compare("messages.txt", "\n\n".join(parts) + "\n")
 
 

@@ -109,7 +109,12 @@ else:
             return import_module(f"treewright.{name}")
         home = next((module for module, names in homes.items() if name in names), None)
         if home is None:
-            raise AttributeError(f"module 'treewright' has no attribute {name!r}")
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, __all__, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            # Without the two at the end, Python adds the same guess once more, and IPython none.
+            raise AttributeError(f"module 'treewright' has no attribute {name!r}{hint}", name=None, obj=None)
         value = globals()[name] = getattr(import_module(f"treewright.{home}"), name)
         return value
 

@@ -13,7 +13,10 @@ def missing_extra(what: str, package: str, extra: str) -> ImportError:
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that called Treewright, however deep inside of it the cause was found."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "treewright":
+    while frame is not None and (
+        str(frame.f_globals.get("__name__")).partition(".")[0] == "treewright"
+        or frame.f_code.co_filename.startswith("<treewright")  # a generated `__init__` has the user's globals
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
@@ -31,6 +34,14 @@ class StaticFieldError(TypeError):
     `jit` compares statics and never copies them. A list that changes in place would give stale results, and an
     array has no single truth value. Three ways out: make the field a child, give it a hashable form (by hand or by
     `static(converter=treewright.freeze)`), or wrap the value in a class with `__hash__` and `__eq__`.
+    """
+
+
+class ChildWarning(UserWarning):
+    """A child was given what `jit`, `grad` and `vmap` do not take, such as a string or a function.
+
+    It is fine in a tree that none of them sees. Otherwise it is a setting, and its field is to be `static()`. A field
+    that is declared with `field()` is not asked about.
     """
 
 
@@ -89,6 +100,9 @@ class MissingPlaceError(AttributeError, LookupError):
 
     The message says how far it leads and what is there. Nothing has been changed.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, name=None, obj=None)  # else Python adds a guess of its own to the one in the message
 
 
 class StaticSerializationError(ValueError):

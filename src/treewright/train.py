@@ -3,7 +3,8 @@
 The types stand in `train.pyi`.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Generic, Protocol, Self
 
 import jax
@@ -16,8 +17,9 @@ from treewright._nodes.fields import Converted, Converter, StaticValue, field, s
 from treewright._nodes.module import Module
 from treewright._nodes.node import with_close_matches
 from treewright._nodes.spec import spec_of
-from treewright._trees.diff import differences, telling_of_classes
+from treewright._trees.diff import Difference, differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
+from treewright._values.cures import cured
 from treewright._values.text import first_text
 from treewright.errors import missing_extra
 
@@ -74,6 +76,7 @@ class TrainState(Module, Generic[P], kw_only=True):
     opt_state: Any = field(doc="What `tx.init(params)` gave, for the parameters without their buffers.")
 
     @classmethod
+    @cured(lambda args, kwargs: _create_cure(args[0], kwargs))
     def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
         """A state at step 0, with the optimiser's state for `params`.
 
@@ -87,13 +90,15 @@ class TrainState(Module, Generic[P], kw_only=True):
             TypeError: If `tx` is not an optimiser.
         """
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+            made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
             raise TypeError(
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
-                f"got {first_text(tx)}."
+                f"got {first_text(tx)}.{made}"
             )
         weights, _ = partition(params, trainable)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
 
+    @cured(lambda _args, _kwargs: "Name them: state.apply_gradients(grads=grads).")
     def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
@@ -133,7 +138,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights, kept = partition(self.params, trainable)
         if buffers is not None:
             kept = _new_buffers(self, kept, buffers)
-        with telling_of_classes(self.params, grads, self.opt_state):
+        with telling_of_classes(self.params, grads, self.opt_state), _telling_of_misfits(self, weights, grads):
             updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
             updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, kept)
@@ -142,7 +147,8 @@ class TrainState(Module, Generic[P], kw_only=True):
 
 _COMPUTED = ("step", "params", "opt_state")
 _OF_ONE_STRUCTURE = ("weak_type", "sharding", "placement")  # kinds of differences that a new value may have
-_LINES = 20  # of differences that are printed
+_NO_FIT = ("class", "static", "added", "removed", "shape")  # where no computation takes both
+_LINES = 10  # of differences that a message lists
 
 
 def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
@@ -172,14 +178,69 @@ def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
         )
     new = partition(given, trainable)[1]
     found = differences(old, new, values=False, path=("params",))
-    wrong = [f"\n    {difference}" for difference in found if difference.kind not in _OF_ONE_STRUCTURE]
-    if len(wrong) > _LINES:
-        wrong[_LINES:] = [f"\n    ... and {len(wrong) - _LINES} more"]
+    wrong = _listed([difference for difference in found if difference.kind not in _OF_ONE_STRUCTURE])
     if wrong:
         raise ValueError(
             f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
-            f"dtypes that they have, or the next step would be compiled anew:{''.join(wrong)}\n"
+            f"dtypes that they have, or the next step would be compiled anew:{wrong}\n"
             f"Give the model that the loss hands out, or the second half of its partition. Statistics that vmap gives "
             f"for each example need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
     return new
+
+
+def _create_cure(state: Any, given: Mapping[str, Any]) -> str:
+    """What follows Python's words for a call of the constructor, or of `create`, that it refuses."""
+    unknown = [name for name in given if name not in state.__node_spec__.by_name]
+    if not {"params", "tx"} <= set(given) or not unknown:
+        wrong = f", and takes no {unknown[0]}=" if unknown else ""
+        return f"TrainState.create(params=..., tx=...) makes a state at step 0{wrong}."
+    return f"A field of your own stands in a subclass: class State(TrainState): {unknown[0]}: ..."
+
+
+# Not in the class body, where it would be an `__init__` of the user's, and be inherited.
+setattr(TrainState, "__init__", cured(lambda args, kwargs: _create_cure(args[0], kwargs))(TrainState.__init__))  # noqa: B010
+
+
+@contextlib.contextmanager
+def _telling_of_misfits(state: TrainState[Any], weights: Any, grads: Any) -> "Generator[None, None, None]":
+    """Say which tree does not fit which, where the optimiser fails: optax names neither gradients nor parameters."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        told = _misfit(state, weights, grads)
+        if told is None:
+            raise
+        raise ValueError(f"{type(state).__qualname__}.apply_gradients: {told}") from error
+
+
+def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
+    if callable(grads) and not hasattr(grads, "__node_spec__"):
+        return f"grads is the function {first_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
+    found = _misfits("params", weights, partition(grads, trainable)[0])
+    if found:
+        paired = (
+            isinstance(grads, tuple)
+            and len(grads) == 2
+            and not _misfits("", weights, partition(grads[1], trainable)[0])
+        )
+        cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
+        return f"grads is not a tree like params, so no update can be computed. From params to grads:{found}{cure}"
+    made = jax.eval_shape(state.tx.init, weights)
+    found = _misfits("opt_state", made, state.opt_state)
+    if found:
+        return (
+            f"opt_state is not what tx.init(params) gives. From that to opt_state:{found}\n"
+            f"After a change of tx or params, make it anew: opt_state=tx.init(params)."
+        )
+    return None
+
+
+def _misfits(root: str, left: Any, right: Any) -> str:
+    """The lines on where two trees differ so that no computation takes both."""
+    return _listed([one for one in differences(left, right, values=False, path=(root,)) if one.kind in _NO_FIT])
+
+
+def _listed(found: Sequence[Difference]) -> str:
+    more = f"\n  and {len(found) - _LINES} more" if len(found) > _LINES else ""
+    return "".join(f"\n  {one}" for one in found[:_LINES]) + more

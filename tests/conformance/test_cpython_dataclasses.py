@@ -56,6 +56,10 @@ if not source_files()[""].is_file():
     pytest.skip("this interpreter ships without test.test_dataclasses", allow_module_level=True)
 
 
+# Many of these classes have fields that are a `str`, which no transformation of JAX sees.
+pytestmark = pytest.mark.filterwarnings("ignore::treewright.errors.ChildWarning")
+
+
 # These two keep their own names, which name the modules that are made with them, and show the signature of the other.
 @functools.wraps(dataclasses.dataclass, assigned=())
 def frozen_by_default(cls: type | None = None, /, **options: Any) -> Any:

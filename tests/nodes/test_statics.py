@@ -240,10 +240,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "child of a node": lambda value: Layer(value, 1),
     "frozen mapping": lambda value: freeze({"a": Frozen(value)}),
 }
-REMEDIES = (
-    r"Make setting a child \(drop static\(\)\), give it a hashable form such as a tuple, by hand or with "
-    r"static\(converter=treewright\.freeze\), or wrap it in a class with __hash__ and __eq__\.$"
-)
+REMEDY = r"\n(Or make|Make) setting a child: drop static\(\)\.$"
 
 
 @pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
@@ -255,9 +252,9 @@ def test_what_has_no_key_is_refused_by_class_and_field_and_nothing_is_left(
         setting: Any = static()
 
     example = Example(1)
-    with pytest.raises(StaticFieldError, match=rf"Example\.setting is static but holds {found}.*{REMEDIES}"):
+    with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {found}.*{REMEDY}"):
         Example(hide(make()))
-    with pytest.raises(StaticFieldError, match=rf"Example\.setting is static but holds {found}.*{REMEDIES}"):
+    with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {found}.*{REMEDY}"):
         replace(example, setting=hide(make()))
 
     assert in_use(Example) == 1
@@ -265,7 +262,7 @@ def test_what_has_no_key_is_refused_by_class_and_field_and_nothing_is_left(
 
 
 def test_the_consequence_is_told_for_each_kind() -> None:
-    with pytest.raises(StaticFieldError, match=r"never copies them, so a change in place would give stale results\. "):
+    with pytest.raises(StaticFieldError, match=r"never copies them, so a change in place would give stale results\.\n"):
         Layer(1, [1])
     with pytest.raises(StaticFieldError, match=r"compares statics with ==, which gives an array and no answer"):
         Layer(1, np.ones(2))
@@ -285,7 +282,9 @@ def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
 
     def function(x: jax.Array) -> jax.Array:
         traced.append(weakref.ref(x))
-        with pytest.raises(StaticFieldError, match=r"Example\.setting is static but holds a tracer, .*outlives the"):
+        with pytest.raises(
+            StaticFieldError, match=r"Example\.setting is static but holds a tracer, (?s:.*)outlives the"
+        ):
             Example(hide(x))
         return x.sum()
 
@@ -296,7 +295,7 @@ def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, [0-9, ]{67}\.\.\.\. jit compares"):
+    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, [0-9, ]{67}\.\.\.\.\njit compares"):
         Layer(1, list(range(1000)))
 
 
@@ -371,7 +370,7 @@ class Picky:
 def test_a_static_whose_eq_gives_no_answer_is_refused_and_harms_no_other_instance(
     make: Callable[[], Any], text: str
 ) -> None:
-    with pytest.raises(StaticFieldError, match=rf"Layer\.setting is static but holds an? \w+, .*{text}"):
+    with pytest.raises(StaticFieldError, match=rf"Layer\.setting is static but holds an? \w+, (?s:.*){text}"):
         Layer(jnp.ones(2), make())
 
     assert trace_counts(Layer, 1, "relu", 1) == [1, 2, 2]
@@ -382,7 +381,7 @@ def test_a_static_that_can_not_be_compared_with_another_one_is_refused_beside_th
     first = Layer(jnp.ones(2), Picky())
 
     with pytest.raises(
-        StaticFieldError, match=r"Layer\.setting is .* Picky\.__eq__ raises ValueError: another one, so"
+        StaticFieldError, match=r"Layer\.setting is (?s:.*)Picky\.__eq__ raises ValueError: another one, so"
     ):
         Layer(jnp.ones(2), Picky())
 

@@ -136,7 +136,10 @@ def test_what_takes_settings_takes_a_spec() -> None:
 
 
 def test_a_place_that_is_not_there_takes_no_setting_and_neither_does_a_static_or_one_of_many() -> None:
-    with pytest.raises(MissingPlaceError, match=r"^Net has no place bais\. The names in it: \.activation, \.bias"):
+    with pytest.raises(
+        MissingPlaceError,
+        match=r"^Net has no place bais \(did you mean bias\?\)\. The names in it: \.activation, \.bias",
+    ):
         spec_like(small_net(), 0, {"bais": 1})
     with pytest.raises(
         ValueError, match=r"^\.layers\[0\]\.activation, .* of a Net is static\. It is not part of the t"

@@ -51,6 +51,12 @@ def resolved(annotation: Any, cls: type[Any]) -> Any:
         return text
 
 
+def annotation_text(annotation: Any) -> str:
+    """An annotation as a user writes it, or three dots where that can't be told."""
+    shown = annotation.__qualname__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    return "..." if "._" in shown or "<" in shown else shown
+
+
 def signature_of(cls: type[Any]) -> inspect.Signature:
     """The signature of a class, in which what can't be told yet stays unevaluated.
 

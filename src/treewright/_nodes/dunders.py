@@ -28,7 +28,7 @@ from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.plain import NoExactKeyError, problem_of
 from treewright._values.reach import class_of, kept_in_pickles
 from treewright._values.scalars import PATIENCE
-from treewright._values.text import Verbatim, first_text, in_html, node_repr, seen_array, shown_fields
+from treewright._values.text import Verbatim, array_text, first_text, in_html, node_repr, seen_array, shown_fields
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__
@@ -186,11 +186,16 @@ def hash_of(self: Any) -> int:
             values.append(_Hashed(_hash_of_value(value)))
         except TypeError as error:
             raise TypeError(
-                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {class_of(value).__name__!r}, so the "
-                f"node has no hash. As an argument of a jitted function it needs none; as a static or a dict key it "
+                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {_kind_text(value)}, so the node has no "
+                f"hash. As an argument of a jitted function it needs none; as a static or a dict key it "
                 f"does, and then every child must be hashable."
             ) from error
     return hash(tuple(values))
+
+
+def _kind_text(value: object) -> str:
+    shown = array_text(value)
+    return repr(class_of(value).__name__) if shown is None else f"an array, {shown}"
 
 
 def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:

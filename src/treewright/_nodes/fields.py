@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._nodes.annotations import declarer_of, resolved
+from treewright._values.cures import cured, with_guess
 from treewright._values.reach import class_of, kept_in_pickles, public
-from treewright._values.text import first_text
+from treewright._values.text import Verbatim, array_text, first_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
@@ -125,7 +125,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
     arguments = {name: value for name, value in given.items() if name not in ours}
     if options.converter is not None and not callable(options.converter):
-        raise TypeError(f"converter must be a function of one value, got {options.converter!r}.")
+        raise TypeError(f"converter must be a function of one value, got {first_text(options.converter)}.")
     metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
     if options.kind == "static":
         metadata |= STATIC_MARKS
@@ -150,6 +150,54 @@ def _refuse_inside_init(specifier: str) -> None:
             f"the field and not declare it. Declare the field in the class body, name: ... = {specifier}(), and assign "
             f"its value in __init__."
         )
+
+
+_OF_CHILDREN = ("sharding", "stack")
+_ARGUMENTS = (
+    "default",
+    "default_factory",
+    "init",
+    "repr",
+    "hash",
+    "compare",
+    "metadata",
+    "kw_only",
+    "doc",
+    "converter",
+)
+
+
+def _cure(kind: FieldKind, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
+    """What was meant by arguments that a specifier does not take, in the words of other libraries among them."""
+    takes = (*_ARGUMENTS, *(("local",) if kind == "static" else _OF_CHILDREN))
+    ours = {name: value for name, value in given.items() if name in takes}
+    marks = [given[name] == static for name, static in STATIC_MARKS.items() if name in given]
+    if any(marks):
+        return f"A static field is declared with static(). Write {call_text('static', ours)}."
+    if marks:
+        return "A field without static() is a child already, so drop it."
+    name = "field" if kind == "child" else kind
+    if len(args) == 1:
+        return f"A default is given by name. Write {call_text(name, {**default_of(args[0]), **ours})}."
+    if kind == "static" and any(option in given for option in _OF_CHILDREN):
+        return "A static is not an array, and is the same on every device: drop it, or make the field a child."
+    unknown = [option for option in given if option not in takes]
+    return with_guess(unknown, takes, f"It takes, all by name: {', '.join(takes)}.")
+
+
+def default_of(value: Any) -> dict[str, Any]:
+    """The argument that gives a field this default: made anew for each instance, where all would share what changes."""
+    if class_of(value).__hash__ is not None:
+        return {"default": value}
+    kind = class_of(value)
+    empty = kind in {list, dict, set} and not value
+    shown = kind.__name__ if empty else f"lambda: {'...' if array_text(value) else first_text(value)}"
+    return {"default_factory": Verbatim(shown)}
+
+
+def call_text(name: str, given: Mapping[str, Any]) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`."""
+    return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
 
 
 def doc_of(field: "dataclasses.Field[Any]") -> str | None:
@@ -185,6 +233,7 @@ def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compar
           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "child"))
 def field(
     *,
     default: Any = _MISSING,
@@ -274,6 +323,7 @@ else:  # pyrefly takes no type from the declaration
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "static"))
 def static(
     *,
     default: Any = _MISSING,
@@ -353,6 +403,7 @@ def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compa
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
+@cured(functools.partial(_cure, "buffer"))
 def buffer(
     *,
     default: Any = _MISSING,
@@ -454,14 +505,13 @@ class Converter:
 AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
 
 
-def annotated_converter(cls: type[Any], name: str, annotation: Any) -> Callable[[Any], Any] | None:
-    """The converter in the annotation of a field of `cls`, or None.
+def annotated_converter(cls: type[Any], name: str, hint: Any) -> Callable[[Any], Any] | None:
+    """The converter in the annotation of a field of `cls`, which is resolved, or None.
 
     Raises:
         NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved, or holds what
             would be the field's kind somewhere else.
     """
-    hint = resolved(annotation, declarer_of(cls, name))
     if isinstance(hint, str):
         if "AsArray" in hint or "Convert" in hint:
             raise NodeDefinitionError(

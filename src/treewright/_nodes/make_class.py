@@ -21,7 +21,7 @@ from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_regi
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
-from treewright._nodes.refusals import refuse_annotations, refuse_class_body
+from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body
 from treewright._nodes.slips import warn_of_idle_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, innermost_code, kept_in_pickles
@@ -145,6 +145,8 @@ def _read_fields(cls: type[Any], options: Options) -> None:
             match_args=options.match_args,
             kw_only=options.kw_only,
         )(cls)
+    except ValueError as error:
+        raise ValueError(of_mutable_default(cls, error)) from None
     finally:
         cls.__doc__ = doc
     for name in ours & vars(cls).keys():

@@ -13,6 +13,7 @@ import jax
 from treewright._jax import GetAttrKey, is_tree_node
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations
+from treewright._nodes.children import note_settings
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.foreign import refuse_metaclass
@@ -71,7 +72,11 @@ class BoundMethod:
         object.__setattr__(self, "__self__", instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except TypeError as error:
+            note_settings(error, self.__self__)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         # As types.MethodType does: __name__, __doc__ and the attributes of a jitted function are the function's.

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import types
 import typing
 from typing import Any, ClassVar
@@ -9,17 +10,38 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from treewright._nodes.annotations import own_annotations, resolved
-from treewright._nodes.fields import FieldOptions, names_problem, only_static, options_of
+from treewright._nodes.annotations import annotation_text, own_annotations, resolved
+from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, only_static, options_of
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.slips import first_array_in, is_class_variable, refuse_slips
-from treewright._nodes.spec import FieldSpec, NodeSpec
+from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
 from treewright._values.reach import class_of
-from treewright._values.text import first_text
+from treewright._values.text import Verbatim, first_text
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
 _NO_STATICS = (list, dict, set, bytearray, np.ndarray, jax.Array)
+_CHANGES = "a change in place would give stale results"
+_NO_TRUTH = ("an array has no single truth value", "Make it a child: drop static().")
+_NO_KNOWN = (_CHANGES, "Make it a hashable type, such as a tuple, or a child: drop static().")
+_WHY_NO_STATIC = types.MappingProxyType(
+    {
+        "jax.Array": _NO_TRUTH,
+        "numpy.ndarray": _NO_TRUTH,
+        "list": (
+            _CHANGES,
+            "Make it a tuple, keep it as one with static(converter=tuple), or make it a child: drop static().",
+        ),
+        "set": (
+            _CHANGES,
+            "Make it a frozenset, keep it as one with static(converter=frozenset), or make it a child: drop static().",
+        ),
+        "dict": (
+            _CHANGES,
+            "Freeze it: {name}: ... = static(converter=treewright.freeze), or make it a child: drop static().",
+        ),
+    }
+)
 _UNIONS = (typing.Union, types.UnionType)
 _TRANSPARENT = (tuple, frozenset, *_UNIONS)
 
@@ -70,28 +92,70 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
         )
 
 
+def of_mutable_default(cls: type[Any], error: ValueError) -> str:
+    """What `dataclasses` says of a default that all instances would share, with the class and the line to write."""
+    said = str(error)
+    told = re.search(r"mutable default .* for field (\w+) is", said)
+    if told is None:
+        return said
+    name, value = told[1], vars(cls)[told[1]]
+    specified = class_of(value) is dataclasses.Field
+    default, specifier = (value.default, specifier_of(value)) if specified else (value, "field")
+    cure = call_text(specifier, default_of(default))
+    if specifier == "static" and isinstance(default, list | dict | set):
+        frozen: Any = Verbatim(f"treewright.freeze({first_text(default)})")
+        if not isinstance(default, dict):
+            frozen = tuple(default) if isinstance(default, list) else frozenset(default)
+        cure = call_text(specifier, {"default": frozen})
+    annotation = annotation_text(own_annotations(cls)[name])
+    return f"{cls.__qualname__}.{name}: {said}, or all instances would share it.\n  Write {name}: {annotation} = {cure}"
+
+
 def _refuse_shadow(cls: type[Any], attribute: str, *, has_own_init: bool) -> None:
     """A value, property or method in the class body that would hide an inherited field which the constructor takes.
 
     Where it takes none of that name, the field is overridden: see `make_class`.
     """
     own = vars(cls)[attribute]
-    if isinstance(own, ChildView | dataclasses.Field):  # dataclasses itself refuses a field() without an annotation
+    if isinstance(own, ChildView):
         return
+    if isinstance(own, dataclasses.Field):
+        raise NodeDefinitionError(_unannotated(cls, attribute, own))
     for base in cls.__mro__[1:]:
         hidden = vars(base).get(attribute)
         if isinstance(hidden, ChildView):
             if has_own_init or not hidden.field.init:
                 return
             kind = hidden.field.kind
-            line = repr(own) if kind == "child" else f"{kind}(default={own!r})"
+            line = first_text(own) if kind == "child" else call_text(kind, {"default": own})
+            declared = f"{attribute}: {annotation_text(hidden.field.type)} = {line}"
+            cure = f"For a new default repeat the annotation:\n  {declared}\nElse rename it."
+            if hasattr(class_of(own), "__get__"):
+                cure = "It is a method or property: rename it."
             raise NodeDefinitionError(
-                f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. For a new "
-                f"default repeat the annotation: {attribute}: ... = {line}. Else rename it. (A field that __init__ "
-                f"does not take, by init=False or as {cls.__qualname__} writes its own, may be overridden.)"
+                f"{cls.__qualname__}.{attribute} would hide the field {attribute} of {base.__qualname__}. {cure} (A "
+                f"field that __init__ does not take, by init=False or as {cls.__qualname__} writes its own, may be "
+                f"overridden.)"
             )
         if attribute in vars(base):
             return
+
+
+def _unannotated(cls: type[Any], name: str, field: Any) -> str:
+    """What to say of a specifier on a name without an annotation; `dataclasses` has the first words of it."""
+    default, specifier = or_missing(field.default), specifier_of(field)
+    given = {} if default is MISSING else {"default": default}
+    annotation = "..." if default is MISSING or callable(default) else class_of(default).__name__
+    return (
+        f"{cls.__qualname__}.{name}: {name!r} is a field but has no type annotation, and only annotated names are "
+        f"fields.\n  Write {name}: {annotation} = {call_text(specifier, given)}"
+    )
+
+
+def specifier_of(field: Any) -> str:
+    """The name of the specifier that made a `dataclasses.Field`."""
+    options = options_of(field)
+    return "field" if options is None or options.kind == "child" else options.kind
 
 
 def refuse_annotations(spec: NodeSpec) -> None:
@@ -109,22 +173,21 @@ def refuse_annotations(spec: NodeSpec) -> None:
         declared = options_of(cls.__dataclass_fields__[field.name])
         inherited = _inherited_options(cls, field.name)
         if declared is None and inherited is not None and inherited.kind != "child":
-            kind = inherited.kind
-            default = "" if field.default is dataclasses.MISSING else f"default={field.default!r}"
+            kind, given = inherited.kind, {} if field.default is MISSING else {"default": field.default}
             raise NodeDefinitionError(
-                f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would "
-                f"become a plain child. Write {field.name}: ... = {kind}({default}), or field({default}) if a child is "
-                f"meant."
+                f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would become a "
+                f"plain child.\n  Write {field.name}: {annotation_text(field.type)} = {call_text(kind, given)}, or "
+                f"{call_text('field', given)} if a child is meant."
             )
         _refuse_lost_sharding(field, cls, declared, inherited)
         _refuse_sharding(field, cls)
         # A field that was marked for another library was annotated for it too: there the value is what counts.
         part = None if declared is None or declared.foreign else _no_static_of(field, cls)
         if part is not None:
+            what, cure = _WHY_NO_STATIC.get(part, _NO_KNOWN)
             raise NodeDefinitionError(
-                f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics "
-                f"and never copies them: an array has no single truth value, and a change in place would give stale "
-                f"results. Make it a child (drop static()), or a hashable type such as a tuple."
+                f"{cls.__qualname__}.{field.name} is static, but its annotation holds {part}. jit compares statics and "
+                f"never copies them: {what}.\n  {cure.format(name=field.name)}"
             )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._jax import GetAttrKey
+from treewright._nodes.annotations import declarer_of, resolved
+from treewright._nodes.children import may_be_setting, warning_of
 from treewright._nodes.fields import (
     Compare,
     FieldKind,
@@ -118,9 +120,9 @@ def or_missing(value: Any) -> Any:
     return MISSING if isinstance(value, type(MISSING)) else value
 
 
-def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: FieldOptions) -> Any:
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: FieldOptions, hint: Any) -> Any:
     """The converter that the field's specifier names, or its annotation."""
-    annotated = annotated_converter(cls, field.name, field.type)
+    annotated = annotated_converter(cls, field.name, hint)
     if getattr(annotated, "func", None) is only_static and (options.kind == "static" or options.converter is not None):
         return options.converter
     if annotated is not None and options.converter is not None:
@@ -131,12 +133,15 @@ def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Field
     return options.converter or annotated
 
 
-def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
-    """The fields of a class that `dataclasses.dataclass` has processed."""
+def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]:
+    """The fields of a class that `dataclasses.dataclass` has processed, and the children that may be settings."""
     specs: list[FieldSpec] = []
+    watched: list[FieldSpec] = []
     counts = {True: 0, False: 0}
     for field in dataclasses.fields(cls):
-        options = options_of(field) or FieldOptions()
+        specified = options_of(field)
+        options = specified or FieldOptions()
+        hint = resolved(field.type, declarer_of(cls, field.name))
         is_static = options.kind == "static"
         specs.append(
             FieldSpec(
@@ -151,7 +156,7 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
                 hash=field.compare if field.hash is None else field.hash,
                 equal=field.compare,
                 kw_only=bool(field.kw_only),
-                converter=converter_of(cls, field, options),
+                converter=converter_of(cls, field, options, hint),
                 compare=options.compare,
                 sharding=options.sharding,
                 stack=options.stack,
@@ -160,7 +165,9 @@ def field_specs(cls: type[Any]) -> tuple[FieldSpec, ...]:
             )
         )
         counts[is_static] += 1
-    return tuple(specs)
+        if specified is None and may_be_setting(hint):
+            watched.append(specs[-1])
+    return tuple(specs), watched
 
 
 def init_vars(cls: type[Any]) -> dict[str, Any]:
@@ -173,7 +180,7 @@ def init_vars(cls: type[Any]) -> dict[str, Any]:
 
 def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own_init: bool) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
-    fields = field_specs(cls)
+    fields, watched = field_specs(cls)
     children = tuple(field for field in fields if not field.is_static)
     statics = tuple(field for field in fields if field.is_static)
     has_post_init = hasattr(cls, "__post_init__")
@@ -188,7 +195,7 @@ def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own
             cls, tuple(field.name for field in statics), tuple(field.compare == "content" for field in statics)
         ),
         keys=tuple(GetAttrKey(field.name) for field in children),
-        checks=tuple(check for check in own_checks if check is not None),
+        checks=(*(check for check in own_checks if check is not None), *warning_of(watched)),
         options=options,
         has_own_init=has_own_init,
         has_post_init=has_post_init,

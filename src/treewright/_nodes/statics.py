@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from treewright._nodes.annotations import own_annotations
 from treewright._values.exact import Check, ExactKeys, by_identity, compared_by_itself
-from treewright._values.plain import NoExactKeyError, unanswered
+from treewright._values.plain import NoExactKeyError, problem_of, unanswered
 from treewright._values.reach import CONSTANTS, class_attribute, class_of, import_path, kept_in_pickles
-from treewright._values.text import text
+from treewright._values.text import text, text_with_class
 from treewright.errors import StaticFieldError
 
 _WeakTable = dict[Hashable, "weakref.ref[Statics]"]
@@ -183,7 +183,7 @@ class StaticTable:
         try:
             key = keys.key(value)
         except NoExactKeyError as problem:
-            raise self._refusal(name, problem) from None
+            raise self._refusal(name, value, problem) from None
         except RecursionError:  # nested deeper than Python's own stack
             return by_identity(value), ()
         return key, tuple(keys.checks)
@@ -195,14 +195,23 @@ class StaticTable:
                 if old != new:
                     return False
             except Exception as error:
-                raise self._refusal(name, unanswered(value, error)) from error
+                raise self._refusal(name, value, unanswered(value, error)) from error
         return True
 
-    def _refusal(self, name: str, problem: NoExactKeyError) -> StaticFieldError:
+    def _refusal(self, name: str, value: object, problem: NoExactKeyError) -> StaticFieldError:
+        is_whole = problem.found in {problem_of(value).found, text_with_class(value)}
+        inside = "" if is_whole else f", inside of {text_with_class(value)}"
+        cures = [f"{problem.instead}."] if problem.instead else []
+        if self.owner.__module__.partition(".")[0] != "treewright":  # whose fields nobody else declares
+            if problem.freezes and (is_whole or isinstance(value, tuple | frozenset)):
+                line = f"{name}: ... = static(converter=treewright.freeze)"
+                cures = [f"{problem.instead}, or let the field freeze it:\n  {line}"]
+            cures.append(f"{'Or make' if cures else 'Make'} {name} a child: drop static().")
         return StaticFieldError(
-            f"{self.owner.__qualname__}.{name} is static but holds {problem.found}. {problem.consequence} Make "
-            f"{name} a child (drop static()), give it a hashable form such as a tuple, by hand or with "
-            f"static(converter=treewright.freeze), or wrap it in a class with __hash__ and __eq__."
+            "\n".join(
+                [f"{self.owner.__qualname__}.{name} is static but holds {problem.found}{inside}.", problem.consequence]
+                + (cures or ["Keep it outside, and pass it as an argument."])
+            )
         )
 
 

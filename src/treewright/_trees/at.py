@@ -1,15 +1,18 @@
 """`at`: changed copies of trees, one place or several at a time."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 from treewright._jax import path_text
 from treewright._trees.level import with_values
 from treewright._trees.where import Selection, select
-from treewright._values.text import first_text
+from treewright._values.cures import cured
+from treewright._values.text import Verbatim, did_you_mean, first_text
 
 T = TypeVar("T")
 V = TypeVar("V")
+
+_CURE = "It takes the tree and where; then .get(), .set(value) or .apply(function): at(tree, where).set(value)."
 
 
 @overload
@@ -18,6 +21,7 @@ def at(tree: T, where: str) -> "At[T, Any]": ...
 def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
+@cured(lambda _args, _kwargs: _CURE)
 def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
     """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
@@ -67,6 +71,18 @@ class At(Generic[T, V]):
         self._tree: T = tree
         self._selection: Selection = selection
 
+    if not TYPE_CHECKING:  # checkers would take every name
+
+        def __getattr__(self, name: str) -> Never:
+            """Refuse what the `.at[...]` of an array has, and what is misspelt: asked only for what is not here."""
+            # Without the two at the end, Python adds a guess of its own.
+            raise AttributeError(
+                f"at(tree, where) has no {name}{did_you_mean(name, ('get', 'set', 'apply'))}. It has get(), set(value) "
+                f"and apply(function), such as .apply(lambda value: value + 1).",
+                name=None,
+                obj=None,
+            )
+
     def __repr__(self) -> str:
         return f"<at {', '.join(place.name for place in self._selection.places)}>"
 
@@ -113,5 +129,10 @@ def _split(structure: Any, value: object) -> Any:
         return structure.flatten_up_to(value)
     except ValueError as error:
         raise ValueError(
-            f"set() takes a value for each place, in the structure {structure}, got {first_text(value)}."
+            f"set() takes a value for each place, in the structure {_shape_of(structure)}, got {first_text(value)}."
         ) from error
+
+
+def _shape_of(structure: Any) -> str:
+    """The structure as a user writes it, with `_` for each value: `(_, _)`."""
+    return first_text(structure.unflatten([Verbatim("_")] * structure.num_leaves))

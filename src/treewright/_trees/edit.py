@@ -4,7 +4,7 @@ import contextlib
 import copy
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from typing import Any, NamedTuple, Never, TypeVar, cast, overload
 
 from treewright._jax import Key
 from treewright._nodes.module import Module
@@ -68,7 +68,34 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
         raise TypeError(
             f"edit() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
         )
-    return _editing(node)
+    return _Editing(_editing(node), class_of(node).__qualname__)
+
+
+class _Editing:
+    """What `edit` gives: for a `with` statement, and no draft yet, so it takes no assignment."""
+
+    __slots__ = ("_block", "_name")
+
+    def __init__(self, block: "contextlib.AbstractContextManager[Any]", name: str) -> None:
+        _store(self, "_block", block)
+        _store(self, "_name", name)
+
+    def __enter__(self) -> Any:
+        return self._block.__enter__()
+
+    def __exit__(self, *error: object) -> bool | None:
+        return self._block.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Never:
+        self.__setattr__(name, None)
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        raise AttributeError(
+            f"edit() of a {self._name} is not a draft yet, and has no {name}. The draft is in the block: "
+            f"with edit(node) as draft: draft.{name} = ...",
+            name=None,
+            obj=None,
+        )
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Trees of settings: one for each leaf of a tree, in a tree of the same treedef. Masks are such trees too."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -75,8 +76,13 @@ def _broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
         with telling_of_classes(prefix, tree):
             jax.tree.map(add, prefix, tree, is_leaf=is_none)
     except ValueError as error:
-        raise ValueError(f"{argument} is not a prefix of the tree. {error}") from error
+        raise ValueError(f"{argument} is not a prefix of the tree. {_of_jax(error)}") from error
     return settings
+
+
+def _of_jax(error: ValueError) -> str:
+    """What JAX says of two trees that differ, without the name of its function that it gives the first."""
+    return re.sub(r"(?:pytree )?tree_map(?:_with_path)? tree", "the tree", str(error))
 
 
 def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
@@ -189,6 +195,12 @@ def combine(*trees: T) -> T:
             )
         return present[0] if present else None
 
-    with telling_of_classes(*trees):
-        combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=is_none)
+    if not trees or (len(trees) == 1 and class_of(trees[0]) is tuple):  # what partition() gives, as it is
+        raise TypeError("combine() takes the trees that partition() has split: combine(*partition(tree, where)).")
+    try:
+        with telling_of_classes(*trees):
+            combined: T = jax_trees.tree_map_with_path(the_one_of, *trees, is_leaf=is_none)
+    except ValueError as error:
+        error.args = (_of_jax(error),)
+        raise
     return combined

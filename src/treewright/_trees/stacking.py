@@ -1,16 +1,19 @@
 """Many trees of one kind as one tree with a leading axis, and one random key for each leaf."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import Path, jax_trees, path_text
 from treewright._trees.diff import differences
+from treewright._trees.level import is_node
 from treewright._values.reach import class_of
-from treewright._values.text import short_dtype, text
+from treewright._values.text import first_text, short_dtype, text
 
 T = TypeVar("T")
 
@@ -32,6 +35,8 @@ def stack(trees: Sequence[T]) -> T:
         >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
         Layer(kernel=f32[5,2,3])
     """
+    if is_node(trees):
+        raise TypeError(f"stack() takes a list of trees, got a {class_of(trees).__qualname__}: stack([one, another]).")
     trees = list(trees)
     if not trees:
         raise ValueError("stack() takes at least one tree: the result has to have a structure.")
@@ -88,11 +93,11 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
+    if not hasattr(index, "__index__"):
+        raise TypeError(f"node_at(tree, index) takes the number of a tree, got {first_text(index)}.")
     length = _length(tree)
-    if not isinstance(index, Tracer) and not -length <= int(index) < length:
-        raise IndexError(
-            f"There is no tree at {index}: {class_of(tree).__qualname__} holds {length}, at 0 to {length - 1}."
-        )
+    if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
+        raise IndexError(f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}.")
     leaves, treedef = jax.tree.flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
@@ -114,6 +119,10 @@ def split_key_like(key: jax.Array, tree: T) -> T:
         >>> jax.tree.map(lambda leaf, key: leaf + jax.random.normal(key, leaf.shape), layer, keys)
         Layer(kernel=f32[2,3], bias=f32[3])
     """
+    if not hasattr(key, "dtype"):
+        raise TypeError(
+            f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {first_text(key)}."
+        )
     treedef = jax.tree.structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys
@@ -149,4 +158,4 @@ def _length(tree: Any) -> int:
 
 
 def _name(tree: object, path: Path) -> str:
-    return path_text(path, class_of(tree).__qualname__)
+    return path_text(path, "The array" if isinstance(tree, jax.Array | np.ndarray) else class_of(tree).__qualname__)

@@ -15,6 +15,17 @@ from treewright._values.text import did_you_mean, first_text
 from treewright.errors import MissingPlaceError
 
 _SHOWN = 5  # places of one name that are listed
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BINARY = (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+_COMPUTATIONS = (
+    *_BINARY,
+    *(f"r{name}" for name in _BINARY),
+    *("neg", "pos", "abs", "invert", "round", "int", "float", "complex", "index", "array"),
+)
+_APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
 
 
 class Selection:
@@ -47,7 +58,7 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
     if isinstance(where, str):
         return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
     if arguments_of(where) == 2:
-        return _searched(_matching(root, where), lambda: f"{root.name} has no place where the predicate is true.")
+        return _searched(_matching(root, where), lambda: _never_true(root))
     return _by_function(root, where)
 
 
@@ -55,6 +66,8 @@ def arguments_of(function: Callable[..., Any]) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return required_arguments(function)
+    if hasattr(class_of(function), "__node_spec__"):
+        raise TypeError(f"where= is a {class_of(function).__qualname__}. The tree comes first: at(tree, where).")
     if not callable(function):
         raise TypeError(f"where= takes a function, the text of a path or a predicate, got {first_text(function)}.")
     try:
@@ -85,7 +98,15 @@ def _refuse_overlaps(places: Sequence[Place]) -> None:
 
 
 def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
-    result = where(_Recorder(root))
+    try:
+        result = where(_Recorder(root))
+    except TypeError as error:
+        if "treewright.place" not in str(error):
+            raise
+        # NumPy and JAX, which name the class of what they can't take.
+        raise TypeError(
+            f"A function that says where runs on places, not on values, so it can't compute with them. {_APPLY}"
+        ) from error
     if type(result) is _Recorder:
         return Selection([_place_of(result)])
     recorders, structure = jax.tree.flatten(result, is_leaf=lambda value: not isinstance(value, tuple | list | dict))
@@ -139,20 +160,29 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<the place {_place_of(self).name}>"
 
-    def _treewright_refuse(self, *_: Any, **__: Any) -> Never:
+    def _treewright_compared(self, *_: Any, **__: Any) -> Never:
         raise TypeError(
             f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be "
             f"compared or called in it. To select by value, use a predicate: lambda path, value: ..."
         )
 
-    __bool__ = __call__ = __lt__ = __le__ = __gt__ = __ge__ = _treewright_refuse
-    # Checkers know these of every object, and by other types; isinstance() asks for the class.
+    def _treewright_computed(self, *_: Any, **__: Any) -> Never:
+        raise TypeError(
+            f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be computed "
+            f"with in it. {_APPLY}"
+        )
+
+    # Checkers know some of these of every object, and by other types; isinstance() asks for the class.
     locals().update(
-        __eq__=_treewright_refuse,
-        __ne__=_treewright_refuse,
+        dict.fromkeys(("__bool__", "__call__", *(f"__{name}__" for name in _COMPARISONS)), _treewright_compared),
+        **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _treewright_computed),
         __hash__=None,
         __class__=property(lambda self: class_of(_place_of(self).value)),
     )
+
+
+# What is left to say of it for Python and JAX, which name its class.
+_Recorder.__module__, _Recorder.__name__, _Recorder.__qualname__ = "treewright", "place", "place"
 
 
 def _place_of(recorder: Any) -> Place:
@@ -188,19 +218,22 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     """The error for a key that leads nowhere: where, and what is there instead."""
     value: Any = place.value
     kind = class_of(value).__qualname__ if value is not None else "None"
+    where = place.name if place.name == kind else f"{place.name} ({kind})"
     if class_of(value) in {list, tuple} and value:
-        return MissingPlaceError(f"{place.name} ({kind}) has no {key}. It has [0] to [{len(value) - 1}].")
+        return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")
     entries = all_entries(value)
     if entries is None:
         hint = ""
         if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
+        elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
+            hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
         return MissingPlaceError(f"{place.name} is {first_text(value)}, a leaf, and has no {key}.{hint}")
     names = [str(entry) for entry, _ in entries]
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
     return MissingPlaceError(
-        f"{place.name} ({kind}) has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
+        f"{where} has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
     )
 
 
@@ -261,12 +294,20 @@ def _key(place: Place, step: Step) -> Key:
 
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
-    names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
+    names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
     again = of_earlier_class(class_of(root.value))
-    return f"{root.name} has no place {where}. The names in it: {_listed(sorted(names))}.{again}"
+    meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
+    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{again}"
 
 
 # A predicate
+
+
+def _never_true(root: Place) -> str:
+    paths = (path_text(place.path) for place in walk(root) if place.above)
+    example = next(paths, None)
+    shown = f" It is asked of paths such as {example!r}." if example else ""
+    return f"{root.name} has no place where the predicate is true.{shown}"
 
 
 def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:

@@ -192,13 +192,41 @@ def is_own_enum(kind: type[Any]) -> bool:
 MUTABLE = (list, dict, set, bytearray)
 
 
-class NoExactKeyError(TypeError):
-    """A value that can't be compared exactly: what it is, and what would follow, in words for an error message."""
+# What to give instead of these: `freeze` makes it of them.
+_FROZEN = types.MappingProxyType(
+    {
+        list: "Give it a tuple",
+        set: "Give it a frozenset",
+        dict: "Give it treewright.freeze(...) of the dict",
+        np.ndarray: "Give it treewright.freeze(...) of a table that never changes",
+    }
+)
 
-    def __init__(self, found: str, consequence: str) -> None:
+
+class NoExactKeyError(TypeError):
+    """A value that can't be compared exactly, in words for an error message.
+
+    Attributes:
+        found: What it is.
+        consequence: What would follow.
+        instead: What to give instead; None where nothing is as good.
+        freezes: Whether `freeze` makes that of it.
+    """
+
+    def __init__(
+        self,
+        found: str,
+        consequence: str,
+        instead: str | None = "Give it a hashable form, such as a tuple, or its class __hash__ and __eq__, as "
+        "dataclass(frozen=True) does",
+        *,
+        freezes: bool = False,
+    ) -> None:
         super().__init__(found)
         self.found = found
         self.consequence = consequence
+        self.instead = instead
+        self.freezes = freezes
 
 
 class ItselfOnlyError(Exception):
@@ -211,18 +239,24 @@ def problem_of(value: Any) -> NoExactKeyError:
         return NoExactKeyError(
             f"a tracer, {text(value)}",
             "A tracer stands for a value of one trace only, and a static outlives the trace.",
+            None,
         )
     if isinstance(value, np.ndarray | jax.Array):
         return NoExactKeyError(
             f"an array, {text(value)}",
             "jit compares statics with ==, which gives an array and no answer, and changes of its values "
             "would give stale results.",
+            _FROZEN[np.ndarray] if isinstance(value, np.ndarray) else None,
+            freezes=isinstance(value, np.ndarray),
         )
     if isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
     else:
         consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    return NoExactKeyError(text_with_class(value), consequence)
+    instead = next((cure for kind, cure in _FROZEN.items() if isinstance(value, kind)), None)
+    if instead is None:
+        return NoExactKeyError(text_with_class(value), consequence)
+    return NoExactKeyError(text_with_class(value), consequence, instead, freezes=True)
 
 
 def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:

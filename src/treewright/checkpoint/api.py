@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from treewright._collector import uncollected
+from treewright._values.cures import cured, options_cure
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
@@ -15,8 +16,10 @@ from treewright.checkpoint.tree import manifest_of
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
+_OPTIONS = ("like", "part", "modules", "statics", "on_static", "allow_cast", "strict", "renamed", "migrate", "progress")
 
 
+@cured(lambda _args, _kwargs: "It takes the path, then the tree: save(path, tree). A file that is there is replaced.")
 def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
     """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
 
@@ -68,6 +71,7 @@ def load(
     statics: Mapping[str, Any] | None = ...,
     progress: bool | None = ...,
 ) -> Any: ...
+@cured(options_cure(*_OPTIONS, positional="load(path, like=tree)", template="like=", target="like=", tree="like="))
 def load(
     path: StrPath,
     *,

@@ -51,6 +51,8 @@ def write(path: Path, tree: Any, *, progress: bool | None) -> None:
             for data in _chunks(arrays[leaf.name] for leaf in ordered):
                 write_all(descriptor, data)
                 done(len(data))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} could not be written: there is no folder {path.parent}.") from error
     except (OSError, ValueError) as error:  # a path with a null character is a ValueError
         raise CheckpointError(f"{path} could not be written, and is as it was: {error}") from error
 

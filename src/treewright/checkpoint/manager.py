@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 from treewright._jax import is_first_process, process_index
+from treewright._values.cures import cured, options_cure
 from treewright._values.reach import public
+from treewright._values.text import first_text
 from treewright.checkpoint.account import warn
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import new_digest
@@ -83,6 +85,16 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
+    @cured(
+        options_cure(
+            *("keep", "keep_every", "keep_best", "metric", "mode", "asynchronous"),
+            max_to_keep="keep=3",
+            keep_period="keep_every=1000",
+            options="keep=, keep_every= and the like",
+            best_fn="keep_best= and metric=",
+            best_mode="mode=",
+        )
+    )
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -117,6 +129,7 @@ class CheckpointManager:
 
     # Saving
 
+    @cured(lambda _args, _kwargs: "It takes the number of the step, then the tree: manager.save(step, tree).")
     def save(
         self,
         step: SupportsIndex,
@@ -502,6 +515,8 @@ class CheckpointManager:
         steps = self.all_steps()
         if step is None and steps:
             step = steps[-1]
+        if step is not None and not hasattr(step, "__index__"):
+            raise TypeError(f"The number of a step comes first, got {first_text(step)}. Write restore(like=tree).")
         if step is None or step not in steps:
             has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from treewright._values.text import did_you_mean
+from treewright._values.text import did_you_mean, first_text
 from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import LoadOptions, Reader, restored, restored_alone
@@ -27,7 +27,12 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: If it is an address, as `gs://bucket/run`: `Path` would make a folder called `gs:` of it.
     """
-    text = os.fspath(path)
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        raise TypeError(
+            f"A path comes first, and then what is saved or loaded. The path is {first_text(path)}."
+        ) from None
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
             f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by "
@@ -58,6 +63,9 @@ def taken(  # noqa: PLR0917  one call for the file and the manager
             "modules= and statics= say what a tree is made of if there is no like=. With like=, classes and statics "
             "are its own: leave them out."
         )
+    if isinstance(like, type):
+        made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
+        raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
     if like is ALONE and options != LoadOptions():
         raise TypeError(
             "on_static=, allow_cast=, strict=, renamed= and migrate= say how a checkpoint may differ from like=: give "

@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from treewright._jax import Call, is_jitted, jit_call, options_of
-from treewright._values.text import did_you_mean
+from treewright._values.cures import cured, options_cure
+from treewright._values.text import did_you_mean, first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import call_differences, is_placement, signature_of
 from treewright.retrace.history import definition_of, name_of
@@ -53,6 +54,13 @@ def explain(
     unseen = ""
     if options is None and is_jitted(function):
         unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
+
+    for given in (old_args, new_args):
+        if not isinstance(given, tuple | list):
+            raise TypeError(
+                f"explain(function, old_args, new_args) takes the arguments of two calls, each as a tuple, got "
+                f"{first_text(given)}: explain(step, (x,), (y,))."
+            )
 
     def call(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
         return jit_call(function, args, kwargs or {}, options or {})
@@ -138,9 +146,17 @@ class max_traces:  # noqa: N801  it is used like a function
         Array([2., 2.], dtype=float32)
     """
 
+    @cured(options_cure("limit", "only", "recompiles"))
     def __init__(
         self, limit: int, *, only: Callable[..., Any] | str | None = None, recompiles: int | None = None
     ) -> None:
+        allowed: object = limit  # whatever a user gives
+        if not isinstance(allowed, int):
+            cure = "Write @max_traces(1) above the function" if callable(allowed) else "Write max_traces(1)"
+            raise TypeError(f"max_traces takes a number of traces first, got {first_text(allowed)}. {cure}.")
+        counted: object = only  # whatever a user gives
+        if not (counted is None or isinstance(counted, str) or callable(counted)):
+            raise TypeError(f"max_traces(only=...) takes a function or its name, got {first_text(only)}.")
         self._limit = limit
         self._only = only
         self._recompiles = recompiles

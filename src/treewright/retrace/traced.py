@@ -13,6 +13,7 @@ import jax
 from treewright._jax import Call, Sight, called_by_a_library, look, tells_of_compilations
 from treewright._values.exact import tracer_in
 from treewright._values.reach import class_of
+from treewright._values.text import first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of
@@ -139,6 +140,8 @@ def traced(
 def _traced(
     function: Any, max_traces: int | None, on_report: Callable[[RetraceReport], object] | None
 ) -> Callable[..., Any]:
+    if not callable(function):
+        raise TypeError(f"traced takes a function, got {first_text(function)}.")
     if hasattr(function, "lower") and hasattr(function, "__wrapped__"):
         raise TypeError(
             f"{name_of(function)} is jitted already, so a decorator around it would see every call and no trace. Put "

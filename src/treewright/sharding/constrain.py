@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 from treewright._jax import untyped_jax
 from treewright._jax_processes import mesh_of_old_context, part_of_jit_key
 from treewright._values.freeze import freeze
-from treewright._values.text import mesh_text, text
+from treewright._values.text import first_text, mesh_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.rules import MeshRules, Rules, partition_spec
 from treewright.sharding.specs import OnMisfit, StackNames, fitted_leaves, with_leaves
@@ -51,6 +51,11 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
         ...     double(jnp.ones((4, 3))).sharding.num_devices
         4
     """
+    if not hasattr(x, "shape"):
+        raise TypeError(
+            f"constrain takes one array, got {first_text(x)}. constrain_tree splits each array of a tree by the names "
+            f"of its field."
+        )
     return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
 
 

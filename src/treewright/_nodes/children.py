@@ -1,0 +1,97 @@
+"""Children that are settings: said where a node is made with one that is not a leaf, or a method needs its value."""
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from treewright._nodes.annotations import annotation_text
+from treewright._values.reach import class_of
+from treewright._values.text import first_text, function_text, text_with_class
+from treewright.errors import ChildWarning, warn_user
+
+# Of nearly every value of these classes JAX says that it is not an array; a node or a method of one may be a Callable.
+_SETTINGS: tuple[type[Any], ...] = (str, bytes, enum.Enum, type, np.dtype)
+_CALLABLE: Any = collections.abc.Callable
+_NUMBERS = frozenset({bool, int, "bool", "int"})
+
+
+def may_be_setting(annotation: Any) -> bool:
+    """Whether what is annotated so, and no more, is likely to be something that `jit` takes for no leaf."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return True
+    if origin in {typing.Annotated, typing.Final, typing.Union} or class_of(annotation).__name__ == "UnionType":
+        return any(map(may_be_setting, typing.get_args(annotation)))
+    kind: Any = origin or annotation
+    if not isinstance(kind, type) or hasattr(kind, "__node_spec__"):
+        return False
+    return kind is _CALLABLE or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
+
+
+def warning_of(fields: Iterable[Any]) -> tuple[Callable[[Any], None], ...]:
+    """What looks at these children of each node that is made, among its checks; nothing if there are none."""
+    watched = tuple(fields)
+    return (functools.partial(_warn, watched),) if watched else ()
+
+
+def _warn(fields: tuple[Any, ...], node: Any) -> None:
+    children = object.__getattribute__(node, "_node")[0]
+    for field in fields:
+        value = children[field.index]
+        if _is_no_leaf(value):
+            cls, name, annotation = class_of(node).__qualname__, field.name, annotation_text(field.type)
+            function = function_text(value)
+            found = text_with_class(value) if function is None else f"the function {function}"
+            default = "" if field.default is dataclasses.MISSING else f"default={function or first_text(field.default)}"
+            kind = class_of(value).__qualname__
+            decorate = f"\nIf it holds arrays, decorate {kind} with @pytree_dataclass." if _is_record(value) else ""
+            warn_user(
+                f"{cls}.{name} is a child and holds {found}. jit, grad and vmap take arrays and "
+                f"numbers as leaves, and would refuse it.\nIf it is a setting, make it static:\n"
+                f"  {name}: {annotation} = static({default}){decorate}\n"
+                f"If it is to be a leaf all the same, declare it with field().",
+                ChildWarning,
+            )
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(class_of(value))
+
+
+def _is_no_leaf(value: Any) -> bool:
+    is_array = hasattr(class_of(value), "dtype") or hasattr(class_of(value), "__jax_array__")
+    told = isinstance(value, _SETTINGS) or callable(value) or _is_record(value)
+    return told and not is_array and jax.tree_util.all_leaves((value,))
+
+
+def note_settings(error: TypeError, node: Any) -> None:
+    """Add to what JAX says where a method of the node needs the value of a tracer: which child may be meant as static.
+
+    JAX tells of `static_argnums`, which would take the whole node for static.
+    """
+    said = str(error)
+    if not (isinstance(error, _NEEDS_VALUE) or "concrete value" in said):
+        return
+    children = node._node[0]
+    for field in node.__node_spec__.children:
+        is_traced = field.type in _NUMBERS and isinstance(children[field.index], Tracer)
+        if is_traced and (_BLAMED not in said or f".{field.name}" in said):
+            cls = class_of(node).__qualname__
+            note = (
+                f"{cls}.{field.name} is a child, so it is traced and has no value here. If it is a setting, make it "
+                f"static:\n  {field.name}: {annotation_text(field.type)} = static()"
+            )
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+
+
+_NEEDS_VALUE = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+_BLAMED = "depends on the value of the argument"

@@ -1,0 +1,118 @@
+"""Children that are settings: the warning where a node is made, and the note where a method needs the value."""
+
+import dataclasses
+import enum
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import treewright
+from treewright import Module, field, static
+from treewright.errors import ChildWarning
+
+
+class Mode(enum.Enum):
+    TRAIN = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    width: int = 3
+
+
+class Scale(Module):
+    factor: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [(str, "relu"), (str | None, "relu"), (Mode, Mode.TRAIN), (Config, Config()), (Callable[..., Any], jax.nn.relu)],
+)
+def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, value: Any) -> None:
+    net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
+
+    with pytest.warns(
+        ChildWarning, match=r"^Net\.setting is a child and holds .*\n.*\n  setting: .* = static\(\)"
+    ) as caught:
+        net_class(value)
+
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (str, jnp.ones(2)),
+        (str, None),
+        (Callable[..., Any], Scale(2.0)),
+        (Callable[..., Any], Scale(2.0).__call__),
+        (Callable[..., Any], jax.tree_util.Partial(jnp.dot, jnp.ones(2))),
+        (Any, "relu"),
+        (Scale, "relu"),
+    ],
+)
+def test_what_has_leaves_or_is_not_declared_as_a_setting_is_not_warned_of(annotation: Any, value: Any) -> None:
+    net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = net_class(value)
+        jax.tree.map(lambda leaf: "label", net)
+
+    assert jax.tree.leaves(net) == jax.tree.leaves(value)
+
+
+def test_a_field_that_says_so_is_a_leaf() -> None:
+    class Named(Module):
+        name: str = field()
+
+    assert jax.tree.leaves(Named("relu")) == ["relu"]
+
+
+class Branching(Module):
+    training: bool
+    depth: int
+    named: bool = static(default=True)
+
+    def branch(self) -> int:
+        return 1 if self.training else 2
+
+    def outer(self) -> int:
+        return self.branch()
+
+    def wrong(self, x: Any) -> Any:
+        return x + "text"
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
+def test_the_child_whose_value_a_method_needs_is_named_once(transform: Any) -> None:
+    net = jax.tree.map(lambda leaf: jnp.asarray([leaf]) if transform is jax.vmap else leaf, Branching(True, 2))
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        transform(lambda net: net.outer())(net)
+
+    notes = [note for note in caught.value.__notes__ if "static()" in note]
+    assert len(set(notes)) == len(notes)
+    assert notes[0].endswith("make it static:\n  training: bool = static()")
+
+
+def test_another_error_of_a_method_is_left_alone() -> None:
+    with pytest.raises(TypeError) as caught:
+        Branching(True, 2).wrong(1)
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_misspelt_name_of_the_package_has_its_close_match_in_the_text() -> None:
+    misspelt: Any = treewright
+    with pytest.raises(AttributeError, match=r"no attribute 'Modul' \(did you mean Module\?\)$") as caught:
+        _ = misspelt.Modul
+
+    assert caught.value.name is None  # or Python would add the same guess

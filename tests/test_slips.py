@@ -1,0 +1,234 @@
+"""What a newcomer types, and what is said: a table of slips in `tests/slips`, each with the whole message.
+
+A row is a few lines of code; `UPDATE_SNAPSHOTS=1 pytest tests/test_slips.py` writes below it, after `=>`, what is said.
+Rows are separated by an empty line. Each `=>` begins a line of the message, and long lines are wrapped below it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import io
+import linecache
+import os
+import pkgutil
+import re
+import sys
+import textwrap
+import traceback
+import types
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treewright
+from tests.conftest import skip_before_jax
+from treewright import errors
+
+TABLES = sorted((Path(__file__).parent / "slips").glob("*.txt"))
+PACKAGE = Path(inspect.getfile(treewright)).parent
+WIDTH = 110
+
+PRELUDE = """
+import dataclasses, functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+import jax, jax.numpy as jnp, numpy as np, optax
+import treewright
+from treewright import *
+from treewright import checkpoint, sharding
+from treewright.testing import assert_trees_close
+
+class Dense(Module):
+    kernel: jax.Array
+    bias: jax.Array
+    activation: Callable[[jax.Array], jax.Array] = static(default=jax.nn.relu)
+
+    def __call__(self, x):
+        return self.activation(self.kernel @ x + self.bias)
+
+class Net(Module):
+    layers: tuple[Dense, ...]
+    rate: float = 0.1
+    width: int = static(default=64)
+
+@pytree_dataclass
+class Point:
+    x: float
+    y: float
+
+dense = Dense(jnp.ones((2, 3)), jnp.zeros(2))
+net = Net((dense, dense))
+x = jnp.ones(3)
+tx = optax.sgd(0.1)
+state = TrainState.create(params=dense, tx=tx)
+mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"))
+
+def loss(dense, x):
+    return dense(x).sum()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table: what is typed, and what is said."""
+
+    code: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.code}\n{self.said}"
+
+
+def rows_of(table: Path) -> list[Row]:
+    """The rows; a comment, which begins with `#`, is one without anything said."""
+    rows: list[Row] = []
+    for block in table.read_text(encoding="utf-8").strip().split("\n\n"):
+        code, arrow, said = block.partition("\n=>")
+        rows.append(Row(code, f"=>{said}" if arrow else ""))
+    return rows
+
+
+@functools.cache
+def names_of_the_prelude() -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "slips"}
+    exec(compile(PRELUDE, "<prelude>", "exec"), names)
+    return names
+
+
+def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
+    """All that the code says, by printing, by warning and by raising; and what it raised."""
+    linecache.cache["<slip>"] = (len(code), None, code.splitlines(keepends=True), "<slip>")
+    module = types.ModuleType("slips")
+    printed, error = io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        patch.setitem(sys.modules, "slips", module)
+        vars(module).update(names_of_the_prelude(), FOLDER=folder)
+        warnings.simplefilter("always")
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, "<slip>", "exec"), vars(module))
+        except Exception as raised:  # noqa: BLE001  whatever a slip raises is what is said
+            error = raised
+    said = [printed.getvalue().rstrip()] if printed.getvalue() else []
+    said += [f"{one.category.__name__}: {one.message}" for one in caught]
+    if error is not None:
+        said += [f"{type(error).__name__}: {error}", *(note for note in notes_of(error) if not note.startswith("---"))]
+    return without_accidents("\n".join(said), folder), error
+
+
+def notes_of(error: BaseException) -> list[str]:
+    notes: list[str] = getattr(error, "__notes__", [])
+    return notes
+
+
+def without_accidents(text: str, folder: Path) -> str:
+    """Without what is another in the next run, or in another version of Python."""
+    text = text.replace(str(folder), "FOLDER").replace("slips.", "")
+    text = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # Python's guess, from 3.13 on
+    text = re.sub(r"(?<=trace, )[\d.e-]+ s", "... s", text)
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)
+
+
+def laid_out(text: str) -> str:
+    """What is said, as it stands in a table."""
+    lines = [textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""] for line in text.splitlines()]
+    return "\n".join("\n   ".join(["=> " + line[0], *line[1:]]).rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_each_slip_is_answered_as_the_table_says(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    skip_before_jax(0, 10, 2)
+    if table.stem == "steps":
+        pytest.importorskip("orbax.checkpoint")
+    rows, found = rows_of(table), list[str]()
+    for row in rows:
+        if row.code.startswith("#"):
+            found.append(row.code)
+            continue
+        said, error = run(row.code, tmp_path_factory.mktemp("slip"))
+        assert said, f"nothing is said to\n{row.code}"
+        assert error is None or raised_on_purpose(error), f"crashed inside of Treewright:\n{row.code}\n{said}"
+        found.append(f"{row.code}\n{laid_out(said)}")
+    compare(table, "\n\n".join(found) + "\n")
+
+
+def compare(table: Path, found: str) -> None:
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        table.write_text(found, encoding="utf-8")
+    assert found == table.read_text(encoding="utf-8"), f"{table} differs; UPDATE_SNAPSHOTS=1 writes it anew"
+
+
+def raised_on_purpose(error: BaseException) -> bool:
+    """Whether the last line that ran was not one of ours, or is a `raise`."""
+    if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got an unexpected)", str(error)):
+        return True  # a function of the user's, which Treewright called as it should
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if not Path(frame.filename).is_relative_to(PACKAGE):
+        return True
+    return linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
+
+
+def test_there_are_more_slips_than_a_newcomer_makes_in_an_hour() -> None:
+    rows = [row.code for table in TABLES for row in rows_of(table) if not row.code.startswith("#")]
+
+    assert len(rows) >= 115
+    assert len(set(rows)) == len(rows)
+
+
+# No internal name in any message
+
+
+def internal_names() -> set[str]:
+    """The private modules of the package, and its classes that are not public under their own names."""
+    modules = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "treewright.")]
+    names = {f"treewright.{part}" for name in modules for part in [name.split(".")[1]] if part.startswith("_")}
+    for name in modules:
+        if not name.endswith("__main__"):
+            classes = inspect.getmembers(importlib.import_module(name), inspect.isclass)
+            names |= {cls.__name__ for _, cls in classes if cls.__module__ == name}
+    known = {name for module in PUBLIC for name in dir(importlib.import_module(module))}
+    # A class of one plain word, such as `Place` or `Call`, can't be told from the word.
+    telling = re.compile(r"_\w+|[A-Z][a-z]+([A-Z]\w*)+|treewright\.\w+")
+    return {name for name in names - known if telling.fullmatch(name)} | {"ArrayImpl", "PyTreeDef(", "Recorder"}
+
+
+PUBLIC = ("treewright", "treewright.errors", "treewright.checkpoint", "treewright.sharding", "treewright.testing")
+MESSAGES = [*TABLES, *(Path(__file__).parent / "snapshots").glob("*messages.txt")]
+
+
+def named_in(text: str, names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if re.search(rf"(?<!\w){re.escape(name)}", text))
+
+
+@pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.stem)
+def test_no_message_names_what_is_internal(path: Path) -> None:
+    # What Python and JAX say alone is theirs: of an array that is called, and the like.
+    said = [line for line in path.read_text(encoding="utf-8").splitlines() if "jaxlib._jax." not in line]
+
+    assert named_in("\n".join(said), internal_names()) == []
+
+
+def test_an_internal_name_is_found() -> None:
+    names = internal_names()
+
+    assert named_in("'_OpenDraft' and <class 'treewright._trees.where.At'> of a NodeSpec", names) == [
+        "NodeSpec",
+        "_OpenDraft",
+        "treewright._trees",
+    ]
+    assert named_in("NodeInitError: CheckpointManager of a Place", names) == []
+
+
+def test_a_crash_is_told_from_a_refusal(tmp_path: Path) -> None:
+    _, refused = run("at(dense, 3)", tmp_path)
+    _, crashed = run(f"exec(compile('len(3)', {inspect.getfile(errors)!r}, 'exec'))", tmp_path)
+
+    assert refused is not None
+    assert raised_on_purpose(refused)
+    assert crashed is not None
+    assert not raised_on_purpose(crashed)
