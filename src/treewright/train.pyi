@@ -120,10 +120,21 @@ class TrainState(Module, Generic[P], kw_only=True):
     def apply_gradients(self, *, grads: P, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
-        Buffers stay as they are; give new ones with `state.replace(params=...)` before.
+        Buffers stay as they are; give new ones with `state.replace(params=...)` before. A state of refs has
+        `update_in_place`.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
             **changes: New values of other fields, such as batch statistics.
+        """
+    def update_in_place(self, *, grads: P, **changes: Any) -> None:
+        """Do what `apply_gradients` does in the refs of this state, without a copy of it and without donation.
+
+        For a state that `to_refs` made, in a jitted step that returns no state, only metrics. What `apply_gradients`
+        leaves as it is, such as buffers, is not written, and may be an array.
+
+        Args:
+            grads: As for `apply_gradients`, of arrays: gradients with respect to `from_refs(params)`.
+            **changes: New values of other fields, which hold refs.
         """

@@ -11,6 +11,7 @@ The types stand in `typed.pyi`.
 import jax
 
 __all__ = [
+    "Ref",
     "cond",
     "device_put",
     "eval_shape",
@@ -21,6 +22,7 @@ __all__ = [
     "jacrev",
     "jit",
     "jit_method",
+    "new_ref",
     "remat",
     "scan",
     "switch",
@@ -30,6 +32,7 @@ __all__ = [
     "while_loop",
 ]
 
+Ref, new_ref = jax.Ref, jax.new_ref
 jit = jit_method = jax.jit
 grad, value_and_grad = jax.grad, jax.value_and_grad
 jacfwd, jacrev, hessian = jax.jacfwd, jax.jacrev, jax.hessian

@@ -8,7 +8,11 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self
 import jax
 from typing_extensions import TypeVar, TypeVarTuple
 
+from treewright._nodes.refs import Ref as Ref
+from treewright._nodes.refs import new_ref as new_ref
+
 __all__ = [
+    "Ref",
     "cond",
     "device_put",
     "eval_shape",
@@ -19,6 +23,7 @@ __all__ = [
     "jacrev",
     "jit",
     "jit_method",
+    "new_ref",
     "remat",
     "scan",
     "switch",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from treewright._jax import is_ref
 from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, names_problem, options_of
 from treewright._nodes.node import PAIR, ChildView
@@ -63,9 +64,12 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
             f"Rename one of them."
         )
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
-    if isinstance(default, np.ndarray | jax.Array) and not isinstance(default, FrozenArray):
+    is_array = isinstance(default, np.ndarray | jax.Array) and not isinstance(default, FrozenArray)
+    if is_array or is_ref(default):
+        kind = "array" if is_array else "ref"
         raise NodeDefinitionError(
-            f"{name}.{field} has an array as default: one array that all instances would share, made when the module "
+            f"{name}.{field} has {'an' if is_array else 'a'} {kind} as default: one {kind} that all instances would "
+            f"share, made when the module "
             f"is imported. Use field(default_factory=lambda: ...)."
         )
 

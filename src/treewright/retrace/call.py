@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 from jax.core import Tracer
 
-from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright._jax import UNNAMED_SETTINGS, Call, is_ref, trace_settings, user_frame
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree
@@ -174,7 +174,7 @@ def placement_of(value: Any) -> Placement | None:
     """Where a leaf lies: nothing for tracers, and anywhere for numpy arrays and Python numbers."""
     if isinstance(value, Tracer):
         return None
-    if isinstance(value, jax.Array) and value.committed:
+    if is_ref(value) or (isinstance(value, jax.Array) and value.committed):
         return Placement(value.sharding)
     return ANYWHERE
 
