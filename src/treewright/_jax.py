@@ -70,8 +70,21 @@ def is_key_dtype(dtype: Any) -> bool:
 
 # Refs, which got these names shortly before 0.9. `isinstance(x, jax.Ref)` takes 20 times as long as `is_ref`.
 Ref: Any = jax.Ref
-new_ref: Any = jax.new_ref
 _AbstractRef: Any = untyped_jax.ref.AbstractRef
+# Young: 0.9 has no kinds of refs. Without this one, what `jax.checkpoint` computes again is written again, and a
+# function under `grad` can write what depends on the weights only behind `stop_gradient`.
+STATE_KIND = "no_grad_no_remat" if "kind" in inspect.signature(jax.new_ref).parameters else None
+
+
+def new_ref(value: Any, kind: str | None = STATE_KIND) -> Any:
+    """A ref that holds a copy of an array, by default for state: not differentiated, and written once under remat."""
+    return untyped_jax.new_ref(value, **({} if kind is None else {"kind": kind}))
+
+
+def kind_of_ref(ref: Any) -> str | None:
+    """The kind that a ref was made with."""
+    kind: str | None = getattr(typeof(ref), "kind", None)
+    return kind
 
 
 def is_ref_type(aval: Any) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     class Ref(jax.Ref):
         """An array that changes in place. `ref[...]` is what it holds, and `ref[...] = value` changes it."""
 
+        @property
+        def shape(self) -> tuple[int, ...]: ...
         def __getitem__(self, index: Any, /) -> jax.Array: ...
         def __setitem__(self, index: Any, value: ArrayLike, /) -> None: ...
         def __len__(self) -> int: ...
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
         """A ref that holds a copy of an array."""
         ...
 else:
-    from treewright._jax import Ref, new_ref
+    from jax import Ref
+    from treewright._jax import new_ref
 
 
 def as_ref(value: Any) -> Ref:
@@ -32,7 +35,8 @@ def as_ref(value: Any) -> Ref:
         ref: Ref = value
         return ref
     array = jnp.asarray(value)
-    return new_ref(array.astype(array.dtype) if array.weak_type else array)
+    weak = getattr(array, "weak_type", False)  # random keys have none
+    return new_ref(array.astype(array.dtype) if weak else array)
 
 
 AsRef: TypeAlias = Annotated[Converted[ArrayLike | jax.Ref, Ref], Converter(as_ref)]

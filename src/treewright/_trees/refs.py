@@ -1,5 +1,6 @@
 """Arrays of a tree as refs, which change in place, and back."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -73,13 +74,16 @@ def from_refs(tree: T, where: "Where[T] | None" = None) -> T:
     return _changed(tree, where, lambda _path, leaf: content_of(leaf))
 
 
-def _changed(tree: Any, where: Any, change: Any) -> Any:
+def _changed(tree: T, where: Any, change: Callable[[str, Any], Any]) -> T:
     leaves, treedef = jax_trees.tree_flatten_with_path(tree)
     chosen = [True] * len(leaves) if where is None else chosen_leaves(tree, leaves, where)
     if where is not None and not any(chosen):
         raise MissingPlaceError(f"{class_of(tree).__qualname__} has no leaf where the predicate is true.")
     pairs = zip(leaves, chosen, strict=True)
-    return treedef.unflatten([change(path_text(path), leaf) if is_chosen else leaf for (path, leaf), is_chosen in pairs])
+    changed: T = treedef.unflatten(
+        [change(path_text(path), leaf) if is_chosen else leaf for (path, leaf), is_chosen in pairs]
+    )
+    return changed
 
 
 def write_changes(refs: T, before: T, after: T) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import content_of, is_key_dtype, is_ref, new_ref, typeof, untyped_jax
+from treewright._jax import content_of, is_key_dtype, is_ref, kind_of_ref, new_ref, typeof, untyped_jax
 from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.reach import class_of, public
 from treewright._values.text import text
@@ -148,8 +148,8 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     if isinstance(leaf, Tracer):
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
     if is_ref(leaf):
-        inner = _jax_form(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        return inner._replace(weak=bool(typeof(leaf).weak_type), ref=True)
+        held = untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=bool(typeof(leaf).weak_type))
+        return _jax_form(held)._replace(ref=True)
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
         return _jax_form(leaf)
     if issubclass(cls, np.generic):
@@ -277,7 +277,7 @@ def _finished(array: Any, target: Leaf) -> Any:
     """A leaf of the tree, of an array that lies where it should."""
     if target.form.ref:
         plain = dataclasses.replace(target, form=target.form._replace(ref=False))
-        return new_ref(_finished(array, plain))
+        return new_ref(_finished(array, plain), *([kind_of_ref(target.value)] if is_ref(target.value) else []))
     form = target.form
     if array.dtype != DTYPES[form.dtype]:
         raise CheckpointError(
