@@ -29,8 +29,8 @@ _jax
 _jax_cache: _jax
 _values
 _values.reach: _jax
-_values.text: _values.reach
-_values.plain: _values.reach, _values.text
+_values.text: _jax, _values.reach
+_values.plain: _jax, _values.reach, _values.text
 _values.exact: _jax, _values.plain, _values.reach, _values.text
 _values.freeze: _values.exact, _values.plain, _values.reach
 _values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.text
@@ -38,6 +38,7 @@ _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot
 _nodes
 _nodes.annotations: _values.reach, errors
 _nodes.fields: _nodes.annotations, _values.reach, errors
+_nodes.refs: _jax, _nodes.fields
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
@@ -47,7 +48,7 @@ _nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _
     _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
-_nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze, _values.reach, errors
+_nodes.refusals: _jax, _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze, _values.reach, errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node, _nodes.others, _nodes.refusals,
     _nodes.spec, _values.reach, errors
 _nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
@@ -63,11 +64,12 @@ _trees.diff: _jax, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _valu
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
+_trees.refs: _jax, _nodes.refs, _trees.diff, _trees.masks, _values.reach, _values.text, errors
 _trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _trees.diff, _values.reach, _values.text
 _trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
 _pickled: _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics, _values.freeze
-train: _nodes.fields, _nodes.module, _trees.diff, _trees.masks, errors
+train: _nodes.fields, _nodes.module, _trees.diff, _trees.masks, _trees.refs, errors
 adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
