@@ -79,6 +79,8 @@ def _applied(state: TrainState[Any], grads: Any) -> Any:
 
 
 BATCHES = jax.random.normal(jax.random.key(0), (4, 5, 3))
+
+
 def injected() -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.inject_hyperparams(optax.adam)(0.1))
 
@@ -188,7 +190,9 @@ def state_of(params: Any, **fields: Any) -> TrainState[Any]:
 def test_apply_gradients_says_what_to_do_with_refs_that_it_would_have_to_give_anew(state: Any, path: str) -> None:
     with pytest.raises(TypeError, match=rf"^TrainState\.{path} is a ref\. apply_gradients gives a new state") as error:
         state.apply_gradients(grads=GRADS)
-    assert "state = to_refs(state) before the first step, and state.update_in_place(grads=...) in it" in str(error.value)
+    assert "state = to_refs(state) before the first step, and state.update_in_place(grads=...) in it" in str(
+        error.value
+    )
 
 
 def test_apply_gradients_keeps_refs_of_buffers_and_refuses_where_jax_could_not_return_them() -> None:
@@ -239,5 +243,7 @@ def test_a_changed_static_is_refused() -> None:
             return replace(super().apply_gradients(grads=grads, **changes), apply_fn=jnp.sin)
 
     state: Any = to_refs(Twice.create(params=from_refs(net()), tx=optax.sgd(0.1)))
-    with pytest.raises(TypeError, match=r"Twice can't change its structure in place: \.apply_fn \(static\): None -> sin"):
+    with pytest.raises(
+        TypeError, match=r"Twice can't change its structure in place: \.apply_fn \(static\): None -> sin"
+    ):
         state.update_in_place(grads=GRADS)

@@ -127,7 +127,9 @@ def test_a_number_can_not_be_a_ref_in_a_manifest(tmp_path: Path) -> None:
     content["leaves"][0]["ref"] = True
     from treewright.checkpoint.manifest import _canonical, digest_of
 
-    with pytest.raises(CheckpointDamagedError, match=r"\"?\['n'\]\"? is a ref of kind int, and a ref holds an array or a"):
+    with pytest.raises(
+        CheckpointDamagedError, match=r"\"?\['n'\]\"? is a ref of kind int, and a ref holds an array or a"
+    ):
         from_json({"manifest": content, "digest": digest_of(_canonical(content))})
 
 

@@ -309,7 +309,9 @@ def test_masks_and_settings_take_refs_for_leaves() -> None:
 
 @pytest.mark.parametrize("take", [lambda tree: stack([tree, tree]), unstack, lambda tree: node_at(tree, 0)])
 def test_copies_that_would_take_writes_in_silence_are_refused(take: Callable[[Any], Any]) -> None:
-    with pytest.raises(ValueError, match=r"^\.mean is f32\[4\]\(ref\)\. .* a copy, and writes to a copy would not reach"):
+    with pytest.raises(
+        ValueError, match=r"^\.mean is f32\[4\]\(ref\)\. .* a copy, and writes to a copy would not reach"
+    ):
         take(norm())
 
 
@@ -473,5 +475,7 @@ def test_the_report_on_a_program_says_which_arguments_change_in_place() -> None:
 
 @pytest.mark.parametrize("make", [sharded_init, abstract_state])
 def test_what_is_made_sharded_can_not_return_refs(make: Callable[..., Any]) -> None:
-    with pytest.raises(ShardingError, match=r"^Norm\.mean is a ref, and the function is traced, which returns no refs\."):
+    with pytest.raises(
+        ShardingError, match=r"^Norm\.mean is a ref, and the function is traced, which returns no refs\."
+    ):
         make(norm, mesh=MESH, rules=RULES)

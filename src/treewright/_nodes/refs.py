@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ...
 else:
     from jax import Ref
+
     from treewright._jax import new_ref
 
 
