@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from treewright._jax import Path, is_ref, jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._jax import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import Difference, differences
 from treewright._trees.flat import FlatStructure, FlatTree
 from treewright._trees.sizes import memory_of

@@ -8,7 +8,8 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from treewright._jax import Path, Ref, jax_trees, path_text
+from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import Ref
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.module import Module
 from treewright._trees.level import AuxKey, Place, is_node, is_none, walk

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import content_of, is_key_dtype, is_ref
+from treewright._jax import is_key_dtype
+from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import (
     PAIR,
     Pair,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from treewright._jax import is_ref
+from treewright._jax_refs import is_ref
 from treewright._nodes.fields import Converted, Converter
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     from jax import Ref
 
-    from treewright._jax import new_ref
+    from treewright._jax_refs import new_ref
 
 
 def as_ref(value: Any) -> Ref:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from treewright._jax import is_ref
+from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, names_problem, options_of
 from treewright._nodes.node import PAIR, ChildView

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-from treewright._jax import Key, Path, SequenceKey, content_of, is_ref, is_ref_type, jax_trees, path_text
+from treewright._jax import Key, Path, SequenceKey, jax_trees, path_text
+from treewright._jax_refs import content_of, is_ref, is_ref_type
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of

@@ -21,7 +21,6 @@ from treewright._jax import (
     GetAttrKey,
     Key,
     Path,
-    Ref,
     SequenceKey,
     field_key,
     jax_trees,
@@ -29,6 +28,7 @@ from treewright._jax import (
     path_text,
     typeof,
 )
+from treewright._jax_refs import Ref
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import LEAVES, finished_pair, replaced
 from treewright._nodes.spec import spec_of

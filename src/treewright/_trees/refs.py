@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from treewright._jax import content_of, is_ref, jax_trees, path_text, typeof
+from treewright._jax import jax_trees, path_text, typeof
+from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.refs import as_ref
 from treewright._trees.diff import differences
 from treewright._trees.masks import Where, chosen_leaves

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import Key, Path, field_key, is_ref, path_text
+from treewright._jax import Key, Path, field_key, path_text
+from treewright._jax_refs import is_ref
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of

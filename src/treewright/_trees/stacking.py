@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from treewright._jax import Path, is_ref, jax_trees, path_text
+from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import differences
 from treewright._values.reach import class_of
 from treewright._values.text import short_dtype, text

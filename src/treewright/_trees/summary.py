@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
 
-from treewright._jax import Path, is_ref, jax_trees, path_text
+from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import is_ref
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of

@@ -21,7 +21,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_key_dtype, is_ref
+from treewright._jax import is_key_dtype
+from treewright._jax_refs import is_ref
 from treewright._values import plain, reach
 from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
 from treewright._values.reach import class_attribute, class_of, import_path, is_cached_property

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_ref
+from treewright._jax_refs import is_ref
 from treewright._values.reach import class_attribute, class_of
 from treewright._values.text import first_text, text, text_with_class
 

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_ref
+from treewright._jax_refs import is_ref
 from treewright._values import reach
 from treewright._values.reach import class_of
 

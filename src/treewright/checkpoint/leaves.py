@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import content_of, is_key_dtype, is_ref, kind_of_ref, new_ref, typeof, untyped_jax
+from treewright._jax import is_key_dtype, typeof, untyped_jax
+from treewright._jax_refs import content_of, is_ref, kind_of_ref, new_ref
 from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.reach import class_of, public
 from treewright._values.text import text

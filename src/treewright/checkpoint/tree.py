@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._jax import content_of
+from treewright._jax_refs import content_of
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import jax
 from jax.core import Tracer
 
-from treewright._jax import UNNAMED_SETTINGS, Call, is_ref, trace_settings, user_frame
+from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree

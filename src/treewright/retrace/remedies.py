@@ -3,7 +3,8 @@
 import types
 from typing import Any
 
-from treewright._jax import is_key_dtype, is_ref_type
+from treewright._jax import is_key_dtype
+from treewright._jax_refs import is_ref_type
 from treewright._trees.diff import Difference, DifferenceKind
 from treewright._trees.level import LeafType
 from treewright._values import reach
