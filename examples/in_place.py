@@ -5,6 +5,7 @@ nothing. Run `python -m examples.in_place`.
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -30,6 +31,7 @@ class BatchNorm(Module):
         self.mean, self.var = jnp.zeros((1, features)), jnp.ones((1, features))
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """The outputs for a batch."""
         if train:
             mean, var = x.mean(0, keepdims=True), x.var(0, keepdims=True)
             self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean
@@ -46,6 +48,7 @@ class Dropout(Module):
     rate: float = static(default=0.2)
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """The outputs for a batch."""
         if not train:
             return x
         key, now = jax.random.split(self.key[...])
@@ -66,6 +69,7 @@ class Block(Module):
         self.norm, self.dropout = BatchNorm(outputs), Dropout(drop)
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """The outputs for a batch."""
         return self.dropout(jax.nn.relu(self.norm(x @ self.kernel, train=train)), train=train)
 
 
@@ -77,10 +81,11 @@ class Net(Module):
 
     def __init__(self, sizes: Sequence[int], key: jax.Array) -> None:
         keys = jax.random.split(key, len(sizes))
-        self.blocks = [Block(*pair, key) for pair, key in zip(zip(sizes, sizes[1:]), keys)]
+        self.blocks = [Block(*pair, key) for pair, key in zip(itertools.pairwise(sizes), keys, strict=False)]
         self.head = jnp.zeros((sizes[-1], 10))
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """The outputs for a batch."""
         for block in self.blocks:
             x = block(x, train=train)
         return x @ self.head

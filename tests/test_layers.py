@@ -49,7 +49,8 @@ _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _valu
     _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach
-_nodes.refusals: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze, _values.reach, errors
+_nodes.refusals: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.node, _nodes.spec, _values.freeze,
+    _values.reach, errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.init, _nodes.node, _nodes.others, _nodes.refusals,
     _nodes.spec, _values.reach, errors
 _nodes.dataclass: _nodes.fields, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
@@ -61,7 +62,8 @@ _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.s
 _trees.paths: _jax
 _trees.where: _jax, _trees.level, _trees.paths, _values.reach, _values.text, errors
 _trees.at: _jax, _trees.level, _trees.where, _values.text
-_trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text, _values.why
+_trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
+    _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
@@ -133,7 +135,8 @@ sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, 
 sharding.exchange: _jax, _jax_processes, errors, sharding.folding
 sharding.processes: _jax, _nodes.spec, _trees.level, _values.reach, _values.text, errors, sharding.exchange,
     sharding.folding
-sharding.init: _collector, _jax, _trees.refs, _values.reach, _values.text, errors, sharding.exchange, sharding.hlo, sharding.parts,
+sharding.init: _collector, _jax, _trees.refs, _values.reach, _values.text, errors, sharding.exchange, sharding.hlo,
+    sharding.parts,
     sharding.processes, sharding.rules, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import optax
-import pytest
 
 from examples import in_place
 from treewright import TrainState, from_refs, summary, to_refs
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_an_epoch_reads_most_digits(capsys: pytest.CaptureFixture[str]) -> None:

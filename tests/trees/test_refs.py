@@ -242,7 +242,7 @@ def test_refs_are_equal_where_they_hold_the_same() -> None:
     assert norm(1.0) != norm(2.0)
     assert norm(1.0) != from_refs(norm(1.0))
     assert norm(1.0) != norm(1.0, width=3)
-    with pytest.raises(TypeError, match="unhashable type: Refs.ref holds 'Ref'"):
+    with pytest.raises(TypeError, match=r"unhashable type: Refs\.ref holds 'Ref'"):
         hash(Refs(jax.new_ref(jnp.ones(2))))
 
 

@@ -51,10 +51,10 @@ class Difference:
         path: The place, as JAX's keys; statics have the key of their field.
         left: What the left tree has there: a leaf, a static, or a whole subtree. `ABSENT` if nothing.
         right: What the right tree has there.
-        kind: `"class"` (of nodes or containers, a leaf against one, or a ref against an array), `"static"`, `"added"`, `"removed"`; of leaves
-            `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces also `"placement"` (of
-            an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX, `"option"` of `jit`, and
-            `"function"`, where another function of the same definition was traced.
+        kind: `"class"` (of nodes or containers, a leaf against one, or a ref against an array), `"static"`, `"added"`,
+            `"removed"`; of leaves `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces
+            also `"placement"` (of an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX,
+            `"option"` of `jit`, and `"function"`, where another function of the same definition was traced.
         reason: Why they differ, where the values alone do not show it; else empty.
         parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
 
