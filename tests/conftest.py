@@ -101,7 +101,9 @@ SLOW = {
     "test_threads.py",
     "test_train.py",
     "test_train_buffers.py",
+    "test_train_in_place.py",
     "testing",
+    "trees/test_refs.py",
     "trees/test_tree_laws.py",
     "typing",
 }
