@@ -1,7 +1,7 @@
 """What a training step costs that changes its state in place, against one that returns it, with and without donation.
 
-`python benchmarks/in_place.py` prints time and memory: of a model of many small arrays, where the call counts, and of one
-of a few large ones, where the arrays do.
+`python benchmarks/in_place.py` prints time and memory: of a model of many small arrays, where the call counts, and of
+one of a few large ones, where the arrays do.
 """
 
 import os

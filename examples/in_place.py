@@ -122,6 +122,7 @@ def train(epochs: int = 10, batch: int = 64, seed: int = 0) -> float:
     test, seen = slice(0, 360), np.arange(360, len(labels))
     net = Net((64, 128, 128), jax.random.key(seed))
     state = to_refs(TrainState.create(params=net, tx=optax.adamw(2e-3)))
+    on_test = 0.0
     for epoch in range(epochs):
         metrics = to_refs({"loss": 0.0, "hits": 0, "seen": 0})
         shuffled = np.random.default_rng(epoch).permutation(seen)

@@ -16,7 +16,8 @@ from tests.checkpoint.engines import engine as engine  # noqa: PLC0414
 from treewright import TrainState, allclose, diff, from_refs, to_refs
 from treewright.checkpoint import CheckpointManager, from_names, load, read_manifest, save, to_names
 from treewright.checkpoint.command import main as command
-from treewright.checkpoint.manifest import from_json
+from treewright.checkpoint.digests import digest_of
+from treewright.checkpoint.manifest import _canonical, from_json
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 
 KEPT = Path(__file__).parent / "kept" / "version-2" / "refs.safetensors"
@@ -125,8 +126,6 @@ def test_a_number_can_not_be_a_ref_in_a_manifest(tmp_path: Path) -> None:
     save(tmp_path / "one", {"n": 3})
     content = json.loads(read_manifest(tmp_path / "one").to_text())["manifest"]
     content["leaves"][0]["ref"] = True
-    from treewright.checkpoint.manifest import _canonical, digest_of
-
     with pytest.raises(
         CheckpointDamagedError, match=r"\"?\['n'\]\"? is a ref of kind int, and a ref holds an array or a"
     ):

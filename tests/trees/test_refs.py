@@ -157,7 +157,7 @@ def test_what_is_not_an_array_does_not_become_a_ref() -> None:
     with pytest.raises(TypeError, match=r"^\['f'\] is sum, and only arrays and numbers become refs\. Make it a static"):
         to_refs({"f": sum, "w": jnp.ones(2)})
     with pytest.raises(TypeError, match=r"^The tree is f32\[2\]\(abstract\), and only arrays"):
-        to_refs(jax.ShapeDtypeStruct((2,), jnp.float32))
+        to_refs(jax.eval_shape(lambda: jnp.ones(2)))
     with pytest.raises(MissingPlaceError, match=r"^dict has no leaf where the predicate is true\."):
         to_refs({"w": jnp.ones(2)}, lambda path, _: path == "['b']")
     with pytest.raises(MissingPlaceError, match=r"has no place"):
@@ -305,11 +305,14 @@ def test_copy_shares_refs_and_deepcopy_and_pickle_do_not() -> None:
 
 def test_masks_and_settings_take_refs_for_leaves() -> None:
     node = norm()
+    weights: Any
+    buffers: Any
     weights, buffers = partition(node, trainable)
+    settings: Any = spec_like(node, 0, {"mean": 1})
 
     assert (weights.mean, buffers.mean) == (None, node.mean)
     assert combine(weights, buffers).mean is node.mean
-    assert (spec_like(node, 0, {"mean": 1}).scale, spec_like(node, 0, {"mean": 1}).mean) == (0, 1)
+    assert (settings.scale, settings.mean) == (0, 1)
     assert split_key_like(jax.random.key(0), node).mean.shape == ()
 
 
@@ -365,7 +368,7 @@ def of_weights(transform: Callable[..., Any]) -> Callable[[Norm, jax.Array], Any
     return run
 
 
-def under_cond(node: Norm, x: jax.Array) -> jax.Array:
+def under_cond(node: Norm, x: jax.Array) -> Any:
     return jax.lax.cond(x.sum() > 0, lambda: loss_of(node, x), lambda: 0.0)
 
 
@@ -389,14 +392,21 @@ def under_remat(node: Norm, x: jax.Array) -> None:
     of_weights(lambda f: jax.grad(jax.checkpoint(f)))(node, x)
 
 
-MORE = [of_weights(jax.grad), jax.jit(of_weights(jax.value_and_grad)), under_cond, under_scan, under_while, under_vmap]
+MORE: list[Callable[..., Any]] = [
+    of_weights(jax.grad),
+    jax.jit(of_weights(jax.value_and_grad)),
+    under_cond,
+    under_scan,
+    under_while,
+    under_vmap,
+]
 
 
 @pytest.mark.parametrize(
     "way",
     [
         *(jax.jit(loss_of), under_remat, jax.jit(under_scan)),
-        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in (*MORE, *map(jax.jit, MORE[2:]))),
+        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in (*MORE, *(jax.jit(way) for way in MORE[2:]))),
     ],
 )
 def test_what_is_written_within_a_transformation_reaches_the_ref_once(way: Callable[..., Any]) -> None:
@@ -456,7 +466,7 @@ def test_refs_are_split_as_their_field_says() -> None:
     arrays = sharded_init(lambda: from_refs(norm()), mesh=MESH, rules=RULES)
     node = to_refs(arrays, "mean")
 
-    assert partition_specs(node, MESH, RULES).mean == jax.P("x")
+    assert str(partition_specs(node, MESH, RULES).mean) in {"P('x',)", "PartitionSpec('x',)"}
     assert node.mean.sharding == arrays.mean.sharding
     assert ".mean   f32[4](ref)  x" in str(sharding_report(node, MESH, RULES))
     jax.jit(loss_of)(node, X)
