@@ -56,7 +56,8 @@ def net() -> Net:
 
 
 def loss_of(weights: Any, buffers: Any, x: jax.Array) -> jax.Array:
-    return jnp.mean(jnp.asarray(combine(weights, buffers)(x)) ** 2)
+    out: jax.Array = combine(weights, buffers)(x)
+    return jnp.mean(out**2)
 
 
 def in_place(state: TrainState[Any], x: jax.Array) -> jax.Array:

@@ -268,13 +268,6 @@ def test_diff_reads_what_refs_hold(left: Any, right: Any, line: str) -> None:
     assert str(difference).startswith(line)
 
 
-def test_refs_of_two_kinds_are_told_apart() -> None:
-    if STATE_KIND is not None:
-        (difference,) = diff([norm().mean], [jax.new_ref(jnp.zeros(4))])
-        assert difference.kind == "class"
-        assert difference.reason == "refs of two kinds, no_grad_no_remat and None"
-
-
 def test_allclose_reads_what_refs_hold_and_takes_an_array_for_a_ref() -> None:
     assert allclose(norm(1.0), norm(1.0 + 1e-7))
     assert allclose(norm(1.0), from_refs(norm(1.0)))
@@ -406,7 +399,7 @@ MORE: list[Callable[..., Any]] = [
     "way",
     [
         *(jax.jit(loss_of), under_remat, jax.jit(under_scan)),
-        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in (*MORE, *(jax.jit(way) for way in MORE[2:]))),
+        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in (*MORE, *(jax.jit(way) for way in MORE[:4]))),
     ],
 )
 def test_what_is_written_within_a_transformation_reaches_the_ref_once(way: Callable[..., Any]) -> None:

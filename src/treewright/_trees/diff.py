@@ -310,8 +310,6 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
         return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
     if _read(a, "dtype") != _read(b, "dtype"):
         return "dtype", weak
-    if _read(a, "kind") != _read(b, "kind"):
-        return "class", f"refs of two kinds, {_read(a, 'kind')} and {_read(b, 'kind')}"
     if _read(a, "weak_type") != _read(b, "weak_type"):
         return "weak_type", weak
     if str(a) == str(b):
