@@ -27,33 +27,36 @@ errors
 _collector
 _jax
 _jax_cache: _jax
+_jax_refs: _jax
 _values
 _values.reach: _jax
 _values.scalars
-_values.text: _values.reach, _values.scalars
+_values.text: _jax_refs, _values.reach, _values.scalars
 _values.cures: _values.text
 _values.portable: _values.reach, _values.text
-_values.plain: _values.reach, _values.text
-_values.exact: _jax, _values.plain, _values.reach, _values.text
+_values.plain: _jax_refs, _values.reach, _values.text
+_values.exact: _jax, _jax_refs, _values.plain, _values.reach, _values.text
 _values.freeze: _values.exact, _values.plain, _values.reach
 _values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.text
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors
 _nodes.children: _nodes.annotations, _values.reach, _values.text, errors
-_nodes.fields: _nodes.annotations, _values.cures, _values.reach, _values.text, errors
+_nodes.fields: _values.cures, _values.reach, _values.text, errors
+_nodes.refs: _jax_refs, _nodes.fields
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
 _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, errors
 _nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
-_nodes.dunders: _jax, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain, _values.reach,
-    _values.scalars, _values.text, errors
+_nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
+    _values.reach, _values.scalars, _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach, errors
-_nodes.slips: _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach, _values.text, errors
-_nodes.refusals: _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec, _values.reach,
+_nodes.slips: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach,
     _values.text, errors
+_nodes.refusals: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec,
+    _values.reach, _values.text, errors
 _nodes.foreign: _jax, _nodes.annotations, _nodes.dunders, _nodes.fields, _nodes.node, _nodes.spec, _values.reach,
     errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.init, _nodes.node, _nodes.others,
@@ -65,35 +68,37 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
     _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
     _values.plain, _values.reach, _values.text, errors
 _trees
-_trees.level: _jax, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze, _values.reach,
-    _values.snapshot, _values.text, _values.why
+_trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
+    _values.reach, _values.snapshot, _values.text, _values.why
 _trees.paths: _jax
 _trees.where: _jax, _trees.level, _trees.paths, _values.reach, _values.text, errors
 _trees.at: _jax, _trees.level, _trees.where, _values.cures, _values.text
-_trees.diff: _jax, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text, _values.why
+_trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
+    _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
-_trees.sizes: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
-_trees.stacking: _jax, _trees.diff, _trees.level, _values.reach, _values.text
+_trees.refs: _jax, _jax_refs, _nodes.refs, _trees.diff, _trees.masks, _values.reach, _values.text, errors
+_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
+_trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.statistics: _jax
-_trees.summary: _jax, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach, _values.scalars,
-    _values.text
+_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach,
+    _values.scalars, _values.text
 _pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
-train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _values.cures,
+train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _trees.refs,
+    _values.cures, _values.text, errors
+adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
-adopted: _jax, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
-    _values.text, errors
-_loop: _jax, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
+_loop: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
 typed
 retrace
-retrace.call: _jax, _trees.diff, _trees.flat, _trees.level, _values.reach, _values.snapshot, _values.text,
-    _values.why
+retrace.call: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.level, _values.reach, _values.snapshot,
+    _values.text, _values.why
 retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values.plain, _values.reach, _values.text,
     _values.why
 retrace.history: _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
-retrace.remedies: _jax, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
+retrace.remedies: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
 retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
     retrace.report
@@ -110,11 +115,11 @@ retrace.words: retrace.cache, retrace.tally
 retrace.page: retrace.cache, retrace.tally, retrace.words
 retrace.command: retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally, retrace.words
 checkpoint.atomic: errors
-checkpoint.leaves: _jax, _values.freeze, _values.reach, _values.text, errors
+checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text, errors
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.freeze,
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.freeze,
     _values.portable, _values.reach, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.account: checkpoint.leaves, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
@@ -147,8 +152,8 @@ sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, 
 sharding.exchange: _jax, _jax_processes, errors, sharding.folding
 sharding.processes: _jax, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text, errors,
     sharding.exchange, sharding.folding
-sharding.init: _collector, _jax, _values.portable, _values.text, errors, sharding.exchange, sharding.hlo,
-    sharding.parts, sharding.processes, sharding.rules, sharding.specs
+sharding.init: _collector, _jax, _trees.refs, _values.portable, _values.reach, _values.text, errors,
+    sharding.exchange, sharding.hlo, sharding.parts, sharding.processes, sharding.rules, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report

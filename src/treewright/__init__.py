@@ -5,6 +5,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adopted",
     "AsArray",
+    "AsRef",
     "Converted",
     "Converter",
     "Difference",
@@ -32,6 +33,7 @@ __all__ = [
     "field",
     "find_aliases",
     "freeze",
+    "from_refs",
     "loop",
     "max_traces",
     "nbytes",
@@ -47,6 +49,7 @@ __all__ = [
     "static",
     "summary",
     "testing",
+    "to_refs",
     "traced",
     "trainable",
     "typed",
@@ -61,11 +64,13 @@ if TYPE_CHECKING:
     from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._nodes.module import Module
     from treewright._nodes.node import replace
+    from treewright._nodes.refs import AsRef
     from treewright._nodes.registered import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
     from treewright._trees.masks import combine, partition, spec_like, trainable
+    from treewright._trees.refs import from_refs, to_refs
     from treewright._trees.sizes import count, find_aliases, nbytes
     from treewright._trees.stacking import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
@@ -89,11 +94,13 @@ else:
             "_nodes.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_nodes.module": ("Module",),
             "_nodes.node": ("replace",),
+            "_nodes.refs": ("AsRef",),
             "_nodes.registered": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
             "_trees.masks": ("combine", "partition", "spec_like", "trainable"),
+            "_trees.refs": ("from_refs", "to_refs"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.stacking": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),

@@ -81,6 +81,17 @@ def kept_arguments(compiled: Any, count: int) -> tuple[int, ...]:
     return tuple(range(count)) if kept is None else tuple(sorted(kept))
 
 
+def output_shardings(compiled: Any) -> list[Any]:
+    """The shardings of the outputs of a compiled program: of its results, and after them of what refs hold then.
+
+    Without it, `program_report` fails for functions that are given refs: JAX's own `output_shardings` does too.
+    """
+    try:
+        return list(untyped_jax.tree.leaves(compiled.output_shardings))
+    except ValueError:
+        return list(compiled._executable._out_shardings)
+
+
 def equation_setting(equation: Any) -> tuple[Any, ...]:
     """The settings under which an equation of a jaxpr was traced, to be compared.
 

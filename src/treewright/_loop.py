@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from treewright._jax import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import Difference, differences
 from treewright._trees.flat import FlatStructure, FlatTree
 from treewright._trees.sizes import memory_of
@@ -126,6 +127,12 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         return f"<loop over {self._name}>"
 
     def _array(self, path: Path, leaf: Any) -> Any:
+        if is_ref(leaf):
+            raise LoopStateError(
+                f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} would have to return it, which "
+                f"JAX refuses. A step that changes refs needs no loop: jax.jit({self._name}) with the state as an "
+                f"argument, and only the metrics returned. Or give the loop arrays: from_refs(state)."
+            )
         if isinstance(leaf, jax.Array):
             return leaf
         try:

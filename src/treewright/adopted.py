@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import Ref
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.module import Module
 from treewright._trees.level import AuxKey, Place, is_node, is_none, walk
@@ -23,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, Ref)
 
 
 @public("treewright")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Protocol, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
@@ -19,6 +20,7 @@ from treewright._nodes.node import with_close_matches
 from treewright._nodes.spec import spec_of
 from treewright._trees.diff import Difference, differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
+from treewright._trees.refs import first_ref, from_refs, write_changes
 from treewright._values.cures import cured
 from treewright._values.text import first_text
 from treewright.errors import missing_extra
@@ -47,6 +49,19 @@ class Optimizer(Transformation, StaticValue, Protocol):
 def _as_step(step: Any) -> Any:
     """An `i32[]` that is not weakly typed: a Python int would trace the training step twice."""
     return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
+
+
+def _refuse_refs(state: object, **fields: object) -> None:
+    """Refuse a state that could not be returned, or whose optimiser would be given refs."""
+    for name, value in fields.items():
+        path = first_ref(value)
+        if path is not None:
+            raise TypeError(
+                f"{type(state).__qualname__}.{name}{path} is a ref. apply_gradients gives a new state, and JAX returns "
+                f"no refs from jit, grad, scan and the like. Change the refs instead, and return only the metrics: "
+                f"state = to_refs(state) before the first step, and state.update_in_place(grads=...) in it. For a new "
+                f"state of arrays: from_refs(state).apply_gradients(grads=...)."
+            )
 
 
 class TrainState(Module, Generic[P], kw_only=True):
@@ -102,6 +117,8 @@ class TrainState(Module, Generic[P], kw_only=True):
     def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
+        A state of refs has `update_in_place`.
+
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
@@ -138,11 +155,43 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights, kept = partition(self.params, trainable)
         if buffers is not None:
             kept = _new_buffers(self, kept, buffers)
+        _refuse_refs(self, step=self.step, params=weights, opt_state=self.opt_state)
         with telling_of_classes(self.params, grads, self.opt_state), _telling_of_misfits(self, weights, grads):
             updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
             updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, kept)
-        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+        state = self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
+            _refuse_refs(self, params=params, **changes)
+        return state
+
+    def update_in_place(self, *, grads: P, **changes: Any) -> None:
+        """Do what `apply_gradients` does in the refs of this state, without a copy of it and without donation.
+
+        For a state that `to_refs` made, in a jitted step that returns no state, only metrics. What `apply_gradients`
+        leaves as it is, such as buffers, is not written, and may be an array.
+
+        Args:
+            grads: As for `apply_gradients`, of arrays: gradients with respect to `from_refs(params)`.
+            **changes: As for `apply_gradients`: `buffers`, and new values of other fields, which hold refs.
+
+        Raises:
+            TypeError: If something that changes is not a ref, or changes its structure, shape or dtype.
+            ImportError: If optax is not installed.
+
+        Examples:
+            >>> import optax
+            >>> state = to_refs(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.5)))
+            >>> @jax.jit
+            ... def step(state, x):
+            ...     loss, grads = jax.value_and_grad(lambda params: params["w"] @ x)(from_refs(state.params))
+            ...     state.update_in_place(grads=grads)
+            ...     return loss
+            >>> float(step(state, jnp.ones(2))), from_refs(state).params["w"].tolist()
+            (2.0, [0.5, 0.5])
+        """
+        before = from_refs(self)
+        write_changes(self, before, before.apply_gradients(grads=grads, **changes))
 
 
 _COMPUTED = ("step", "params", "opt_state")

@@ -11,6 +11,7 @@ The types stand in `typed.pyi`. `WithReplace` is no function of JAX's: a base th
 import jax
 
 __all__ = [
+    "Ref",
     "WithReplace",
     "cond",
     "device_put",
@@ -22,6 +23,7 @@ __all__ = [
     "jacrev",
     "jit",
     "jit_method",
+    "new_ref",
     "remat",
     "scan",
     "switch",
@@ -31,6 +33,7 @@ __all__ = [
     "while_loop",
 ]
 
+Ref, new_ref = jax.Ref, jax.new_ref
 jit = jit_method = jax.jit
 grad, value_and_grad = jax.grad, jax.value_and_grad
 jacfwd, jacrev, hessian = jax.jacfwd, jax.jacrev, jax.hessian

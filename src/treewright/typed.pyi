@@ -10,8 +10,11 @@ import jax
 from typing_extensions import TypeVar, TypeVarTuple
 
 from treewright._nodes.node import ReplaceMethod
+from treewright._nodes.refs import Ref as Ref
+from treewright._nodes.refs import new_ref as new_ref
 
 __all__ = [
+    "Ref",
     "WithReplace",
     "cond",
     "device_put",
@@ -23,6 +26,7 @@ __all__ = [
     "jacrev",
     "jit",
     "jit_method",
+    "new_ref",
     "remat",
     "scan",
     "switch",

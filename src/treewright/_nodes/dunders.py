@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import is_key_dtype
+from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import (
     PAIR,
     Pair,
@@ -108,13 +109,15 @@ def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
 
 
 def leaves_equal(left: Any, right: Any, place: str) -> bool:
-    """Whether two leaves are equal: arrays by shape, dtype and value, all else as exactly as statics.
+    """Whether two leaves are equal: arrays by shape, dtype and value, refs by what they hold, all else as statics.
 
     Raises:
         TracedComparisonError: If it depends on a traced value; the message names `place`.
     """
     if left is right:
         return True
+    if is_ref(left) or is_ref(right):
+        return is_ref(left) and is_ref(right) and leaves_equal(content_of(left), content_of(right), place)
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return _scalars_equal(left, right)
     both = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right))
@@ -166,6 +169,8 @@ def _hash_of_value(value: object) -> int:
     try:
         key = exact_key(value)
     except NoExactKeyError:
+        if is_ref(value):
+            raise TypeError("unhashable type: 'Ref'") from None  # JAX hashes it by identity, and == reads it
         return hash(value)
     return hash(value) if compared_by_itself(value, key) else hash(key)
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import annotation_text, own_annotations, resolved
 from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, only_static, options_of
 from treewright._nodes.node import PAIR, ChildView
@@ -84,10 +85,11 @@ def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: A
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
     array = first_array_in(default)
     if array is not None and not is_class_variable(own_annotations(cls)[field], cls):
+        what = "ref" if is_ref(array) else "array"
         held = "" if array is default else f" that holds {first_text(array)}"
-        kind = "an array" if array is default else f"a {class_of(default).__qualname__}"
+        kind = f"a{'' if is_ref(array) else 'n'} {what}" if array is default else f"a {class_of(default).__qualname__}"
         raise NodeDefinitionError(
-            f"{name}.{field} has {kind}{held} as default: one array that all instances would share, made when the "
+            f"{name}.{field} has {kind}{held} as default: one {what} that all instances would share, made when the "
             f"module is imported. Use field(default_factory=lambda: ...)."
         )
 

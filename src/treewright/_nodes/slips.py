@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import own_annotations, resolved
 from treewright._nodes.fields import annotation_text, options_of, specifier_in
 from treewright._nodes.spec import NodeSpec
@@ -149,7 +150,7 @@ def first_array_in(value: Any) -> Any:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenArray)
+    return is_ref(leaf) or (isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenArray))
 
 
 def warn_of_idle_post_init(spec: NodeSpec) -> None:

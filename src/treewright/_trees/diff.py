@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from treewright._jax import Key, Path, SequenceKey, jax_trees, path_text
+from treewright._jax_refs import content_of, is_ref, is_ref_type
 from treewright._nodes.dunders import leaves_equal
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
@@ -50,10 +51,10 @@ class Difference:
         path: The place, as JAX's keys; statics have the key of their field.
         left: What the left tree has there: a leaf, a static, or a whole subtree. `ABSENT` if nothing.
         right: What the right tree has there.
-        kind: `"class"` (of nodes or containers, or a leaf against one), `"static"`, `"added"`, `"removed"`; of leaves
-            `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces also `"placement"` (of
-            an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX, `"option"` of `jit`, and
-            `"function"`, where another function of the same definition was traced.
+        kind: `"class"` (of nodes or containers, a leaf against one, or a ref against an array), `"static"`, `"added"`,
+            `"removed"`; of leaves `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces
+            also `"placement"` (of an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX,
+            `"option"` of `jit`, and `"function"`, where another function of the same definition was traced.
         reason: Why they differ, where the values alone do not show it; else empty.
         parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
 
@@ -298,6 +299,8 @@ def _leaf_difference(old: LeafType, new: LeafType, same: Same) -> _Found:
 
 def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
     a, b = old.aval, new.aval
+    if is_ref_type(a) != is_ref_type(b):
+        return "class", "a ref and an array are two types"
     weak = ""
     if _read(a, "weak_type") != _read(b, "weak_type"):
         numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
@@ -337,6 +340,7 @@ def _value_difference(left: Any, right: Any, path: Path) -> _Found:
 
 def _distance(left: Any, right: Any) -> str:
     """How many elements of two arrays differ, and by how much."""
+    left, right = content_of(left), content_of(right)
     if not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return ""
     if not jax.numpy.issubdtype(left.dtype, np.number):
@@ -386,8 +390,9 @@ class Closeness:
 def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: float = 1e-8) -> Closeness:
     """Whether two trees are of one structure, with the same statics and shapes, and with values that are close.
 
-    Close means `abs(actual - expected) <= atol + rtol * abs(expected)`, and NaN is close to NaN. Dtypes may differ;
-    `diff` finds those too. What is not a number has to be equal.
+    Close means `abs(actual - expected) <= atol + rtol * abs(expected)`, and NaN is close to NaN. Dtypes may differ, and
+    a ref is compared by what it holds, with an array too; `diff` finds those as well. What is not a number has to be
+    equal.
 
     Args:
         actual: A node, or any other tree.
@@ -414,9 +419,10 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
 
 def _line(difference: Difference, rtol: float, atol: float) -> str:
     """How far the values are apart where two trees differ; nothing if they are close."""
-    left, right = difference.left, difference.right
+    left, right = content_of(difference.left), content_of(difference.right)
     of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
-    if not (of_values and _numeric(left) and _numeric(right)):
+    of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
+    if not ((of_values or of_refs) and _numeric(left) and _numeric(right)):
         return str(difference)
     a, b = _widened(left, right)
     apart = ~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)

@@ -28,6 +28,7 @@ from treewright._jax import (
     path_text,
     typeof,
 )
+from treewright._jax_refs import Ref
 from treewright._nodes.fields import FieldOptions, options_of
 from treewright._nodes.node import LEAVES, finished_pair, with_fields
 from treewright._nodes.spec import spec_of
@@ -125,7 +126,7 @@ class SureLeaves(dict[type[Any], bool]):
     """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
 
     def __missing__(self, cls: type[Any]) -> bool:
-        is_leaf = cls is not types.NoneType and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
+        is_leaf = cls is not types.NoneType and (cls in LEAVES or cls is Ref or issubclass(cls, (jax.Array, Tracer)))
         self[cls] = is_leaf
         return is_leaf
 
@@ -149,7 +150,7 @@ def level_of(value: Any) -> Level | None:
         return cast("Level", value)
     if kind is Structure:
         return _structure_level(value.treedef)
-    if kind is LeafType or kind is np.ndarray or kind in _NUMBERS or isinstance(value, jax.Array):
+    if kind in {LeafType, np.ndarray, Ref} or kind in _NUMBERS or isinstance(value, jax.Array):
         return None
     return _foreign_level(value)
 

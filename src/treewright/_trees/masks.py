@@ -60,7 +60,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
     leaves, treedef = jax_trees.tree_flatten_with_path(tree)
     settings = _broadcast("default=", default, tree)
     for place, setting in (where or {}).items():
-        chosen = _chosen(tree, leaves, place)
+        chosen = chosen_leaves(tree, leaves, place)
         settings = [setting if change else old for change, old in zip(chosen, settings, strict=True)]
     return treedef.unflatten(settings)
 
@@ -85,8 +85,8 @@ def _of_jax(error: ValueError) -> str:
     return re.sub(r"(?:pytree )?tree_map(?:_with_path)? tree", "the tree", str(error))
 
 
-def _chosen(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
-    """Which leaves `where` points at."""
+def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
+    """Which leaves `where` points at: those below its places, or those of which a predicate is true."""
     if not isinstance(where, str) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
     places = {place.path: place.value for place in select(tree, where).places}

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import Key, Path, field_key, path_text
+from treewright._jax_refs import is_ref
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
@@ -70,7 +71,9 @@ def bytes_in(leaf: Any) -> int:
 
 
 def memory_of(leaf: Any) -> object:
-    """What is equal for two leaves when they are one array; None for what is not an array."""
+    """What is equal for two leaves when they are one array or one ref; None for what is neither."""
+    if is_ref(leaf):
+        return id(leaf)
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
     if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
@@ -198,9 +201,10 @@ def _children_of(value: Any) -> Iterable[Any] | None:
 
 
 def find_aliases(tree: object) -> list[tuple[str, ...]]:
-    """The places where one array stands more than once, as paths: one tuple for each such array.
+    """The places where one array or ref stands more than once, as paths: one tuple for each such array.
 
     `jit` makes two arrays of it, so that gradients and optimisers untie what was tied, and it can't be donated twice.
+    A call with one ref in two places is refused by JAX.
 
     Examples:
         >>> table = jnp.ones((5, 2))

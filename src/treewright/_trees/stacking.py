@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import differences
 from treewright._trees.level import is_node
 from treewright._values.reach import class_of
@@ -27,7 +28,8 @@ def stack(trees: Sequence[T]) -> T:
     Leaves have to agree in shape and dtype. Python numbers become arrays. No converter and no check runs.
 
     Raises:
-        ValueError: If there are no trees, or classes, statics, shapes or dtypes differ; the message names the place.
+        ValueError: If there are no trees, if classes, statics, shapes or dtypes differ, or if a leaf is a ref; the
+            message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -61,7 +63,7 @@ def unstack(tree: T) -> list[T]:
     """The trees that `stack` has stacked: one for each index of the first axis.
 
     Raises:
-        ValueError: If the leaves have no first axis of one length; the message names two that differ.
+        ValueError: If the leaves have no first axis of one length, or one is a ref; the message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -85,7 +87,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
 
     Raises:
         IndexError: If there is no tree at the index.
-        ValueError: If the leaves have no first axis of one length.
+        ValueError: If the leaves have no first axis of one length, or one is a ref.
 
     Examples:
         >>> class Layer(Module):
@@ -130,6 +132,7 @@ def split_key_like(key: jax.Array, tree: T) -> T:
 
 def _type_of(path: Path, leaf: Any) -> str:
     """`f32[2,3]`: what has to be the same in trees that are stacked."""
+    _refuse_ref(path, leaf)
     if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         raise ValueError(
             f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
@@ -139,9 +142,19 @@ def _type_of(path: Path, leaf: Any) -> str:
     return f"{short_dtype(dtype)}[{','.join(map(str, jnp.shape(leaf)))}]"
 
 
+def _refuse_ref(path: Path, leaf: Any) -> None:
+    if is_ref(leaf):
+        raise ValueError(
+            f"{path_text(path) or 'The leaf'} is {text(leaf)}. What is stacked, or taken from a stack, is a copy, and "
+            f"writes to a copy would not reach the ref. Give from_refs(tree), and make refs of the result: to_refs."
+        )
+
+
 def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
     leaves, _ = jax_trees.tree_flatten_with_path(tree)
+    for path, leaf in leaves:
+        _refuse_ref(path, leaf)
     if not leaves:
         raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]

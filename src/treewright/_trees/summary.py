@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax.core import Tracer
 
 from treewright._jax import Path, jax_trees, path_text
+from treewright._jax_refs import is_ref
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
@@ -38,7 +39,7 @@ class Row:
         class_name: The class of the node that it belongs to; where a `depth` ends the table, of what stands there.
         kind: `"child"`, `"static"`, `"buffer"` or `"tied"`.
         shape: As `[64,10]`; empty for what is not an array.
-        dtype: As `f32`; empty for what is not an array.
+        dtype: As `f32`, or `f32 (ref)` for a ref; empty for what is not an array.
         count: How many numbers it holds.
         nbytes: How many bytes they take.
         sharding: The partition spec, if it is spread over a mesh.
@@ -308,7 +309,9 @@ def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Pa
 
 
 def _dtype(value: Any) -> str:
-    return short_dtype(value.dtype) if hasattr(value, "dtype") else class_of(value).__name__
+    if not hasattr(value, "dtype"):
+        return class_of(value).__name__
+    return f"{short_dtype(value.dtype)}{' (ref)' if is_ref(value) else ''}"
 
 
 def _sharding(value: Any) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import is_key_dtype
+from treewright._jax_refs import is_ref
 from treewright._values import plain, reach
 from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
 from treewright._values.reach import class_attribute, class_of, import_path, is_cached_property
@@ -171,6 +172,8 @@ class ExactKeys:
             raise problem_of(value)
         if _PARTIAL in kind.__mro__:
             return self.attempt(value, lambda: self.of_class(kind, self.read_partial(value)))
+        if is_ref(value) and not self.trusted:
+            raise problem_of(value)
         if isinstance(value, (*MUTABLE, np.ndarray, jax.Array)):
             return self.container(value)
         if plain.is_frozen_mapping(kind):

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax_refs import is_ref
 from treewright._values.reach import class_attribute, class_of
 from treewright._values.text import first_text, text, text_with_class
 
@@ -240,6 +241,12 @@ def problem_of(value: Any) -> NoExactKeyError:
             f"a tracer, {text(value)}",
             "A tracer stands for a value of one trace only, and a static outlives the trace.",
             None,
+        )
+    if is_ref(value):
+        return NoExactKeyError(
+            f"a ref, {text(value)}",
+            "What a ref holds changes in place, and jit would take it for a part of the program, not of the tree: no "
+            "checkpoint would save it, and a program compiled for one ref would not run with another.",
         )
     if isinstance(value, np.ndarray | jax.Array):
         return NoExactKeyError(

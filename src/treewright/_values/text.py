@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax_refs import is_ref
 from treewright._values import reach
 from treewright._values.reach import class_of
 from treewright._values.scalars import PATIENCE, scalar_of
@@ -70,6 +71,8 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
+    if is_ref(value):
+        mark = "(traced ref)" if mark else "(ref)"
     if mark is None:
         return None
     label = getattr(value, "_label", None)  # of a FrozenArray

@@ -200,7 +200,7 @@ def _differences(one: _Checkpoint, other: _Checkpoint) -> Iterator[str | int]:
     ):
         status = 1
         yield f"  {mismatch.path}: {mismatch.kind} {mismatch.saved} | {mismatch.wanted}"
-    same = [name for name, leaf in ours.items() if name in theirs and leaf.form == theirs[name].form]
+    same = [name for name, leaf in ours.items() if name in theirs and leaf.form.like(theirs[name].form)]
     for name in same:
         if ours[name].digests != theirs[name].digests:
             status = 1

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_key_dtype, untyped_jax
+from treewright._jax import is_key_dtype, typeof, untyped_jax
+from treewright._jax_refs import content_of, is_ref, kind_of_ref, new_ref
 from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.reach import class_of, public
 from treewright._values.text import text
@@ -23,9 +24,9 @@ Steps = tuple[str, ...]  # the way from the root to a node or leaf
 
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
-_ON_DEVICE = frozenset({"array", "key"})
+ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
-ON_HOST = KINDS - _ON_DEVICE
+ON_HOST = KINDS - ON_DEVICE
 # What JAX makes of 64 bits where they are switched off.
 NARROWED = MappingProxyType({"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"})
 _DTYPE_NAMES = (
@@ -51,13 +52,17 @@ _PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray, ComputedArray)
 
 
 class Form(NamedTuple):
-    """What a leaf is, without its values. Of a typed key: the shape and dtype of its data, and its implementation."""
+    """What a leaf is, without its values. Of a typed key: the shape and dtype of its data, and its implementation.
+
+    A ref has the form of what it holds, with `ref=True`.
+    """
 
     kind: LeafKind
     shape: tuple[int, ...]
     dtype: str
     weak: bool = False
     key: str | None = None
+    ref: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -65,9 +70,13 @@ class Form(NamedTuple):
         itemsize: int = DTYPES[self.dtype].itemsize
         return math.prod(self.shape) * itemsize
 
+    def like(self, other: "Form") -> bool:
+        """Whether both have the same values to hold: a ref those of an array."""
+        return self == other._replace(ref=self.ref)
+
     def __str__(self) -> str:
-        kind = f" ({self.kind})" if self.key is None else f" (key {self.key})"
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]{kind}"
+        kind = self.kind if self.key is None else f"key {self.key}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}] ({kind}{', ref' if self.ref else ''})"
 
 
 def can_be(kind: LeafKind, shape: tuple[int, ...], dtype: str) -> bool:
@@ -139,6 +148,9 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
         return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     if isinstance(leaf, Tracer):
         raise CanNotBeSavedError("is traced, and has no values outside of jit")
+    if is_ref(leaf):
+        held = untyped_jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=bool(typeof(leaf).weak_type))
+        return _jax_form(held)._replace(ref=True)
     if isinstance(leaf, jax.Array) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
         return _jax_form(leaf)
     if issubclass(cls, np.generic):
@@ -188,7 +200,11 @@ def _stored_scalar(value: Any) -> Any:
 
 
 def stored(leaf: Any) -> Any:
-    """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself."""
+    """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself.
+
+    What a ref holds is copied: a step that comes while it is written does not change it.
+    """
+    leaf = content_of(leaf)
     if isinstance(leaf, jax.Array):
         plain = leaf.dtype in NAMES or not is_key_dtype(leaf.dtype)
         return leaf if plain else jax.random.key_data(leaf)
@@ -235,7 +251,7 @@ def restored_leaves(arrays: Sequence[Any], targets: Sequence[Leaf]) -> list[Any]
     to_place: list[tuple[int, Any, Any]] = []
     for index, (array, target) in enumerate(zip(arrays, targets, strict=True)):
         dtype = DTYPES[target.form.dtype]
-        if target.form.kind not in _ON_DEVICE:
+        if target.form.kind not in ON_DEVICE:
             results[index] = _on_host(np.asarray(array, dtype), target.form.kind)
             continue
         sharding = sharding_of(target)
@@ -259,6 +275,10 @@ def _on_host(array: Any, kind: LeafKind) -> Any:
 
 
 def _finished(array: Any, target: Leaf) -> Any:
+    """A leaf of the tree, of an array that lies where it should."""
+    if target.form.ref:
+        plain = dataclasses.replace(target, form=target.form._replace(ref=False))
+        return new_ref(_finished(array, plain), *([kind_of_ref(target.value)] if is_ref(target.value) else []))
     form = target.form
     if array.dtype != DTYPES[form.dtype]:
         raise CheckpointError(

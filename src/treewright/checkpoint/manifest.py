@@ -15,7 +15,7 @@ from treewright._nodes.as_json import FORMS
 from treewright._nodes.json_kinds import PLAIN, shown, statics_in
 from treewright._values.reach import class_of, public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
-from treewright.checkpoint.leaves import DTYPES, KINDS, Form, Leaf, Steps, can_be, of_one_name
+from treewright.checkpoint.leaves import DTYPES, KINDS, ON_DEVICE, Form, Leaf, Steps, can_be, of_one_name
 from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
 
 VERSION = 2
@@ -142,6 +142,7 @@ def _leaf_json(leaf: Leaf) -> dict[str, Any]:
         "dtype": form.dtype,
         **_given("weak", form.weak),
         **_given("key", form.key),
+        **_given("ref", form.ref),
         "digest": dict(leaf.digests),
     }
 
@@ -329,7 +330,10 @@ def _leaf(entry: Any) -> Leaf:
     if not can_be(kind, shape, dtype):
         raise _WrongError(f"{shown(path)}, of kind {kind}, has the shape {shape} and the dtype {dtype}")
     key = _take(entry, "key", str) if kind == "key" else None
-    form = Form(kind, shape, dtype, _take_if_there(entry, "weak", bool, otherwise=False), key)
+    weak, ref = (_take_if_there(entry, name, bool, otherwise=False) for name in ("weak", "ref"))
+    if ref and kind not in ON_DEVICE:
+        raise _WrongError(f"{shown(path)} is a ref of kind {kind}, and a ref holds an array or a key")
+    form = Form(kind, shape, dtype, weak, key, ref)
     _check_digests(entry["digest"], shape, path)
     return Leaf(_steps(entry), path, form, entry["digest"])
 

@@ -133,10 +133,17 @@ def _values(
 
 
 def _becoming(leaf: Leaf, targets: Mapping[str, Leaf], options: LoadOptions) -> Leaf:
-    """What a saved leaf is to become. For `migrate`, and to be compared with a static, arrays become numpy arrays."""
+    """What a saved leaf is to become. For `migrate`, and to be compared with a static, arrays become numpy arrays.
+
+    And refs what they hold.
+    """
     if options.migrate is None and leaf.name in targets:
-        return targets[leaf.name]
-    return dataclasses.replace(leaf, form=leaf.form._replace(kind="numpy")) if leaf.form.kind == "array" else leaf
+        target = targets[leaf.name]
+        if isinstance(target.value, jax.ShapeDtypeStruct):  # which does not say whether it stands for a ref
+            return dataclasses.replace(target, form=target.form._replace(ref=leaf.form.ref))
+        return target
+    form = leaf.form._replace(kind="numpy" if leaf.form.kind == "array" else leaf.form.kind, ref=False)
+    return dataclasses.replace(leaf, form=form)
 
 
 def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from treewright._jax_refs import content_of
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
@@ -244,7 +245,8 @@ class _TakenApart:
     def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
         """Add a leaf, or why it can't be saved."""
         try:
-            self.leaves.append(Leaf(steps, path, form_of(leaf, abstract=self.abstract), value=leaf))
+            form = form_of(leaf, abstract=self.abstract)
+            self.leaves.append(Leaf(steps, path, form, value=leaf if self.abstract else content_of(leaf)))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 

@@ -10,6 +10,7 @@ import jax
 from jax.core import Tracer
 
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright._jax_refs import is_ref
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree
@@ -174,7 +175,7 @@ def placement_of(value: Any) -> Placement | None:
     """Where a leaf lies: nothing for tracers, and anywhere for numpy arrays and Python numbers."""
     if isinstance(value, Tracer):
         return None
-    if isinstance(value, jax.Array) and value.committed:
+    if is_ref(value) or (isinstance(value, jax.Array) and value.committed):
         return Placement(value.sharding)
     return ANYWHERE
 

@@ -4,6 +4,7 @@ import types
 from typing import Any
 
 from treewright._jax import is_key_dtype
+from treewright._jax_refs import is_ref_type
 from treewright._trees.diff import Difference, DifferenceKind
 from treewright._trees.level import LeafType
 from treewright._values import reach
@@ -109,6 +110,8 @@ def _of_dtype(difference: Difference) -> str:
 
 
 def _of_class(difference: Difference) -> str:
+    if any(is_ref_type(getattr(side, "aval", None)) for side in (difference.left, difference.right)):
+        return "make the ref once, before the first call: treewright.to_refs"
     kinds = {getattr(tree, "kind", None) for tree in (difference.left, difference.right)}
     if type(None) in kinds:
         return "pass the same in each call: an array of zeros in place of None, say"

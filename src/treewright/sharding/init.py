@@ -12,9 +12,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
 from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
+from treewright._trees.refs import first_ref
 from treewright._values.portable import portable_text
+from treewright._values.reach import class_of
 from treewright._values.text import text
-from treewright.errors import ShardingWarning, warn_user
+from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.exchange import versions
 from treewright.sharding.hlo import arrays_in
 from treewright.sharding.parts import Part, parts_of
@@ -58,7 +60,7 @@ def sharded_init(
 
     Raises:
         ProcessMismatchError: If processes would make different trees, or some have not come in time.
-        ShardingError: As for `partition_specs`.
+        ShardingError: As for `partition_specs`, or if `fn` returns a ref: give `from_refs(...)`.
         TypeError: As for `partition_specs`, or if `mesh` is abstract: `abstract_state` takes such.
 
     Warns:
@@ -104,7 +106,7 @@ def abstract_state(
         **kwargs: As for `sharded_init`.
 
     Raises:
-        ShardingError: As for `partition_specs`.
+        ShardingError: As for `partition_specs`, or if `fn` returns a ref: give `from_refs(...)`.
         TypeError: As for `partition_specs`.
 
     Examples:
@@ -182,7 +184,14 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
     sizes, structures = sizes_of(mesh), list[Any]()
 
     def leaves_of(arrays: list[Any]) -> list[Any]:
-        leaves, treedef = jax.tree.flatten(given.make(arrays))
+        tree = given.make(arrays)
+        path = first_ref(tree)
+        if path is not None:
+            raise ShardingError(
+                f"{class_of(tree).__qualname__}{path} is a ref, and the function is traced, which returns no refs. "
+                f"Return arrays, from_refs(...), and make refs of the result: to_refs(result, where=...)."
+            )
+        leaves, treedef = jax.tree.flatten(tree)
         structures.append(treedef)
         return leaves
 

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treewright._jax import jax_trees, path_text, untyped_jax
-from treewright._jax_processes import kept_arguments
+from treewright._jax_processes import kept_arguments, output_shardings
 from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
 from treewright._values.text import in_html, shape_text, table
@@ -33,7 +33,8 @@ class ProgramArray:
         spec: How it is split; None where it is on one device.
         nbytes: Its bytes.
         device_nbytes: Its bytes on each device.
-        donated: Whether it was given up, and whether a result has taken its memory: `"yes"`, `"unused"` or `"no"`.
+        donated: Whether it was given up, and whether a result has taken its memory: `"yes"`, `"unused"` or `"no"`. Of
+            a ref that the program changes `"in place"`.
     """
 
     path: str
@@ -171,11 +172,10 @@ def program_report(function: Callable[..., object], /, *args: Any, **kwargs: Any
     compiled = lowered.compile()
     program = compiled.as_text()
     arguments = _arguments(lowered, compiled, donated_parameters(program))
-    results = _results(lowered, compiled)
+    placed = output_shardings(compiled)
+    results = _results(lowered if len(placed) == lowered.out_tree.num_leaves else jitted.trace(*args, **kwargs), placed)
     meshes = [
-        one.mesh
-        for one in jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-        if isinstance(one, NamedSharding)
+        one.mesh for one in (*jax.tree.leaves(compiled.input_shardings), *placed) if isinstance(one, NamedSharding)
     ]
     mesh: dict[str, int] = dict(max(meshes, key=lambda one: one.size).shape) if meshes else {}
     counts: dict[Collective, int] = {}
@@ -211,17 +211,17 @@ def _arguments(lowered: Any, compiled: Any, taken: frozenset[int]) -> _Arrays:
     for place, (path, info) in enumerate(entries):
         kind, name, *rest = path
         root = f"args{name}" if kind.idx == 0 else str(name.key)
-        used = "no" if not info.donated else "yes" if numbers.get(place) in taken else "unused"
+        is_taken = numbers.get(place) in taken
+        used = ("yes" if is_taken else "unused") if info.donated else "in place" if is_taken else "no"  # as refs are
         found.append(_array(path_text(tuple(rest), root), info, shardings[place], used))
     return found
 
 
-def _results(lowered: Any, compiled: Any) -> _Arrays:
-    entries = jax_trees.tree_leaves_with_path(lowered.out_info)
-    shardings = jax.tree.leaves(compiled.output_shardings)
+def _results(stage: Any, shardings: list[Any]) -> _Arrays:
+    """The results; `shardings` may go on with those of refs."""
     return [
         _array(path_text(path) or "the result", info, placed, "no")
-        for (path, info), placed in zip(entries, shardings, strict=True)
+        for (path, info), placed in zip(jax_trees.tree_leaves_with_path(stage.out_info), shardings, strict=False)
     ]
 
 
