@@ -59,14 +59,18 @@ def _tree_at(source: Source, original: cst.Call, updated: cst.Call, library: Lib
     if "replace" in taken:
         return cst.Call(cst.Attribute(place, cst.Name("set")), [positional(taken["replace"])])
     where = taken["where"]
-    if "replace_fn" in taken and isinstance(where, cst.Lambda) and isinstance(where.body, cst.Attribute | cst.Subscript):
+    if (
+        "replace_fn" in taken
+        and isinstance(where, cst.Lambda)
+        and isinstance(where.body, cst.Attribute | cst.Subscript)
+    ):
         return cst.Call(cst.Attribute(place, cst.Name("apply")), [positional(taken["replace_fn"])])
     return None
 
 
 def _leads_to_none(source: Source, is_leaf: cst.BaseExpression | None) -> bool:
     """Whether `is_leaf` is not given, or says `lambda x: x is None`: here a place may hold None."""
-    return is_leaf is None or source.code(is_leaf).split() [2:] == [*source.code(is_leaf).split()[2:3], "is", "None"]
+    return is_leaf is None or source.code(is_leaf).split()[2:] == [*source.code(is_leaf).split()[2:3], "is", "None"]
 
 
 def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
@@ -75,7 +79,9 @@ def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Librar
     if taken is None or "obj" not in taken:
         return None
     if source.code(taken.get("validate", cst.Name("True"))) != "False":
-        source.find(original, "edit() does not compare shapes and dtypes with those before, as validate=True did", library.page)
+        source.find(
+            original, "edit() does not compare shapes and dtypes with those before, as validate=True did", library.page
+        )
     return cst.Call(name_of("treewright:edit"), [positional(taken["obj"])])
 
 

@@ -10,7 +10,7 @@ import libcst as cst
 from treewright.move import libraries
 from treewright.move.annotations import is_one_of
 from treewright.move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
-from treewright.move.source import Source, found
+from treewright.move.source import Source
 
 Kind = Literal["child", "static", "unclear"]
 
@@ -81,20 +81,29 @@ class Program:
         }
         self.classes: dict[cst.ClassDef, NodeClass] = {}
         self._modules = {part for source in sources for part in (source.path.stem, *source.path.parent.parts)}
-        definitions = [(source, definition) for source in sources for definition in found(source, cst.ClassDef)]
+        definitions = [(source, definition) for source in sources for definition in source.parts(cst.ClassDef)]
         for source, definition in definitions:
             self._begin(source, definition)
         for source in sources:
             self._begin_registered(source)
         while any([self._extend(source, definition) for source, definition in definitions]):
             pass
-        for node in self.classes.values():
+        for definition, node in list(self.classes.items()):
             node.fields = fields_of(node, self)
+            statics = statics_of(node)
+            if statics is None or not set(statics) <= set(node.fields):
+                del self.classes[definition]  # what is static is said elsewhere, so it can't be said here
 
     def rule_of(self, source: Source, expression: cst.CSTNode) -> tuple[Rule, Library] | tuple[None, None]:
         """The rule for what an expression stands for."""
         names = [name for name in source.names_of(expression) if name in self.rules]
         return self.rules[names[0]] if names else (None, None)
+
+    def concerns(self, source: Source) -> bool:
+        """Whether a file names anything that a rule is about, or holds a class that becomes a node."""
+        known = {name for each in source.imported() for name in source.names_of_import(each)}
+        is_known = any(rule == name or rule.startswith(f"{name}.") for rule in self.rules for name in known)
+        return is_known or any(node.source is source for node in self.classes.values())
 
     def named(self, name: str) -> NodeClass | None:
         """The class of this name, wherever it is defined."""
@@ -117,8 +126,8 @@ class Program:
 
     def _begin_registered(self, source: Source) -> None:
         """Note the classes that a statement registers: `register_dataclass(Layer, data_fields=..., meta_fields=...)`."""
-        statements = {each.name.value: each for each in found(source, cst.ClassDef)}
-        for statement in found(source, cst.Expr):
+        statements = {each.name.value: each for each in source.parts(cst.ClassDef)}
+        for statement in source.parts(cst.Expr):
             call = statement.value
             rule, library = self.rule_of(source, function_of(call))
             if isinstance(rule, Decorates) and library is not None and rule.registers and arguments_of(call):
@@ -141,6 +150,7 @@ class Program:
                     )
                     return True
         return False
+
 
 # Parts of expressions
 
@@ -220,7 +230,7 @@ def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: Program) ->
         if len(annotation.slice) == 1 and isinstance(inner, cst.Index):
             marked, annotation = True, inner.value
     kind, specifier, drops = _specified(source, line.value, program)
-    if marked or name in statics_of(node):
+    if marked or name in (statics_of(node) or ()):
         kind = "static"
     filtered = isinstance(node.rule, Base) and node.rule.filtered
     inferred = filtered and kind == "child" and is_one_of(source, annotation, libraries.NEVER_ARRAYS)
@@ -249,7 +259,9 @@ def _marked(rule: Specifier, value: cst.Call) -> tuple[Kind, bool, tuple[cst.Arg
     if any(arg.star for arg in value.args):
         return "unclear", True, ()
     markers = tuple(
-        arg for arg in value.args if arg.keyword is None or (rule.marker is not None and arg.keyword.value == rule.marker)
+        arg
+        for arg in value.args
+        if arg.keyword is None or (rule.marker is not None and arg.keyword.value == rule.marker)
     )
     words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
     if rule.static or words == {rule.static_if}:
@@ -257,11 +269,13 @@ def _marked(rule: Specifier, value: cst.Call) -> tuple[Kind, bool, tuple[cst.Arg
     return ("child" if words <= {"True", "False"} else "unclear"), True, markers
 
 
-def statics_of(node: NodeClass) -> tuple[str, ...]:
-    """The names that the registration of a class lists as statics."""
+def statics_of(node: NodeClass) -> tuple[str, ...] | None:
+    """The names that the registration of a class lists as statics; None if they can't be read there."""
     arguments = arguments_of(node.by) if isinstance(node.by, cst.Call) else ()
     given = argument(arguments, "meta_fields")
     if given is None and len(arguments) > 2 and arguments[2].keyword is None:
         given = arguments[2]
-    names = None if given is None else literal(node.source, given.value)
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+    if given is None:
+        return None if argument(arguments, "drop_fields") else ()
+    names = literal(node.source, given.value)
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else None

@@ -20,13 +20,13 @@ _HELP = (
     "nothing is changed without --write. What has to be looked at goes to standard error, by file and line."
 )
 _STATUS = (
-    "exit status: 0; 1 if something has to be changed by hand; 2 if a file can't be read, does not parse or can't be "
+    "exit status: 0; 1 if something could not be decided; 2 if a file can't be read, does not parse or can't be "
     "written, and then none is changed"
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say. The exit status: 0; 1 if a place has to be changed by hand; 2 if nothing was done."""
+    """Do what the arguments say. The exit status: 0; 1 if something could not be decided; 2 if nothing was done."""
     options = _parser().parse_args(arguments)
     try:
         from treewright.move.rewrite import moved
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.writelines(_diff(source, text))
     sys.stdout.flush()
     sys.stderr.writelines(_account(sources, texts, written=options.write))
-    return int(any(finding.by_hand for source in sources for finding in source.findings))
+    return int(any(finding.undecided for source in sources for finding in source.findings))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,13 +103,13 @@ def _diff(source: "Source", text: bytes) -> Iterator[str]:
 
 
 def _account(sources: Sequence["Source"], texts: Sequence[bytes], *, written: bool) -> Iterator[str]:
-    """What has to be looked at: first what has to be changed by hand, then what means something else now."""
-    for by_hand, title in ((True, "To be changed by hand:"), (False, "To be known:")):
+    """What has to be looked at: first what could not be decided, then what means something else now."""
+    for undecided, title in ((True, "Could not be decided:"), (False, "Means something else now, or was left:")):
         lines: dict[str, None] = {}
         for source, text in zip(sources, texts, strict=True):
             line_now = _lines_now(source.content, text) if written else {}
             for finding in sorted(source.findings):
-                if finding.by_hand is by_hand:
+                if finding.undecided is undecided:
                     line = line_now.get(finding.line, finding.line)
                     lines[f"  {source.path}:{line}: {finding.text} ({finding.page})\n"] = None
         if lines:

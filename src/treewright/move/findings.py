@@ -1,5 +1,6 @@
 """What a moved program means that it did not mean before, and what no rule can change: by place, with what to do."""
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -17,14 +18,16 @@ def look(program: Program) -> None:
     """Note all such places of a program."""
     for node in program.classes.values():
         if node.library is not libraries.OURS:
-            for part, text, by_hand in _of_class(node, program):
-                node.source.find(part, text, node.library.page, by_hand=by_hand)
+            for part, text, undecided in _of_class(node, program):
+                node.source.find(part, text, node.library.page, undecided=undecided)
             for field in node.fields.values():
-                for text, by_hand in _of_field(node, field):
+                for text, undecided in _of_field(node, field):
                     text = f"{node.name}.{field.name} {text}"
-                    node.source.find(field.line, text, node.library.page, by_hand=by_hand)
+                    node.source.find(field.line, text, node.library.page, undecided=undecided)
     for source in program.sources:
-        source.module.visit(_Places(source, program))
+        places = _Places(source, program)
+        if places.may_be_in(source.module.code):
+            source.module.visit(places)
 
 
 _Noted = Iterator[tuple[cst.CSTNode, str, bool]]
@@ -37,12 +40,18 @@ def _of_class(node: NodeClass, program: Program) -> _Noted:
         if node.by is None:
             yield node.definition, f"{node.name} has no decorator: it was a leaf, and is a node now", False
         if "__post_init__" in methods:
-            text = "runs where an instance is made, and no longer where JAX puts one together, under vmap or in tree.map"
+            text = (
+                "runs where an instance is made, and no longer where JAX puts one together, under vmap or in tree.map"
+            )
             yield methods["__post_init__"], f"{node.name}.__post_init__ {text}", False
     elif not node.rule.declared and "__init__" in methods:
         for line, name in _assigned(methods["__init__"]):
             if not any(name in each.fields for each in program.classes.values()):
-                yield line, f"{node.name}.{name} is not declared: annotate it in the class body, with static() if it was", True
+                yield (
+                    line,
+                    f"{node.name}.{name} is not declared: annotate it in the class body, with static() if it was",
+                    True,
+                )
 
 
 def _assigned(method: cst.FunctionDef) -> list[tuple[cst.CSTNode, str]]:
@@ -52,7 +61,11 @@ def _assigned(method: cst.FunctionDef) -> list[tuple[cst.CSTNode, str]]:
     class Visitor(cst.CSTVisitor):
         def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
             target = node.target
-            if isinstance(target, cst.Attribute) and isinstance(target.value, cst.Name) and target.value.value == "self":
+            if (
+                isinstance(target, cst.Attribute)
+                and isinstance(target.value, cst.Name)
+                and target.value.value == "self"
+            ):
                 found.append((target, target.attr.value))
 
     method.visit(Visitor())
@@ -68,7 +81,10 @@ def _of_field(node: NodeClass, field: Field) -> Iterator[tuple[str, bool]]:
         yield "is marked in a text: write the type alone, and static() behind the =", True
     if field.kind == "static":
         if has_one_of(source, annotation, libraries.ARRAYS):
-            yield "is static and holds an array, which is refused: make it a child, or buffer() if it must not train", True
+            yield (
+                "is static and holds an array, which is refused: make it a child, or buffer() if it must not train",
+                True,
+            )
         if has_one_of(source, annotation, libraries.CAN_CHANGE) and argument(arguments, "converter") is None:
             yield "is static and freezes what it is given: a list becomes a tuple, a dict a FrozenMapping", False
         if has_one_of(source, annotation, libraries.MAY_CHANGE):
@@ -78,7 +94,10 @@ def _of_field(node: NodeClass, field: Field) -> Iterator[tuple[str, bool]]:
     if field.inferred:
         yield "is static now, since its type is not an array: jit compiles once for each value", False
     elif isinstance(node.rule, Base) and node.rule.filtered and is_one_of(source, annotation, libraries.FLOATS):
-        yield "is a child: jax.grad trains a float that filter_grad left alone; static() keeps it, buffer() leaves it", False
+        yield (
+            "is trained by jax.grad, and filter_grad left floats alone: buffer() keeps it, static() if it is a constant",
+            False,
+        )
 
 
 class _Places(cst.CSTVisitor):
@@ -93,6 +112,13 @@ class _Places(cst.CSTVisitor):
         self._mapped = {name: node for node in nodes if node.library.name == "chex" for name in node.fields}
         self._mappings = {node.name: node for node in nodes if node.library.name == "chex"}
         self._inside: list[cst.ClassDef | cst.FunctionDef] = []
+
+    def may_be_in(self, code: str) -> bool:
+        """Whether a text has a word of what is looked for: most files have none, and a visit takes long."""
+        words = [rf"\.{name}\b[^=\n]*=" for name in self._mutable]
+        words += [rf"\[[\"']{name}[\"']\]" for name in self._mapped]
+        words += [rf"\b{name}\([^)]*\*\*" for name in self._mappings]
+        return re.search("|".join([r"__setattr__|\bvars\(|\.(to|from)_tuple\b", *words]), code) is not None
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
         self._inside.append(node)
@@ -129,18 +155,23 @@ class _Places(cst.CSTVisitor):
         if is_self and (self._own is None or self._is_constructor):
             return
         node = self._mutable[target.attr.value]
-        text = f"assigns to {target.attr.value}, a field of {node.name}: nodes are frozen. Use replace, or edit for many"
+        text = (
+            f"assigns to {target.attr.value}, a field of {node.name}: nodes are frozen. Use replace, or edit for many"
+        )
         self._find(target, text, node)
 
     def visit_Call(self, node: cst.Call) -> None:
         names = self._source.names_of(node.func)
         own = self._own
         if own is not None and own.library is not libraries.OURS:
-            if "builtins.object.__setattr__" in names and not self._is_constructor:
+            if self._source.code(node.func) == "object.__setattr__" and not self._is_constructor:
                 self._find(node, "changes a node in place, which is frozen: return a changed copy, by replace", own)
             if "builtins.vars" in names:
                 self._find(node, "vars() of a node has no fields in it: use dataclasses.fields", own)
-        called = next((self._mappings[name.rpartition(".")[2]] for name in names if name.rpartition(".")[2] in self._mappings), None)
+        called = next(
+            (self._mappings[name.rpartition(".")[2]] for name in names if name.rpartition(".")[2] in self._mappings),
+            None,
+        )
         for arg in node.args:
             if called is not None and arg.star == "**" and isinstance(arg.value, cst.Name | cst.Attribute):
                 text = f"**{self._source.code(arg.value)}: if this is a node, it is not a mapping; name the fields"
@@ -151,7 +182,7 @@ class _Places(cst.CSTVisitor):
         key = index.value if isinstance(index, cst.Index) else None
         name = key.evaluated_value if isinstance(key, cst.SimpleString) else None
         if isinstance(name, str) and name in self._mapped:
-            text = f"[{name!r}]: if this is a {self._mapped[name].name}, it is not a mapping; write .{name}"
+            text = f"[{name!r}]: if this is an instance of {self._mapped[name].name}, it is not a mapping; write .{name}"
             self._find(node, text, self._mapped[name])
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
@@ -160,4 +191,4 @@ class _Places(cst.CSTVisitor):
             self._find(node, f".{node.attr.value} of chex is gone: dataclasses.astuple, or the constructor", any_class)
 
     def _find(self, place: cst.CSTNode, text: str, node: NodeClass) -> None:
-        self._source.find(place, text, node.library.page, by_hand=True)
+        self._source.find(place, text, node.library.page, undecided=True)

@@ -1,14 +1,14 @@
 """The imports of a file that was rewritten: what it needs now, and without what nothing needs any more."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
 import libcst as cst
 from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
-from treewright.move.source import Source, decoded, first_name, found
+from treewright.move.source import GONE, Source, decoded, first_name, id_of_read, is_gone, targets_in
 
 S = TypeVar("S", bound=cst.CSTNode)
 _Alias = tuple[int, int]  # the number of the import statement in its file, and that of the name in it
@@ -19,9 +19,7 @@ def with_imports(module: cst.Module, source: Source, replaced: set[int]) -> cst.
 
     An import goes if all that read its name have been replaced. `replaced` holds the ids of the nodes that did.
     """
-    wanted = _Wanted()
-    module.visit(wanted)
-    plan = _planned(source, replaced, wanted.targets)
+    plan = _planned(source, replaced, targets_in(module.code))
     return module if plan is None else module.visit(_Imports(plan))
 
 
@@ -44,20 +42,27 @@ class _Plan:
 
 def _planned(source: Source, replaced: set[int], targets: set[str]) -> _Plan | None:
     """What becomes of the imports of a file; None if nothing does."""
-    wanted = [tuple(target.split(":")) for target in sorted(targets)]
+    wanted = [target.split(":") for target in sorted(targets)]
     modules = {home for home, _ in wanted}
-    unread = [
-        each
-        for each in source.imported()
-        if each.references and all(id(read.node) in replaced for read in each.references) and not _names(each) & modules
-    ]
-    unread += _only_asked_for(source, unread)
-    if not unread and not wanted:
+    gone = {
+        place: bound
+        for place, bound in _bound_by_place(source).items()
+        if _all_in(replaced, bound) and not any(source.names_of_import(each) & modules for each in bound)
+    }
+    asked = _asked_for(source, gone)
+    gone |= {place: bound for place, bound in _bound_by_place(source).items() if _all_in(asked, bound)}
+    if not gone and not wanted:
         return None
+    unread = [each for bound in gone.values() for each in bound]
     kept = [each for each in source.imported() if each not in unread]
-    bound = {name: each.name for each in kept for name in _names(each) if "." not in each.name}
+    bound = {name: each.name for each in kept for name in source.names_of_import(each) if "." not in each.name}
     needed = {name.partition(".")[0] for home, name in wanted if home == "treewright"}
-    taken = source.bound(without=[*unread, *(each for each in kept if _names(each) & {f"treewright.{n}" for n in needed})])
+    taken = source.bound(
+        without=[
+            *unread,
+            *(each for each in kept if source.names_of_import(each) & {f"treewright.{n}" for n in needed}),
+        ]
+    )
     dotted = "treewright" in bound or bool(needed & taken)
     spelled, new = {}, set[str]()
     for home, name in wanted:
@@ -68,59 +73,44 @@ def _planned(source: Source, replaced: set[int], targets: set[str]) -> _Plan | N
             first, point, rest = name.partition(".")
             spelled[f"{home}:{name}"] = f"{bound.get(f'treewright.{first}', first)}{point}{rest}"
     names = [] if dotted else sorted(name for name in needed if f"treewright.{name}" not in bound)
-    return _Plan(_aliases(source, unread), sorted(new), names, spelled)
+    return _Plan(set(gone), sorted(new), names, spelled)
 
 
-def _names(assignment: ImportAssignment) -> set[str]:
-    return {name.name for name in assignment.get_qualified_names_for(assignment.name)}
+def _bound_by_place(source: Source) -> dict[_Alias, list[ImportAssignment]]:
+    """What each name in an import statement binds: `import a.b` binds `a`, and what is read as `a.b`."""
+    statements = [each for each in source.parts(cst.BaseSmallStatement) if isinstance(each, cst.Import | cst.ImportFrom)]
+    bound: dict[_Alias, list[ImportAssignment]] = {}
+    for number, statement in enumerate(statements):
+        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
+        for place, alias in enumerate(names):
+            name = alias.evaluated_alias or alias.evaluated_name
+            bound[number, place] = [
+                each for each in source.imported() if each.node is statement and f"{name}.".startswith(f"{each.name}.")
+            ]
+    return bound
 
 
-def _aliases(source: Source, unread: list[ImportAssignment]) -> set[_Alias]:
-    """The places of the names that some imports bind."""
-    gone: set[_Alias] = set()
-    statements = [each for each in found(source, cst.BaseSmallStatement) if isinstance(each, cst.Import | cst.ImportFrom)]
-    for each in unread:
-        number = next(number for number, statement in enumerate(statements) if statement is each.node)
-        names = statements[number].names
-        if not isinstance(names, cst.ImportStar):
-            gone |= {(number, place) for place, alias in enumerate(names) if _bound_by(alias) == each.name}
-    return gone
+def _all_in(replaced: Collection[int], bound: Iterable[ImportAssignment]) -> bool:
+    """Whether there are reads of what an import binds, and all of them are among some nodes."""
+    reads = [id_of_read(read.node) for each in bound for read in each.references]
+    return bool(reads) and all(read in replaced for read in reads)
 
 
-def _bound_by(alias: cst.ImportAlias) -> str:
-    return alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
-
-
-def _only_asked_for(source: Source, unread: list[ImportAssignment]) -> list[ImportAssignment]:
-    """The import of `TYPE_CHECKING`, if all that asked for it was whether to import what is gone."""
-    gone = {id(each.node) for each in unread}
+def _asked_for(source: Source, gone: Mapping[_Alias, list[ImportAssignment]]) -> set[int]:
+    """The reads of `TYPE_CHECKING` and the like, where all that hangs on them is imports that are gone."""
+    statements = {id(each.node) for bound in gone.values() for each in bound}
     asked = set[int]()
-    for choice in found(source, cst.If):
-        lines = [*_lines(choice.body), *(() if choice.orelse is None else _lines(choice.orelse.body))]
-        if isinstance(choice.orelse, cst.If) or not all(id(line) in gone for line in lines):
-            continue
-        asked.add(id(first_name(choice.test)))
-    return [
-        each for each in source.imported() if each.references and all(id(read.node) in asked for read in each.references)
-    ]
+    for choice in source.parts(cst.If):
+        rest = choice.orelse.body if isinstance(choice.orelse, cst.Else) else None
+        lines = [*_lines(choice.body), *(() if rest is None else _lines(rest))]
+        if (rest is not None or choice.orelse is None) and all(id(line) in statements for line in lines):
+            asked.add(id(first_name(choice.test)))
+    return asked
 
 
 def _lines(block: cst.BaseSuite) -> Iterator[cst.CSTNode]:
     for statement in block.body:
         yield from statement.body if isinstance(statement, cst.SimpleStatementLine) else [statement]
-
-
-class _Wanted(cst.CSTVisitor):
-    """The names in a file that imports have to bring."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: set[str] = set()
-
-    def visit_Name(self, node: cst.Name) -> None:
-        target = decoded(node.value)
-        if target is not None:
-            self.targets.add(target)
 
 
 class _Imports(cst.CSTTransformer):
@@ -147,20 +137,21 @@ class _Imports(cst.CSTTransformer):
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
         self._number += 1
 
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | RemovalSentinel:
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.BaseSmallStatement:
         kept = self._kept(updated_node.names)
-        return updated_node.with_changes(names=kept) if kept else cst.RemoveFromParent()
+        return updated_node.with_changes(names=kept) if kept else GONE
 
-    def leave_ImportFrom(
-        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
-    ) -> cst.ImportFrom | RemovalSentinel:
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.BaseSmallStatement:
         if isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         kept = self._kept(updated_node.names)
         if self._depth == 0 and isinstance(updated_node.module, cst.Name) and updated_node.module.value == "treewright":
-            kept = [*kept[:-1], kept[-1].with_changes(comma=_COMMA), *_aliases_of(self._names, kept[-1].comma)]
-            self._names = []
-        return updated_node.with_changes(names=kept) if kept else cst.RemoveFromParent()
+            new = [cst.ImportAlias(cst.Name(name)) for name in self._names]
+            between = kept[0].comma if len(kept) > 1 else _COMMA
+            end, self._names = kept[-1].comma, []
+            kept = [alias.with_changes(comma=between) for alias in (*kept, *new)]
+            kept[-1] = kept[-1].with_changes(comma=end)
+        return updated_node.with_changes(names=kept) if kept else GONE
 
     def _kept(self, names: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:
         kept = [alias for place, alias in enumerate(names) if (self._number, place) not in self._plan.gone]
@@ -188,21 +179,29 @@ class _Imports(cst.CSTTransformer):
         is_empty = _passes(updated_node.body) and (rest is None or (isinstance(rest, cst.Else) and _passes(rest.body)))
         return cst.RemoveFromParent() if changed and is_empty else updated_node
 
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine:
+        kept = [part for part in updated_node.body if not is_gone(part)]
+        return updated_node.with_changes(body=kept) if kept else updated_node
+
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
-        lines = [f"from treewright import {', '.join(self._names)}"] if self._names else []
-        new = [cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine) for line in (*self._plan.new, *lines)]
-        body: list[cst.BaseStatement | cst.SimpleStatementLine] = []
-        comments: list[cst.EmptyLine] = []
+        lines = [*self._plan.new, *([f"from treewright import {', '.join(self._names)}"] if self._names else [])]
+        new = [cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine) for line in lines]
+        body: list[cst.SimpleStatementLine | cst.BaseCompoundStatement] = []
+        above: list[cst.EmptyLine] = []
         for line in updated_node.body:
             if not _is_empty(line):
-                body.append(_under(comments, line))
-                comments = []
+                body.append(_under(above, line))
+                above = []
             elif new:
-                body += [_under([*comments, *line.leading_lines], new[0]), *new[1:]]
-                new, comments = [], []
+                body += [_under([*above, *line.leading_lines], new[0]), *new[1:]]
+                new, above = [], []
             else:
-                comments += [each for each in line.leading_lines if each.comment is not None]
+                above += line.leading_lines
         place = _after_imports(body)
+        if place == 1 and new and _is_docstring(body[0]):
+            new[0] = _under([cst.EmptyLine(indent=False)], new[0])
         return updated_node.with_changes(body=[*body[:place], *new, *body[place:]])
 
 
@@ -210,23 +209,20 @@ _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 _PASS = cst.SimpleStatementLine([cst.Pass()])
 
 
-def _aliases_of(names: Sequence[str], end: cst.Comma | cst.MaybeSentinel) -> list[cst.ImportAlias]:
-    aliases = [cst.ImportAlias(cst.Name(name), comma=_COMMA) for name in names]
-    return [*aliases[:-1], aliases[-1].with_changes(comma=end)] if aliases else []
-
-
 def _is_empty(line: cst.CSTNode) -> TypeGuard[cst.SimpleStatementLine]:
-    return isinstance(line, cst.SimpleStatementLine) and not line.body
+    return isinstance(line, cst.SimpleStatementLine) and all(is_gone(part) for part in line.body)
 
 
 def _passes(block: cst.BaseSuite) -> bool:
     return all(isinstance(line, cst.Pass) for line in _lines(block))
 
 
-def _under(comments: Sequence[cst.EmptyLine], line: S) -> S:
-    """A statement with lines above it."""
-    leading: Sequence[cst.EmptyLine] = getattr(line, "leading_lines", ())
-    return line.with_changes(leading_lines=[*comments, *leading]) if comments else line
+def _under(above: Sequence[cst.EmptyLine], line: S) -> S:
+    """A statement with what stood above a line that is gone: its comments, and the space where there is none."""
+    own: Sequence[cst.EmptyLine] = getattr(line, "leading_lines", ())
+    comments = [each for each in above if each.comment is not None]
+    leading = [*comments, *own] if own else above
+    return line.with_changes(leading_lines=leading) if above else line
 
 
 def _after_imports(body: Sequence[cst.CSTNode]) -> int:
@@ -236,7 +232,11 @@ def _after_imports(body: Sequence[cst.CSTNode]) -> int:
         if isinstance(line, cst.ClassDef | cst.FunctionDef):
             break
         first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-        is_docstring = number == 0 and isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString)
-        if is_docstring or isinstance(first, cst.Import | cst.ImportFrom):
+        if (number == 0 and _is_docstring(line)) or isinstance(first, cst.Import | cst.ImportFrom):
             place = number + 1
     return place
+
+
+def _is_docstring(line: cst.CSTNode) -> bool:
+    first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+    return isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString)

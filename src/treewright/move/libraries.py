@@ -66,9 +66,10 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Called:
-    """A function whose calls are rewritten, by the function of this name in `calls`."""
+    """A function whose calls are rewritten, by the function of this name in `calls`; those left run, if it `works`."""
 
     by: str
+    works: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,13 +164,14 @@ LIBRARIES = (
                 "jax_dataclasses.field": Specifier(),
                 "jax_dataclasses.static_field": Specifier(static=True),
                 "jax_dataclasses.replace": Renamed("treewright:replace"),
-                "jax_dataclasses.copy_and_mutate": Called("edit"),
+                "jax_dataclasses.copy_and_mutate": Called("edit", works=False),
                 "jax_dataclasses.asdict": Renamed("dataclasses:asdict"),
                 "jax_dataclasses.astuple": Renamed("dataclasses:astuple"),
                 "jax_dataclasses.fields": Renamed("dataclasses:fields"),
                 "jax_dataclasses.is_dataclass": Renamed("dataclasses:is_dataclass"),
                 "jax_dataclasses.jit": Stays(
-                    "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it", works=True
+                    "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it",
+                    works=True,
                 ),
                 "jax_dataclasses.EnforcedAnnotationsMixin": Stays(
                     "a node has no such check: annotate with jaxtyping, or check in __check_init__"
@@ -241,7 +243,9 @@ MAY_CHANGE = frozenset(
     for module in ("typing", "collections.abc")
     for kind in ("Sequence", "Mapping", "MutableSequence", "MutableMapping", "Iterable", "Collection")
 )
-CONTAINERS = frozenset({"builtins.list", "builtins.tuple", "builtins.dict", "typing.List", "typing.Tuple", "typing.Dict"})
+CONTAINERS = frozenset(
+    {"builtins.list", "builtins.tuple", "builtins.dict", "typing.List", "typing.Tuple", "typing.Dict"}
+)
 DICTS = frozenset({"builtins.dict", "typing.Dict"})
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
 CLASS_VARIABLES = frozenset({"typing.ClassVar"})

@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
-from libcst import RemovalSentinel
 
 from treewright.move import libraries
 from treewright.move.calls import REWRITTEN, name_of
 from treewright.move.classes import NodeClass, Program, function_of
 from treewright.move.findings import look
 from treewright.move.imports import with_imports
-from treewright.move.libraries import Base, Called, Filtered, Library, Renamed, Rule, Stays
+from treewright.move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
 from treewright.move.plain import is_plain
-from treewright.move.source import Source, first_name
+from treewright.move.source import GONE, Source, first_name
 from treewright.move.statements import class_rewritten, field_rewritten
 
 
@@ -20,6 +19,9 @@ def moved(sources: Sequence[Source], chosen: Sequence[Library]) -> Iterator[byte
     """The new text of each file of a program. What has to be looked at is noted in the sources."""
     program = Program(sources, [*chosen, libraries.OURS])
     for source in sources:
+        if not program.concerns(source):
+            yield source.content
+            continue
         rewriter = Rewriter(source, program)
         yield with_imports(rewriter.rewritten(), source, rewriter.replaced).bytes
     look(program)
@@ -40,6 +42,7 @@ class Rewriter(cst.CSTTransformer):
         self._fields = {
             field.line: (node, field) for node in program.classes.values() for field in node.fields.values()
         }
+        self._told: set[int] = set()  # of which more is said where fields are looked at
         self._annotations = 0
         self._met: list[tuple[cst.BaseExpression, Rule, Library]] = []
 
@@ -47,9 +50,9 @@ class Rewriter(cst.CSTTransformer):
         """The file with its new text, before its imports are put right. What was left is noted as a finding."""
         module = self._source.module.visit(self)
         for expression, rule, library in self._met:
-            if id(first_name(expression)) not in self.replaced:
+            if id(first_name(expression)) not in self.replaced | self._told:
                 text, works = _advice(self._source.code(expression), rule)
-                self._source.find(expression, text, library.page, by_hand=not works)
+                self._source.find(expression, text, library.page, undecided=not works)
         return module
 
     # Names
@@ -99,8 +102,14 @@ class Rewriter(cst.CSTTransformer):
         """Whether a transformation is given a function of the file whose annotations are plain."""
         options = {None if arg.keyword is None else arg.keyword.value for arg in call.args[1:]}
         name = call.args[0].value if call.args else None
-        functions = [each for each in self._source.functions if isinstance(name, cst.Name) and each.name.value == name.value]
-        return options <= {"has_aux"} and len(functions) == 1 and is_plain(self._program, self._source, rule, functions[0])
+        functions = [
+            each
+            for each in self._source.parts(cst.FunctionDef)
+            if isinstance(name, cst.Name) and each.name.value == name.value
+        ]
+        return (
+            options <= {"has_aux"} and len(functions) == 1 and is_plain(self._program, self._source, rule, functions[0])
+        )
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         decorators: list[cst.Decorator] = []
@@ -121,18 +130,21 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
         node, field = self._fields.get(original_node, (None, None))
-        if node is None or field is None or field.kind == "unclear":
+        if node is None or field is None:
+            return updated_node
+        if field.kind == "unclear":
+            self._told |= {id(first_name(function_of(value))) for value in [original_node.value] if value is not None}
             return updated_node
         return field_rewritten(node, field, updated_node, self.replaced)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.SimpleStatementLine | RemovalSentinel:
+    ) -> cst.SimpleStatementLine:
         """The statement that registers a class goes: a decorator does it now."""
         line = original_node.body[0]
         if isinstance(line, cst.Expr) and id(line.value) in self._registrations:
             self.replaced.add(id(first_name(function_of(line.value))))
-            return cst.RemoveFromParent()
+            return updated_node.with_changes(body=[GONE])
         return updated_node
 
 
@@ -148,7 +160,13 @@ def _advice(name: str, rule: Rule) -> tuple[str, bool]:
                 f"{name} runs on nodes, and was left: the annotations do not say that it is given {what} alone. "
                 f"Where it is, {to} does the same"
             ), True
+        case Marks():
+            return f"{name} was left on an argument: jdc.jit reads it", True
+        case Specifier():
+            return f"{name} was left outside of a class that moves: nodes read its static mark, and nothing else", True
+        case Called(works=True):
+            return f"{name} runs on nodes, and was left: `treewright` has nothing that takes these arguments", True
         case Base():
             return f"{name} was left here: a Module of ours is not an instance of it", False
         case _:
-            return f"{name} is used here in a way that has no counterpart yet known: change it by hand", False
+            return f"{name} is used here in a way that the command does not know", False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +20,14 @@ class Finding:
     Attributes:
         path: The file.
         line: The line in it, as the file was read.
-        by_hand: Whether the program will not run, or not as it did, until somebody changes this place.
+        undecided: Whether somebody has to read this place, and may have to change it.
         text: What is there, and what to do.
         page: The page that tells more.
     """
 
     path: Path
     line: int
-    by_hand: bool
+    undecided: bool
     text: str
     page: str
 
@@ -44,9 +45,9 @@ class Source:
         self.module = cst.parse_module(content)
         self.findings: list[Finding] = []
 
-    def find(self, node: cst.CSTNode, text: str, page: str, *, by_hand: bool = False) -> None:
+    def find(self, node: cst.CSTNode, text: str, page: str, *, undecided: bool = False) -> None:
         """Note that a place has to be looked at."""
-        self.findings.append(Finding(self.path, self.line_of(node), by_hand, text, page))
+        self.findings.append(Finding(self.path, self.line_of(node), undecided, text, page))
 
     def code(self, node: cst.CSTNode) -> str:
         """A part of the file as text."""
@@ -72,6 +73,10 @@ class Source:
             if isinstance(assignment, metadata.ImportAssignment):
                 yield assignment
 
+    def names_of_import(self, assignment: metadata.ImportAssignment) -> set[str]:
+        """The full name that an import binds."""
+        return {name.name for name in assignment.get_qualified_names_for(assignment.name)}
+
     def bound(self, *, without: Collection[metadata.ImportAssignment]) -> set[str]:
         """All names that anything in the file binds, but for some imports."""
         return {each.name.partition(".")[0] for each in self._assignments() if each not in without}
@@ -81,21 +86,26 @@ class Source:
         """The encoding that the file names, or UTF-8."""
         return self.module.encoding
 
+    def parts(self, kind: type[N]) -> list[N]:
+        """All statements of a kind in the file, in order; and all parts of `with` statements, as `WithItem`."""
+        return [part for part in self._statements if isinstance(part, kind)]
+
     @functools.cached_property
-    def functions(self) -> list[cst.FunctionDef]:
-        """All functions in the file."""
-        return found(self, cst.FunctionDef)
+    def _statements(self) -> list[cst.CSTNode]:
+        collector = _Statements()
+        self.module.visit(collector)
+        return collector.found
 
     @functools.cached_property
     def opened(self) -> frozenset[str]:
         """The names that `with` statements bind: open files, for the most part."""
-        targets = [item.asname.name for item in found(self, cst.WithItem) if item.asname is not None]
+        targets = [item.asname.name for item in self.parts(cst.WithItem) if item.asname is not None]
         return frozenset(self.code(target) for target in targets)
 
     @functools.cached_property
     def reads(self) -> frozenset[int]:
         """The ids of the nodes that read a variable, the first of a dotted name."""
-        return frozenset(id(access.node) for scope in self._all_scopes() for access in scope.accesses)
+        return frozenset(id_of_read(access.node) for scope in self._all_scopes() for access in scope.accesses)
 
     @functools.cached_property
     def _wrapper(self) -> metadata.MetadataWrapper:
@@ -133,15 +143,52 @@ def read(path: Path) -> Source:
         raise ValueError(f"{path}: this can't be read as Python: {error}") from error
 
 
+class _Statements(cst.CSTVisitor):
+    """Collects statements. A visit of a whole file takes most of the time of all that is done with it, so one it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[cst.CSTNode] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.BaseCompoundStatement | cst.BaseSmallStatement | cst.WithItem):
+            self.found.append(node)
+        return isinstance(node, _OUTSIDE)
+
+
+# What statements stand in: nothing else has to be looked into.
+_OUTSIDE = (cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.SimpleStatementLine, cst.Else)
+_OUTSIDE += (cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)
+
+
 # An identifier can have middle dots in it, and hardly any has two in a row.
 def encoded(target: str) -> str:
     """`module:name` as an identifier, which stands in a syntax tree until imports are put right."""
     return target.replace(":", "··").replace(".", "·")
 
 
+def targets_in(code: str) -> set[str]:
+    """Every `module:name` in a text that is written so."""
+    return {str(decoded(identifier)) for identifier in re.findall(r"\w+··[\w·]+", code)}
+
+
 def decoded(identifier: str) -> str | None:
     """What `encoded` wrote; None for any other identifier."""
-    return identifier.replace("··", ":").replace("·", ".") if "··" in identifier else None
+    return identifier.replace("··", ":").replace("·", ".") if "··" in identifier.strip("·") else None
+
+
+# What stands for a statement that goes, until the lines around it are put right: libcst would drop them with it.
+GONE = cst.Expr(cst.Name("gone··"))
+
+
+def is_gone(statement: cst.CSTNode) -> bool:
+    """Whether a statement is `GONE`."""
+    return isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gone··"
+
+
+def id_of_read(node: cst.CSTNode) -> int:
+    """The id of the name that a read begins with; of a text, which is read as an annotation, its own."""
+    return id(first_name(node) or node)
 
 
 def first_name(node: cst.CSTNode) -> cst.Name | None:
@@ -149,17 +196,3 @@ def first_name(node: cst.CSTNode) -> cst.Name | None:
     while isinstance(node, cst.Attribute):
         node = node.value
     return node if isinstance(node, cst.Name) else None
-
-
-def found(source: Source, kind: type[N]) -> list[N]:
-    """All parts of a file that are of one kind, in order."""
-    parts: list[N] = []
-
-    class Visitor(cst.CSTVisitor):
-        def on_visit(self, node: cst.CSTNode) -> bool:
-            if isinstance(node, kind):
-                parts.append(node)
-            return True
-
-    source.module.visit(Visitor())
-    return parts

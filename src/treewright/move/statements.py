@@ -33,14 +33,16 @@ def _decorated(node: NodeClass, rule: Decorates, updated: cst.ClassDef, replaced
     plain = dataclass_of(node.source, node.definition) if rule.registers else None
     by = node.by if plain is None else plain
     given = arguments_of(by) if isinstance(by, cst.BaseExpression) else ()
-    arguments = [arg for arg in given if _name(arg) not in {*libraries.WITHOUT_USE, rule.keyword_only}]
+    arguments = [arg for arg in given if _name(arg) not in {None, *libraries.WITHOUT_USE, rule.keyword_only}]
     if rule.keyword_only is not None and option(given, rule.keyword_only) != "False":
         arguments = [*(arg for arg in arguments if _name(arg) != "kw_only"), keyword("kw_only", cst.Name("True"))]
     made = name_of("treewright:pytree_dataclass")
     decorators: list[cst.Decorator] = []
     for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
         if before.decorator is by:
-            made = cst.Call(made, separated(arguments, given)) if arguments else made
+            if arguments:
+                call = after.decorator if isinstance(after.decorator, cst.Call) else cst.Call(made)
+                made = call.with_changes(func=made, args=separated(arguments, given))
             decorators.append(after.with_changes(decorator=made))
         elif before.decorator is not node.by:
             decorators.append(after)
@@ -104,11 +106,16 @@ def _value(
         arguments = [] if updated is None else [keyword("default", updated)]
     else:
         return updated
-    if static and has_one_of(node.source, field.annotation, libraries.CAN_CHANGE) and not argument(arguments, "converter"):
+    if (
+        static
+        and has_one_of(node.source, field.annotation, libraries.CAN_CHANGE)
+        and not argument(arguments, "converter")
+    ):
         arguments = [*arguments, keyword("converter", name_of("treewright:freeze"))]
     given = arguments_of(before) if field.specifier and before is not None else ()
     name = "treewright:static" if static else "treewright:field"
-    return cst.Call(name_of(name), separated(arguments, given))
+    call = updated if field.specifier and isinstance(updated, cst.Call) else cst.Call(name_of(name))
+    return call.with_changes(func=name_of(name), args=separated(arguments, given))
 
 
 def _name(arg: cst.Arg) -> str | None:
