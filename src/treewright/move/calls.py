@@ -5,7 +5,6 @@ from types import MappingProxyType
 
 import libcst as cst
 
-from treewright.move.classes import argument
 from treewright.move.libraries import Library
 from treewright.move.source import Source, encoded
 
@@ -49,7 +48,7 @@ def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression
     return taken
 
 
-def _tree_at(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
+def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
     """`tree_at(where, tree, value)` as `at(tree, where).set(value)`."""
     taken = _taken(updated, ("where", "pytree", "replace", "replace_fn", "is_leaf"))
     if taken is None or not {"where", "pytree"} <= set(taken) or not _leads_to_none(source, taken.get("is_leaf")):
@@ -70,7 +69,8 @@ def _tree_at(source: Source, original: cst.Call, updated: cst.Call, library: Lib
 
 def _leads_to_none(source: Source, is_leaf: cst.BaseExpression | None) -> bool:
     """Whether `is_leaf` is not given, or says `lambda x: x is None`: here a place may hold None."""
-    return is_leaf is None or source.code(is_leaf).split()[2:] == [*source.code(is_leaf).split()[2:3], "is", "None"]
+    words = [] if is_leaf is None else source.code(is_leaf).replace(":", " ").split()
+    return is_leaf is None or (words[:1] == ["lambda"] and words[1:2] == words[2:3] and words[3:] == ["is", "None"])
 
 
 def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
@@ -85,15 +85,15 @@ def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Librar
     return cst.Call(name_of("treewright:edit"), [positional(taken["obj"])])
 
 
-def _save(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
-    return _file(source, original, updated, library, "save")
+def _save(source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+    return _file(source, original, updated, "save")
 
 
-def _load(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
-    return _file(source, original, updated, library, "load")
+def _load(source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+    return _file(source, original, updated, "load")
 
 
-def _file(source: Source, original: cst.Call, updated: cst.Call, library: Library, name: str) -> Rewritten:
+def _file(source: Source, original: cst.Call, updated: cst.Call, name: str) -> Rewritten:
     """A call that takes a path and a tree. Open files are not taken, nor filters."""
     taken = _taken(updated, ("path_or_file", "pytree" if name == "save" else "like"))
     if taken is None or len(taken) != 2 or source.code(taken["path_or_file"]) in source.opened:

@@ -1,4 +1,4 @@
-"""The classes of a program that become nodes, by decorator, by base, or since a base of theirs does; and their fields."""
+"""The classes of a program that become nodes: by decorator, by base, or since a base of theirs does."""
 
 import ast
 import dataclasses
@@ -86,8 +86,9 @@ class Program:
             self._begin(source, definition)
         for source in sources:
             self._begin_registered(source)
-        while any([self._extend(source, definition) for source, definition in definitions]):
-            pass
+        new = 1
+        while new:
+            new = sum(self._extend(source, definition) for source, definition in definitions)
         for definition, node in list(self.classes.items()):
             node.fields = fields_of(node, self)
             statics = statics_of(node)
@@ -125,7 +126,7 @@ class Program:
                 self.classes[definition] = NodeClass(source, definition, library, rule, base, mutable)
 
     def _begin_registered(self, source: Source) -> None:
-        """Note the classes that a statement registers: `register_dataclass(Layer, data_fields=..., meta_fields=...)`."""
+        """Note the classes that a statement registers: `register_dataclass(Layer, ["kernel"], ["width"])`."""
         statements = {each.name.value: each for each in source.parts(cst.ClassDef)}
         for statement in source.parts(cst.Expr):
             call = statement.value

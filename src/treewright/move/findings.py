@@ -21,8 +21,8 @@ def look(program: Program) -> None:
             for part, text, undecided in _of_class(node, program):
                 node.source.find(part, text, node.library.page, undecided=undecided)
             for field in node.fields.values():
-                for text, undecided in _of_field(node, field):
-                    text = f"{node.name}.{field.name} {text}"
+                for words, undecided in _of_field(node, field):
+                    text = f"{node.name}.{field.name} {words}"
                     node.source.find(field.line, text, node.library.page, undecided=undecided)
     for source in program.sources:
         places = _Places(source, program)
@@ -95,7 +95,7 @@ def _of_field(node: NodeClass, field: Field) -> Iterator[tuple[str, bool]]:
         yield "is static now, since its type is not an array: jit compiles once for each value", False
     elif isinstance(node.rule, Base) and node.rule.filtered and is_one_of(source, annotation, libraries.FLOATS):
         yield (
-            "is trained by jax.grad, and filter_grad left floats alone: buffer() keeps it, static() if it is a constant",
+            "is trained by jax.grad, and filter_grad left floats alone: buffer() keeps it, or static() a constant",
             False,
         )
 
@@ -182,7 +182,9 @@ class _Places(cst.CSTVisitor):
         key = index.value if isinstance(index, cst.Index) else None
         name = key.evaluated_value if isinstance(key, cst.SimpleString) else None
         if isinstance(name, str) and name in self._mapped:
-            text = f"[{name!r}]: if this is an instance of {self._mapped[name].name}, it is not a mapping; write .{name}"
+            text = (
+                f"[{name!r}]: if this is an instance of {self._mapped[name].name}, it is not a mapping; write .{name}"
+            )
             self._find(node, text, self._mapped[name])
 
     def visit_Attribute(self, node: cst.Attribute) -> None:

@@ -78,9 +78,8 @@ def _planned(source: Source, replaced: set[int], targets: set[str]) -> _Plan | N
 
 def _bound_by_place(source: Source) -> dict[_Alias, list[ImportAssignment]]:
     """What each name in an import statement binds: `import a.b` binds `a`, and what is read as `a.b`."""
-    statements = [each for each in source.parts(cst.BaseSmallStatement) if isinstance(each, cst.Import | cst.ImportFrom)]
     bound: dict[_Alias, list[ImportAssignment]] = {}
-    for number, statement in enumerate(statements):
+    for number, statement in enumerate(source.import_statements):
         names = () if isinstance(statement.names, cst.ImportStar) else statement.names
         for place, alias in enumerate(names):
             name = alias.evaluated_alias or alias.evaluated_name
@@ -98,7 +97,12 @@ def _all_in(replaced: Collection[int], bound: Iterable[ImportAssignment]) -> boo
 
 def _asked_for(source: Source, gone: Mapping[_Alias, list[ImportAssignment]]) -> set[int]:
     """The reads of `TYPE_CHECKING` and the like, where all that hangs on them is imports that are gone."""
-    statements = {id(each.node) for bound in gone.values() for each in bound}
+    statements = {
+        id(statement)
+        for number, statement in enumerate(source.import_statements)
+        if not isinstance(statement.names, cst.ImportStar)
+        and all((number, place) in gone for place in range(len(statement.names)))
+    }
     asked = set[int]()
     for choice in source.parts(cst.If):
         rest = choice.orelse.body if isinstance(choice.orelse, cst.Else) else None

@@ -27,7 +27,7 @@ class Base:
     Attributes:
         drops: Options in the class statement that a `Module` has no use for.
         mutable: The option that lets instances be changed in place.
-        filtered: Whether transformations leave out the leaves that are not arrays, so that these were statics in effect.
+        filtered: Whether transformations leave out leaves that are not arrays, so that these were statics in effect.
         declared: Whether fields are those that are annotated.
     """
 

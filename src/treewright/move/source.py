@@ -86,6 +86,11 @@ class Source:
         """The encoding that the file names, or UTF-8."""
         return self.module.encoding
 
+    @functools.cached_property
+    def import_statements(self) -> list[cst.Import | cst.ImportFrom]:
+        """All import statements in the file, in order."""
+        return [part for part in self._statements if isinstance(part, cst.Import | cst.ImportFrom)]
+
     def parts(self, kind: type[N]) -> list[N]:
         """All statements of a kind in the file, in order; and all parts of `with` statements, as `WithItem`."""
         return [part for part in self._statements if isinstance(part, kind)]
@@ -157,8 +162,10 @@ class _Statements(cst.CSTVisitor):
 
 
 # What statements stand in: nothing else has to be looked into.
-_OUTSIDE = (cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.SimpleStatementLine, cst.Else)
-_OUTSIDE += (cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)
+_OUTSIDE = (
+    *(cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.SimpleStatementLine),
+    *(cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase),
+)
 
 
 # An identifier can have middle dots in it, and hardly any has two in a row.
@@ -183,7 +190,9 @@ GONE = cst.Expr(cst.Name("gone··"))
 
 def is_gone(statement: cst.CSTNode) -> bool:
     """Whether a statement is `GONE`."""
-    return isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gone··"
+    return (
+        isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gone··"
+    )
 
 
 def id_of_read(node: cst.CSTNode) -> int:

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from treewright.move import libraries
-from treewright.move.annotations import has_one_of
+from treewright.move.annotations import has_one_of, items_of
 from treewright.move.calls import keyword, name_of, separated
 from treewright.move.classes import (
     Field,
@@ -46,9 +46,8 @@ def _decorated(node: NodeClass, rule: Decorates, updated: cst.ClassDef, replaced
             decorators.append(after.with_changes(decorator=made))
         elif before.decorator is not node.by:
             decorators.append(after)
-    for gone in (by, node.by):
-        if isinstance(gone, cst.BaseExpression):
-            _note(replaced, function_of(gone), registered(node.source, gone))
+    for gone in [each for each in (by, node.by) if isinstance(each, cst.BaseExpression)]:
+        _note(replaced, function_of(gone), registered(node.source, gone))
     return updated.with_changes(decorators=decorators)
 
 
@@ -77,11 +76,10 @@ def _based(node: NodeClass, rule: Base, updated: cst.ClassDef, replaced: set[int
 def field_rewritten(node: NodeClass, field: Field, updated: cst.AnnAssign, replaced: set[int]) -> cst.AnnAssign:
     """The line that declares a field."""
     before = field.line.annotation.annotation
-    if field.annotation is not before and isinstance(updated.annotation.annotation, cst.Subscript):
-        inner = updated.annotation.annotation.slice[0].slice
-        if isinstance(inner, cst.Index) and isinstance(before, cst.Subscript):
-            _note(replaced, before.value)
-            updated = updated.with_changes(annotation=updated.annotation.with_changes(annotation=inner.value))
+    if field.annotation is not before:
+        _note(replaced, before)
+        (unmarked,) = items_of(updated.annotation.annotation)
+        updated = updated.with_changes(annotation=updated.annotation.with_changes(annotation=unmarked))
     value = _value(node, field, updated.value, replaced)
     if value is updated.value:
         return updated
