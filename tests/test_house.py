@@ -45,6 +45,7 @@ TOP_LEVEL = {
 HARMLESS_CALLS = {
     *(
         "GetAttrKey",
+        "Library",
         "MappingProxyType",
         "NewType",
         "ParamSpec",

@@ -11,13 +11,13 @@ pytest.importorskip("libcst")
 
 from treewright.move.libraries import LIBRARIES
 from treewright.move.rewrite import moved
-from treewright.move.source import Finding, Source
+from treewright.move.source import Notice, Source
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 PATH = Path("program.py")
 
 
-def move(text: str, library: str | None = None) -> tuple[str, list[Finding]]:
+def move(text: str, library: str | None = None) -> tuple[str, list[Notice]]:
     """A program rewritten, and what has to be looked at."""
     source = Source(PATH, text.encode())
     chosen = [each for each in LIBRARIES if library in {None, each.name}]
@@ -25,7 +25,7 @@ def move(text: str, library: str | None = None) -> tuple[str, list[Finding]]:
     return after.decode(), sorted(source.findings)
 
 
-def shown(findings: list[Finding]) -> str:
+def shown(findings: list[Notice]) -> str:
     marks = {True: "decide", False: "know"}
     return "".join(f"{each.line}: {marks[each.undecided]}: {each.text} [{each.page}]\n" for each in findings)
 

@@ -66,7 +66,7 @@ class NodeClass:
         return self.definition.name.value
 
 
-class Program:
+class CodeBase:
     """The files of a program, and the classes in them that become nodes.
 
     Attributes:
@@ -210,7 +210,7 @@ def literal(source: Source, expression: cst.BaseExpression) -> object:
 # Fields
 
 
-def fields_of(node: NodeClass, program: Program) -> dict[str, Field]:
+def fields_of(node: NodeClass, program: CodeBase) -> dict[str, Field]:
     """The fields that a class declares itself."""
     found: dict[str, Field] = {}
     body = node.definition.body.body
@@ -223,7 +223,7 @@ def fields_of(node: NodeClass, program: Program) -> dict[str, Field]:
     return found
 
 
-def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: Program) -> Field:
+def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: CodeBase) -> Field:
     source, annotation = node.source, line.annotation.annotation
     marked = False
     if isinstance(annotation, cst.Subscript) and isinstance(program.rule_of(source, annotation.value)[0], Marks):
@@ -239,7 +239,7 @@ def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: Program) ->
 
 
 def _specified(
-    source: Source, value: cst.BaseExpression | None, program: Program
+    source: Source, value: cst.BaseExpression | None, program: CodeBase
 ) -> tuple[Kind, bool, tuple[cst.Arg, ...]]:
     """What stands behind the `=`: the kind of the field, whether a specifier says so, and by which arguments."""
     if not isinstance(value, cst.Call):

@@ -7,14 +7,14 @@ import libcst as cst
 
 from treewright.move import libraries
 from treewright.move.annotations import has_one_of, is_one_of
-from treewright.move.classes import Field, NodeClass, Program, argument, arguments_of
+from treewright.move.classes import CodeBase, Field, NodeClass, argument, arguments_of
 from treewright.move.libraries import Base, Decorates
 from treewright.move.source import Source
 
 _CONSTRUCTORS = frozenset({"__init__", "__post_init__"})
 
 
-def look(program: Program) -> None:
+def look(program: CodeBase) -> None:
     """Note all such places of a program."""
     for node in program.classes.values():
         if node.library is not libraries.OURS:
@@ -33,7 +33,7 @@ def look(program: Program) -> None:
 _Noted = Iterator[tuple[cst.CSTNode, str, bool]]
 
 
-def _of_class(node: NodeClass, program: Program) -> _Noted:
+def _of_class(node: NodeClass, program: CodeBase) -> _Noted:
     """What is to be said of a class: the place, the words, and whether it has to be changed."""
     methods = {part.name.value: part for part in node.definition.body.body if isinstance(part, cst.FunctionDef)}
     if isinstance(node.rule, Decorates):
@@ -103,7 +103,7 @@ def _of_field(node: NodeClass, field: Field) -> Iterator[tuple[str, bool]]:
 class _Places(cst.CSTVisitor):
     """What stands outside of declarations: assignments to nodes, and nodes that are used as mappings."""
 
-    def __init__(self, source: Source, program: Program) -> None:
+    def __init__(self, source: Source, program: CodeBase) -> None:
         super().__init__()
         self._source = source
         self._classes = program.classes

@@ -8,7 +8,7 @@ import libcst as cst
 from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
-from treewright.move.source import GONE, Source, decoded, first_name, id_of_read, is_gone, targets_in
+from treewright.move.source import Source, decoded, first_name, gap, id_of_read, is_gap, targets_in
 
 S = TypeVar("S", bound=cst.CSTNode)
 _Alias = tuple[int, int]  # the number of the import statement in its file, and that of the name in it
@@ -143,7 +143,7 @@ class _Imports(cst.CSTTransformer):
 
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.BaseSmallStatement:
         kept = self._kept(updated_node.names)
-        return updated_node.with_changes(names=kept) if kept else GONE
+        return updated_node.with_changes(names=kept) if kept else gap()
 
     def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.BaseSmallStatement:
         if isinstance(updated_node.names, cst.ImportStar):
@@ -151,11 +151,11 @@ class _Imports(cst.CSTTransformer):
         kept = self._kept(updated_node.names)
         if self._depth == 0 and isinstance(updated_node.module, cst.Name) and updated_node.module.value == "treewright":
             new = [cst.ImportAlias(cst.Name(name)) for name in self._names]
-            between = kept[0].comma if len(kept) > 1 else _COMMA
+            between = kept[0].comma if len(kept) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
             end, self._names = kept[-1].comma, []
             kept = [alias.with_changes(comma=between) for alias in (*kept, *new)]
             kept[-1] = kept[-1].with_changes(comma=end)
-        return updated_node.with_changes(names=kept) if kept else GONE
+        return updated_node.with_changes(names=kept) if kept else gap()
 
     def _kept(self, names: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:
         kept = [alias for place, alias in enumerate(names) if (self._number, place) not in self._plan.gone]
@@ -172,7 +172,7 @@ class _Imports(cst.CSTTransformer):
     ) -> cst.IndentedBlock:
         self._depth -= 1
         kept = [line for line in updated_node.body if not _is_empty(line)]
-        return updated_node.with_changes(body=kept or [_PASS])
+        return updated_node.with_changes(body=kept or [cst.SimpleStatementLine([cst.Pass()])])
 
     def visit_If(self, node: cst.If) -> None:
         self._removed_before.append(self._removed)
@@ -186,7 +186,7 @@ class _Imports(cst.CSTTransformer):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine:
-        kept = [part for part in updated_node.body if not is_gone(part)]
+        kept = [part for part in updated_node.body if not is_gap(part)]
         return updated_node.with_changes(body=kept) if kept else updated_node
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
@@ -209,12 +209,8 @@ class _Imports(cst.CSTTransformer):
         return updated_node.with_changes(body=[*body[:place], *new, *body[place:]])
 
 
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-_PASS = cst.SimpleStatementLine([cst.Pass()])
-
-
 def _is_empty(line: cst.CSTNode) -> TypeGuard[cst.SimpleStatementLine]:
-    return isinstance(line, cst.SimpleStatementLine) and all(is_gone(part) for part in line.body)
+    return isinstance(line, cst.SimpleStatementLine) and all(is_gap(part) for part in line.body)
 
 
 def _passes(block: cst.BaseSuite) -> bool:

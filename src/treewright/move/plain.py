@@ -4,12 +4,12 @@ import libcst as cst
 
 from treewright.move import libraries
 from treewright.move.annotations import items_of, kinds_of
-from treewright.move.classes import NodeClass, Program
+from treewright.move.classes import CodeBase, NodeClass
 from treewright.move.libraries import Filtered
 from treewright.move.source import Source
 
 
-def is_plain(program: Program, source: Source, rule: Filtered, function: cst.FunctionDef) -> bool:
+def is_plain(program: CodeBase, source: Source, rule: Filtered, function: cst.FunctionDef) -> bool:
     """Whether the annotations of a function say that the transformation is given arrays alone, floats where it must."""
     given = function.params
     if rule.first:
@@ -21,7 +21,7 @@ def is_plain(program: Program, source: Source, rule: Filtered, function: cst.Fun
     return all(_takes_arrays(program, source, param, floats=False) for param in every)
 
 
-def _takes_arrays(program: Program, source: Source, param: cst.Param, *, floats: bool) -> bool:
+def _takes_arrays(program: CodeBase, source: Source, param: cst.Param, *, floats: bool) -> bool:
     if param.annotation is None or param.default is not None:
         return False
     return _Plain(program, floats=floats).holds(source, param.annotation.annotation, ())
@@ -30,7 +30,7 @@ def _takes_arrays(program: Program, source: Source, param: cst.Param, *, floats:
 class _Plain:
     """Whether all leaves of a value are arrays, by its annotation."""
 
-    def __init__(self, program: Program, *, floats: bool) -> None:
+    def __init__(self, program: CodeBase, *, floats: bool) -> None:
         self._program = program
         self._arrays = libraries.ARRAYS - libraries.NOT_FLOATS if floats else libraries.ARRAYS
 

@@ -6,18 +6,18 @@ import libcst as cst
 
 from treewright.move import libraries
 from treewright.move.calls import REWRITTEN, name_of
-from treewright.move.classes import NodeClass, Program, function_of
+from treewright.move.classes import CodeBase, NodeClass, function_of
 from treewright.move.findings import look
 from treewright.move.imports import with_imports
 from treewright.move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
 from treewright.move.plain import is_plain
-from treewright.move.source import GONE, Source, first_name
+from treewright.move.source import Source, first_name, gap
 from treewright.move.statements import class_rewritten, field_rewritten
 
 
 def moved(sources: Sequence[Source], chosen: Sequence[Library]) -> Iterator[bytes]:
     """The new text of each file of a program. What has to be looked at is noted in the sources."""
-    program = Program(sources, [*chosen, libraries.OURS])
+    program = CodeBase(sources, [*chosen, libraries.OURS])
     for source in sources:
         if not program.concerns(source):
             yield source.content
@@ -34,7 +34,7 @@ class Rewriter(cst.CSTTransformer):
         replaced: The ids of the names that are gone: what imported them may go too.
     """
 
-    def __init__(self, source: Source, program: Program) -> None:
+    def __init__(self, source: Source, program: CodeBase) -> None:
         super().__init__()
         self.replaced: set[int] = set()
         self._source, self._program = source, program
@@ -144,7 +144,7 @@ class Rewriter(cst.CSTTransformer):
         line = original_node.body[0]
         if isinstance(line, cst.Expr) and id(line.value) in self._registrations:
             self.replaced.add(id(first_name(function_of(line.value))))
-            return updated_node.with_changes(body=[GONE])
+            return updated_node.with_changes(body=[gap()])
         return updated_node
 
 

@@ -14,7 +14,7 @@ N = TypeVar("N", bound=cst.CSTNode)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Finding:
+class Notice:
     """What a user has to look at.
 
     Attributes:
@@ -43,11 +43,11 @@ class Source:
         self.path = path
         self.content = content
         self.module = cst.parse_module(content)
-        self.findings: list[Finding] = []
+        self.findings: list[Notice] = []
 
     def find(self, node: cst.CSTNode, text: str, page: str, *, undecided: bool = False) -> None:
         """Note that a place has to be looked at."""
-        self.findings.append(Finding(self.path, self.line_of(node), undecided, text, page))
+        self.findings.append(Notice(self.path, self.line_of(node), undecided, text, page))
 
     def code(self, node: cst.CSTNode) -> str:
         """A part of the file as text."""
@@ -185,13 +185,15 @@ def decoded(identifier: str) -> str | None:
 
 
 # What stands for a statement that goes, until the lines around it are put right: libcst would drop them with it.
-GONE = cst.Expr(cst.Name("gone··"))
+def gap() -> cst.Expr:
+    """The statement."""
+    return cst.Expr(cst.Name("gap··"))
 
 
-def is_gone(statement: cst.CSTNode) -> bool:
-    """Whether a statement is `GONE`."""
+def is_gap(statement: cst.CSTNode) -> bool:
+    """Whether a statement is one of `gap()`."""
     return (
-        isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gone··"
+        isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gap··"
     )
 
 
