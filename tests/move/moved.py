@@ -119,7 +119,20 @@ def moved(name: str, folder: Path) -> Moved:
         assert text.count(line) == 1
         (new / path).write_text(text.replace(line, instead), encoding="utf-8")
         by_hand += instead.count("\n")
-    return Moved(_run(name, old), _run(name, new), (len(lines) - files, by_hand), files)
+    program = (PROGRAMS / f"{name}.txt").read_text(encoding="utf-8")
+    return Moved(_run(program, old), _run(program, new), (len(lines) - files, by_hand), files)
+
+
+def moved_script(name: str, folder: Path) -> tuple[str, str]:
+    """What a script of `programs/` gives, and what it gives when it has itself been moved, with nothing by hand."""
+    script = folder / "script.py"
+    script.write_bytes((PROGRAMS / f"{name}.txt").read_bytes())
+    before = _run(script.read_text(encoding="utf-8"), folder)
+    with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
+        status = command.main([str(script), "--write"])
+    assert status == 0
+    assert diff.getvalue()
+    return before, _run(script.read_text(encoding="utf-8"), folder)
 
 
 def _fetch(name: str, folder: Path) -> None:
@@ -132,14 +145,13 @@ def _fetch(name: str, folder: Path) -> None:
         wheel.extractall(folder / "old")
 
 
-def _run(name: str, library: Path) -> str:
-    program = _BEFORE + (PROGRAMS / f"{name}.txt").read_text(encoding="utf-8") + _AFTER
+def _run(program: str, library: Path) -> str:
     path = os.pathsep.join([str(library), str(SOURCE), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": path, "JAX_NUMPY_RANK_PROMOTION": "allow", "JAX_PLATFORMS": "cpu"}
-    command_line = [sys.executable, "-W", "ignore", "-c", program]
+    command_line = [sys.executable, "-W", "ignore", "-c", _BEFORE + program + _AFTER]
     run = subprocess.run(command_line, capture_output=True, text=True, check=False, env={**os.environ, **settings})
     if run.returncode:
-        raise RuntimeError(f"{name} in {library.name} does not run:\n{run.stderr}")
+        raise RuntimeError(f"This does not run in {library.name}:\n{run.stderr}")
     return run.stdout.strip()
 
 
