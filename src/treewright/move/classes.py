@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import libcst as cst
 
@@ -276,7 +276,10 @@ def statics_of(node: NodeClass) -> tuple[str, ...] | None:
     given = argument(arguments, "meta_fields")
     if given is None and len(arguments) > 2 and arguments[2].keyword is None:
         given = arguments[2]
-    if given is None:
-        return None if argument(arguments, "drop_fields") else ()
+    if given is None or argument(arguments, "drop_fields") is not None:
+        return () if argument(arguments, "drop_fields") is None else None
     names = literal(node.source, given.value)
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+    if not isinstance(names, list | tuple):
+        return None
+    entries: Sequence[Any] = names
+    return tuple(map(str, entries))

@@ -64,7 +64,7 @@ def _planned(source: Source, replaced: set[int], targets: set[str]) -> _Plan | N
         ]
     )
     dotted = "treewright" in bound or bool(needed & taken)
-    spelled, new = {}, set[str]()
+    spelled, new = dict[str, str](), set[str]()
     for home, name in wanted:
         if home != "treewright" or dotted:
             spelled[f"{home}:{name}"] = f"{bound.get(home, home)}.{name}"
