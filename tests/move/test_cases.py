@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libcst")
-
 from treewright.move.libraries import LIBRARIES
 from treewright.move.rewrite import moved
 from treewright.move.source import Notice, Source

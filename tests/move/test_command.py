@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("libcst")
-
 from treewright.__main__ import main
 from treewright.move import command
 

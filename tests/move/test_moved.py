@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("libcst")
-
 from tests.move.moved import RELEASED, CanNotFetchError, moved, moved_script
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import libcst as cst
 
@@ -279,7 +279,4 @@ def statics_of(node: NodeClass) -> tuple[str, ...] | None:
     if given is None or argument(arguments, "drop_fields") is not None:
         return () if argument(arguments, "drop_fields") is None else None
     names = literal(node.source, given.value)
-    if not isinstance(names, list | tuple):
-        return None
-    entries: Sequence[Any] = names
-    return tuple(map(str, entries))
+    return tuple(map(str, cast("Sequence[Any]", names))) if isinstance(names, list | tuple) else None
