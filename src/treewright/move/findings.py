@@ -8,7 +8,7 @@ import libcst as cst
 from treewright.move import libraries
 from treewright.move.annotations import has_one_of, is_one_of
 from treewright.move.classes import CodeBase, Field, NodeClass, argument, arguments_of
-from treewright.move.libraries import Base, Decorates
+from treewright.move.libraries import Base, Decorates, Library
 from treewright.move.source import Source
 
 _CONSTRUCTORS = frozenset({"__init__", "__post_init__"})
@@ -25,9 +25,23 @@ def look(program: CodeBase) -> None:
                     text = f"{node.name}.{field.name} {words}"
                     node.source.find(field.line, text, node.library.page, undecided=undecided)
     for source in program.sources:
+        for statement in source.import_statements:
+            library = _brought_unseen(source, statement, program)
+            if library is not None:
+                text = f"{source.code(statement)}: what this brings can't be followed; import it by name"
+                source.find(statement, text, library.page, undecided=True)
         places = _Places(source, program)
         if places.may_be_in(source.module.code):
             source.module.visit(places)
+
+
+def _brought_unseen(source: Source, statement: cst.Import | cst.ImportFrom, program: CodeBase) -> Library | None:
+    """The library of which an import brings all names that rules are about."""
+    if not isinstance(statement, cst.ImportFrom) or not isinstance(statement.names, cst.ImportStar):
+        return None
+    module = "" if statement.module is None else source.code(statement.module)
+    found = [library for name, (_, library) in program.rules.items() if name.rpartition(".")[0] == module]
+    return found[0] if found else None
 
 
 _Noted = Iterator[tuple[cst.CSTNode, str, bool]]

@@ -47,7 +47,8 @@ def _planned(source: Source, replaced: set[int], targets: set[str]) -> _Plan | N
     gone = {
         place: bound
         for place, bound in _bound_by_place(source).items()
-        if _all_in(replaced, bound) and not any(source.names_of_import(each) & modules for each in bound)
+        if _all_in(replaced, bound)
+        and not any(source.names_of_import(each) & modules or source.exports(each.name) for each in bound)
     }
     asked = _asked_for(source, gone)
     gone |= {place: bound for place, bound in _bound_by_place(source).items() if _all_in(asked, bound)}

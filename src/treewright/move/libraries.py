@@ -216,13 +216,13 @@ ARRAYS = frozenset(
         *("jax.Array", "jax.numpy.ndarray", "jaxtyping.Array", "chex.Array", "optax.OptState"),
         *(f"jaxtyping.{kind}" for kind in ("Float", "Complex", "Inexact", "Num", "Real", "Shaped")),
         *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
-        *("chex.PRNGKey", "jax.typing.ArrayLike"),
+        "chex.PRNGKey",
     }
 )
 NOT_FLOATS = frozenset(
     {
         *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
-        *("chex.PRNGKey", "optax.OptState"),
+        *("jaxtyping.Num", "jaxtyping.Real", "jaxtyping.Shaped", "chex.PRNGKey", "optax.OptState"),
     }
 )
 FLOATS = frozenset({"builtins.float", "builtins.complex"})

@@ -77,6 +77,11 @@ class Source:
         """The full name that an import binds."""
         return {name.name for name in assignment.get_qualified_names_for(assignment.name)}
 
+    def exports(self, name: str) -> bool:
+        """Whether `__all__` may list a name."""
+        code = self.module.code
+        return "__all__" in code and (f'"{name}"' in code or f"'{name}'" in code)
+
     def bound(self, *, without: Collection[metadata.ImportAssignment]) -> set[str]:
         """All names that anything in the file binds, but for some imports."""
         return {each.name.partition(".")[0] for each in self._assignments() if each not in without}
