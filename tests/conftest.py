@@ -77,6 +77,7 @@ SLOW = {
     "checkpoint",
     "examples",
     "interop",
+    "move",
     "nodes/test_cloudpickle.py",
     "nodes/test_export.py",
     "nodes/test_first_use.py",

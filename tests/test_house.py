@@ -46,6 +46,7 @@ TOP_LEVEL = {
 HARMLESS_CALLS = {
     *(
         "GetAttrKey",
+        "Library",
         "MappingProxyType",
         "NewType",
         "ParamSpec",

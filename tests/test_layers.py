@@ -164,6 +164,19 @@ checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.le
 sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.rules,
     sharding.specs
 testing: testing.assertions
+move
+move.libraries
+move.source
+move.annotations: move.libraries, move.source
+move.classes: move.annotations, move.libraries, move.source
+move.plain: move.annotations, move.classes, move.libraries, move.source
+move.calls: move.libraries, move.source
+move.statements: move.annotations, move.calls, move.classes, move.libraries, move.source
+move.imports: move.source
+move.findings: move.annotations, move.classes, move.libraries, move.source
+move.rewrite: move.calls, move.classes, move.findings, move.imports, move.libraries, move.plain, move.source,
+    move.statements
+move.command: checkpoint.atomic, errors, move.libraries, move.rewrite, move.source
 __main__
 """)
 

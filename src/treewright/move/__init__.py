@@ -1,0 +1,1 @@
+"""`python -m treewright move`: programs written for other libraries, rewritten for this one."""

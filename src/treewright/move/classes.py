@@ -1,0 +1,282 @@
+"""The classes of a program that become nodes: by decorator, by base, or since a base of theirs does."""
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import libcst as cst
+
+from treewright.move import libraries
+from treewright.move.annotations import is_one_of
+from treewright.move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
+from treewright.move.source import Source
+
+Kind = Literal["child", "static", "unclear"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """A field as it is declared.
+
+    Attributes:
+        name: Its name.
+        line: The annotated assignment.
+        annotation: What it is annotated with, without a marker.
+        kind: What a specifier, a marker or the registration say of it.
+        specifier: Whether a specifier stands behind the `=`.
+        drops: The arguments of the specifier that say what `kind` says.
+        inferred: Whether it is a static by its annotation alone: the library left such leaves out.
+    """
+
+    name: str
+    line: cst.AnnAssign
+    annotation: cst.BaseExpression
+    kind: Kind
+    specifier: bool
+    drops: tuple[cst.Arg, ...]
+    inferred: bool
+
+
+@dataclasses.dataclass(slots=True)
+class NodeClass:
+    """A class that becomes a node, or stays one.
+
+    Attributes:
+        source: Its file.
+        definition: Its statement.
+        library: Where it comes from.
+        rule: Why it is one.
+        by: The decorator or the base that says so; None if a class that it extends does.
+        mutable: Whether its instances can be changed in place.
+        fields: Its own fields by name.
+    """
+
+    source: Source
+    definition: cst.ClassDef
+    library: Library
+    rule: Decorates | Base
+    by: cst.CSTNode | None
+    mutable: bool = False
+    fields: dict[str, Field] = dataclasses.field(default_factory=dict[str, Field])
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.definition.name.value
+
+
+class CodeBase:
+    """The files of a program, and the classes in them that become nodes.
+
+    Attributes:
+        rules: The rule and the library for each full name that is looked for.
+        classes: The classes, by their statements.
+    """
+
+    def __init__(self, sources: Sequence[Source], libraries: Iterable[Library]) -> None:
+        self.sources = sources
+        self.rules: Mapping[str, tuple[Rule, Library]] = {
+            name: (rule, library) for library in libraries for name, rule in library.rules.items()
+        }
+        self.classes: dict[cst.ClassDef, NodeClass] = {}
+        self._modules = {part for source in sources for part in (source.path.stem, *source.path.parent.parts)}
+        definitions = [(source, definition) for source in sources for definition in source.parts(cst.ClassDef)]
+        for source, definition in definitions:
+            self._begin(source, definition)
+        for source in sources:
+            self._begin_registered(source)
+        new = 1
+        while new:
+            new = sum(self._extend(source, definition) for source, definition in definitions)
+        for definition, node in list(self.classes.items()):
+            node.fields = fields_of(node, self)
+            statics = statics_of(node)
+            if statics is None or not set(statics) <= set(node.fields):
+                del self.classes[definition]  # what is static is said elsewhere, so it can't be said here
+
+    def rule_of(self, source: Source, expression: cst.CSTNode) -> tuple[Rule, Library] | tuple[None, None]:
+        """The rule for what an expression stands for."""
+        names = [name for name in source.names_of(expression) if name in self.rules]
+        return self.rules[names[0]] if names else (None, None)
+
+    def concerns(self, source: Source) -> bool:
+        """Whether a file names anything that a rule is about, or holds a class that becomes a node."""
+        known = {name for each in source.imported() for name in source.names_of_import(each)}
+        is_known = any(rule == name or rule.startswith(f"{name}.") for rule in self.rules for name in known)
+        return is_known or any(node.source is source for node in self.classes.values())
+
+    def named(self, name: str) -> NodeClass | None:
+        """The class of this name, wherever it is defined."""
+        return next((node for node in self.classes.values() if node.name == name), None)
+
+    def _begin(self, source: Source, definition: cst.ClassDef) -> None:
+        """Note a class that a decorator or a base makes a node."""
+        for decorator in definition.decorators:
+            by = decorator.decorator
+            rule, library = self.rule_of(source, registered(source, by) or function_of(by))
+            if isinstance(rule, Decorates) and library is not None:
+                frozen = option(arguments_of(dataclass_of(source, definition) if rule.registers else by), "frozen")
+                mutable = not (rule.frozen and not rule.registers) and frozen != "True"
+                self.classes[definition] = NodeClass(source, definition, library, rule, by, mutable)
+        for base in definition.bases:
+            rule, library = self.rule_of(source, _unsubscripted(base.value))
+            if isinstance(rule, Base) and library is not None:
+                mutable = rule.mutable is not None and option(definition.keywords, rule.mutable) == "True"
+                self.classes[definition] = NodeClass(source, definition, library, rule, base, mutable)
+
+    def _begin_registered(self, source: Source) -> None:
+        """Note the classes that a statement registers: `register_dataclass(Layer, ["kernel"], ["width"])`."""
+        statements = {each.name.value: each for each in source.parts(cst.ClassDef)}
+        for statement in source.parts(cst.Expr):
+            call = statement.value
+            rule, library = self.rule_of(source, function_of(call))
+            if isinstance(rule, Decorates) and library is not None and rule.registers and arguments_of(call):
+                definition = statements.get(source.code(arguments_of(call)[0].value))
+                if definition is not None and dataclass_of(source, definition) is not None:
+                    frozen = option(arguments_of(dataclass_of(source, definition)), "frozen")
+                    self.classes[definition] = NodeClass(source, definition, library, rule, call, frozen != "True")
+
+    def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
+        """Note a class that extends one which becomes a node; whether it is new."""
+        if definition in self.classes:
+            return False
+        for base in definition.bases:
+            for name in source.names_of(_unsubscripted(base.value)):
+                is_ours = "." not in name or name.partition(".")[0] in self._modules | {""}
+                above = self.named(name.rpartition(".")[2]) if is_ours else None
+                if above is not None:
+                    self.classes[definition] = dataclasses.replace(
+                        above, source=source, definition=definition, by=None, fields={}
+                    )
+                    return True
+        return False
+
+
+# Parts of expressions
+
+
+def function_of(expression: cst.BaseExpression) -> cst.BaseExpression:
+    """What is called, or the expression itself."""
+    return expression.func if isinstance(expression, cst.Call) else expression
+
+
+def arguments_of(expression: cst.BaseExpression | None) -> Sequence[cst.Arg]:
+    """The arguments of a call; none for what is not one."""
+    return expression.args if isinstance(expression, cst.Call) else ()
+
+
+def _unsubscripted(expression: cst.BaseExpression) -> cst.BaseExpression:
+    return expression.value if isinstance(expression, cst.Subscript) else expression
+
+
+def argument(arguments: Iterable[cst.Arg], name: str) -> cst.Arg | None:
+    """The argument that is given by a keyword."""
+    return next((each for each in arguments if each.keyword is not None and each.keyword.value == name), None)
+
+
+def option(arguments: Iterable[cst.Arg], name: str) -> str | None:
+    """The text of an option, where it is a bare word."""
+    given = argument(arguments, name)
+    return given.value.value if given is not None and isinstance(given.value, cst.Name) else None
+
+
+def registered(source: Source, decorator: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The decorator `f` in `partial(f, ...)`."""
+    if isinstance(decorator, cst.Call) and "functools.partial" in source.names_of(decorator.func) and decorator.args:
+        return decorator.args[0].value
+    return None
+
+
+def dataclass_of(source: Source, definition: cst.ClassDef) -> cst.BaseExpression | None:
+    """The standard library's decorator on a class."""
+    for decorator in definition.decorators:
+        if source.names_of(function_of(decorator.decorator)) & libraries.DATACLASS:
+            return decorator.decorator
+    return None
+
+
+def literal(source: Source, expression: cst.BaseExpression) -> object:
+    """The value of a literal; None for what is not one. `dict(static=True)` is one too."""
+    try:
+        parsed = ast.parse(source.code(expression).strip(), mode="eval").body
+        if isinstance(parsed, ast.Call) and isinstance(parsed.func, ast.Name) and parsed.func.id == "dict":
+            return {keyword.arg: ast.literal_eval(keyword.value) for keyword in parsed.keywords}
+        return ast.literal_eval(parsed)
+    except (ValueError, SyntaxError):
+        return None
+
+
+# Fields
+
+
+def fields_of(node: NodeClass, program: CodeBase) -> dict[str, Field]:
+    """The fields that a class declares itself."""
+    found: dict[str, Field] = {}
+    body = node.definition.body.body
+    lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    for line in lines:
+        if isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name):
+            annotation = line.annotation.annotation
+            if not node.source.names_of(_unsubscripted(annotation)) & libraries.CLASS_VARIABLES:
+                found[line.target.value] = _field(node, line, line.target.value, program)
+    return found
+
+
+def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: CodeBase) -> Field:
+    source, annotation = node.source, line.annotation.annotation
+    marked = False
+    if isinstance(annotation, cst.Subscript) and isinstance(program.rule_of(source, annotation.value)[0], Marks):
+        inner = annotation.slice[0].slice
+        if len(annotation.slice) == 1 and isinstance(inner, cst.Index):
+            marked, annotation = True, inner.value
+    kind, specifier, drops = _specified(source, line.value, program)
+    if marked or name in (statics_of(node) or ()):
+        kind = "static"
+    filtered = isinstance(node.rule, Base) and node.rule.filtered
+    inferred = filtered and kind == "child" and is_one_of(source, annotation, libraries.NEVER_ARRAYS)
+    return Field(name, line, annotation, "static" if inferred else kind, specifier, drops, inferred)
+
+
+def _specified(
+    source: Source, value: cst.BaseExpression | None, program: CodeBase
+) -> tuple[Kind, bool, tuple[cst.Arg, ...]]:
+    """What stands behind the `=`: the kind of the field, whether a specifier says so, and by which arguments."""
+    if not isinstance(value, cst.Call):
+        return "child", False, ()
+    rule = program.rule_of(source, value.func)[0]
+    if isinstance(rule, Specifier):
+        return _marked(rule, value)
+    if source.names_of(value.func) & {"dataclasses.field", *libraries.OUR_SPECIFIERS}:
+        metadata = argument(value.args, "metadata")
+        entries = None if metadata is None else literal(source, metadata.value)
+        if metadata is not None and entries in ({"static": True}, {"pytree_node": False}):
+            return "static", True, (metadata,)
+        return "static" if "treewright.static" in source.names_of(value.func) else "child", True, ()
+    return "child", False, ()
+
+
+def _marked(rule: Specifier, value: cst.Call) -> tuple[Kind, bool, tuple[cst.Arg, ...]]:
+    if any(arg.star for arg in value.args):
+        return "unclear", True, ()
+    markers = tuple(
+        arg
+        for arg in value.args
+        if arg.keyword is None or (rule.marker is not None and arg.keyword.value == rule.marker)
+    )
+    words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
+    if rule.static or words == {rule.static_if}:
+        return "static", True, markers
+    return ("child" if words <= {"True", "False"} else "unclear"), True, markers
+
+
+def statics_of(node: NodeClass) -> tuple[str, ...] | None:
+    """The names that the registration of a class lists as statics; None if they can't be read there."""
+    arguments = arguments_of(node.by) if isinstance(node.by, cst.Call) else ()
+    given = argument(arguments, "meta_fields")
+    if given is None and len(arguments) > 2 and arguments[2].keyword is None:
+        given = arguments[2]
+    if given is None or argument(arguments, "drop_fields") is not None:
+        return () if argument(arguments, "drop_fields") is None else None
+    names = literal(node.source, given.value)
+    return tuple(map(str, cast("Sequence[Any]", names))) if isinstance(names, list | tuple) else None

@@ -1,0 +1,251 @@
+"""What each library calls its parts, and what becomes of each: one table, and the only place that knows their names."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decorates:
+    """A decorator that makes a class a pytree: `@pytree_dataclass` takes its place.
+
+    Attributes:
+        frozen: Whether instances are frozen without `frozen=True`.
+        keyword_only: Whether the constructor takes keywords alone, unless the option of this name is `False`.
+        registers: Whether it stands above `@dataclass`, or is called with a class and the names of its statics.
+    """
+
+    frozen: bool = True
+    keyword_only: str | None = None
+    registers: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Base:
+    """A base class: `Module` takes its place.
+
+    Attributes:
+        drops: Options in the class statement that a `Module` has no use for.
+        mutable: The option that lets instances be changed in place.
+        filtered: Whether transformations leave out leaves that are not arrays, so that these were statics in effect.
+        declared: Whether fields are those that are annotated.
+    """
+
+    drops: tuple[str, ...] = ()
+    mutable: str | None = None
+    filtered: bool = False
+    declared: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Specifier:
+    """A function that declares a field: `static` or `field` takes its place.
+
+    Attributes:
+        marker: The argument that says whether the field is static; also the only one that may be positional.
+        static_if: The value of it that makes the field static.
+        static: Whether the field is static without the argument.
+    """
+
+    marker: str | None = None
+    static_if: str = "True"
+    static: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Marks:
+    """What makes a field static in its annotation, as `Static[int]`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Renamed:
+    """The same under another name, given as `module:name`."""
+
+    to: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+    """A function whose calls are rewritten, by the function of this name in `calls`; those left run, if it `works`."""
+
+    by: str
+    works: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filtered:
+    """A transformation that leaves out what is not an array: JAX's own takes its place where all are arrays.
+
+    Attributes:
+        to: JAX's own, as `module:name`.
+        first: Whether the first argument alone matters, and must hold floats.
+    """
+
+    to: str
+    first: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stays:
+    """What the command leaves, with what to do about it; `works` if nothing has to be done."""
+
+    advice: str
+    works: bool = False
+
+
+Rule = Decorates | Base | Specifier | Marks | Renamed | Called | Filtered | Stays
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Library:
+    """A library that programs move from: the page about it, and the rule for each of its names."""
+
+    name: str
+    page: str
+    rules: Mapping[str, Rule]
+
+
+_FILTERED = "eqx.{} runs on nodes as it is; jax.{} is enough once it is given arrays and nodes alone"
+_ABSTRACT = "Module has no such annotation: declare the field here and again in the subclass, or make it a property"
+
+LIBRARIES = (
+    Library(
+        "flax.struct",
+        "docs/moving/flax-struct.md",
+        MappingProxyType(
+            {
+                "flax.struct.dataclass": Decorates(),
+                "flax.struct.PyTreeNode": Base(),
+                "flax.struct.field": Specifier("pytree_node", static_if="False"),
+                "flax.training.train_state.TrainState": Renamed("treewright:TrainState"),
+                "flax.serialization.register_serialization_state": Stays(
+                    "a node is known to flax.serialization: drop the call, or give it override=True"
+                ),
+            }
+        ),
+    ),
+    Library(
+        "chex",
+        "docs/moving/chex.md",
+        MappingProxyType(
+            {
+                "chex.dataclass": Decorates(frozen=False, keyword_only="mappable_dataclass"),
+                "chex.mappable_dataclass": Stays("a node is not a mapping: read attributes, and drop it"),
+            }
+        ),
+    ),
+    Library(
+        "equinox",
+        "docs/moving/equinox.md",
+        MappingProxyType(
+            {
+                "equinox.Module": Base(drops=("strict",), filtered=True),
+                "equinox.field": Specifier("static"),
+                "equinox.static_field": Specifier(static=True),
+                "equinox.tree_at": Called("tree_at"),
+                "equinox.tree_serialise_leaves": Called("save"),
+                "equinox.tree_deserialise_leaves": Called("load"),
+                "equinox.filter_jit": Filtered("jax:jit"),
+                "equinox.filter_grad": Filtered("jax:grad", first=True),
+                "equinox.filter_value_and_grad": Filtered("jax:value_and_grad", first=True),
+                "equinox.filter_vmap": Stays(_FILTERED.format("filter_vmap", "vmap"), works=True),
+                "equinox.AbstractVar": Stays(_ABSTRACT),
+                "equinox.AbstractClassVar": Stays(_ABSTRACT),
+            }
+        ),
+    ),
+    Library(
+        "jax_dataclasses",
+        "docs/moving/jax-dataclasses.md",
+        MappingProxyType(
+            {
+                "jax_dataclasses.pytree_dataclass": Decorates(),
+                "jax_dataclasses.Static": Marks(),
+                "jax_dataclasses.field": Specifier(),
+                "jax_dataclasses.static_field": Specifier(static=True),
+                "jax_dataclasses.replace": Renamed("treewright:replace"),
+                "jax_dataclasses.copy_and_mutate": Called("edit", works=False),
+                "jax_dataclasses.asdict": Renamed("dataclasses:asdict"),
+                "jax_dataclasses.astuple": Renamed("dataclasses:astuple"),
+                "jax_dataclasses.fields": Renamed("dataclasses:fields"),
+                "jax_dataclasses.is_dataclass": Renamed("dataclasses:is_dataclass"),
+                "jax_dataclasses.jit": Stays(
+                    "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it",
+                    works=True,
+                ),
+                "jax_dataclasses.EnforcedAnnotationsMixin": Stays(
+                    "a node has no such check: annotate with jaxtyping, or check in __check_init__"
+                ),
+            }
+        ),
+    ),
+    Library(
+        "simple_pytree",
+        "docs/moving/simple-pytree.md",
+        MappingProxyType(
+            {
+                "simple_pytree.Pytree": Base(drops=("mutable",), mutable="mutable", declared=False),
+                "simple_pytree.field": Specifier("pytree_node", static_if="False"),
+                "simple_pytree.static_field": Specifier(static=True),
+            }
+        ),
+    ),
+    Library(
+        "register_dataclass",
+        "docs/moving/register-dataclass.md",
+        MappingProxyType({"jax.tree_util.register_dataclass": Decorates(registers=True)}),
+    ),
+)
+
+# What has moved already: so that the rest of a program can be seen together with it.
+OURS = Library(
+    "treewright",
+    "docs/nodes.md",
+    MappingProxyType({"treewright.Module": Base(), "treewright.pytree_dataclass": Decorates()}),
+)
+
+# The standard library's decorator, and copies of it: it gives way where a class becomes a node.
+DATACLASS = frozenset({"dataclasses.dataclass", "simple_pytree.dataclass"})
+OUR_SPECIFIERS = frozenset({"treewright.field", "treewright.static", "treewright.buffer"})
+# Options of a dataclass that a node has by itself, or has no use for.
+WITHOUT_USE = frozenset({"frozen", "slots", "weakref_slot"})
+
+# What annotations say of a value, by the names of the types.
+ARRAYS = frozenset(
+    {
+        *("jax.Array", "jax.numpy.ndarray", "jaxtyping.Array", "chex.Array", "optax.OptState"),
+        *(f"jaxtyping.{kind}" for kind in ("Float", "Complex", "Inexact", "Num", "Real", "Shaped")),
+        *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
+        "chex.PRNGKey",
+    }
+)
+NOT_FLOATS = frozenset(
+    {
+        *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
+        *("jaxtyping.Num", "jaxtyping.Real", "jaxtyping.Shaped", "chex.PRNGKey", "optax.OptState"),
+    }
+)
+FLOATS = frozenset({"builtins.float", "builtins.complex"})
+NEVER_ARRAYS = frozenset(
+    {
+        *("builtins.str", "builtins.bool", "builtins.int", "builtins.type", "builtins.bytes"),
+        *("typing.Callable", "collections.abc.Callable", "typing.Literal", "typing.Type"),
+    }
+)
+CAN_CHANGE = frozenset(
+    {
+        *("builtins.list", "builtins.dict", "builtins.set", "numpy.ndarray"),
+        *("typing.List", "typing.Dict", "typing.Set", "typing.DefaultDict", "collections.OrderedDict"),
+    }
+)
+MAY_CHANGE = frozenset(
+    f"{module}.{kind}"
+    for module in ("typing", "collections.abc")
+    for kind in ("Sequence", "Mapping", "MutableSequence", "MutableMapping", "Iterable", "Collection")
+)
+CONTAINERS = frozenset(
+    {"builtins.list", "builtins.tuple", "builtins.dict", "typing.List", "typing.Tuple", "typing.Dict"}
+)
+DICTS = frozenset({"builtins.dict", "typing.Dict"})
+UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
+CLASS_VARIABLES = frozenset({"typing.ClassVar"})
