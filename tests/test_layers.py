@@ -47,7 +47,7 @@ _nodes.refs: _jax_refs, _nodes.fields
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
-_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, errors
+_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, _values.text, errors
 _nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.scalars, _values.text, errors

@@ -35,6 +35,7 @@ from treewright._nodes.json_kinds import (
 from treewright._nodes.statics import Statics, table_in
 from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
+from treewright._values.text import cut_text
 from treewright.errors import CheckpointError, StaticSerializationError
 
 _PLAIN = (str, int, bool, type(None))
@@ -174,7 +175,7 @@ class StaticCodec:
         except (StaticSerializationError, CheckpointError):
             raise
         except Exception as error:  # whoever forges a file finds them all
-            raise StaticSerializationError(f"{shown(encoded)} can't be read: {error!r}") from error
+            raise StaticSerializationError(f"{shown(encoded)} can't be read: {cut_text(repr(error))}") from error
 
     def decode_statics(
         self, cls: type[Any], encoded: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
