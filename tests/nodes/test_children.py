@@ -14,6 +14,8 @@ import treewright
 from treewright import Module, field, static
 from treewright.errors import ChildWarning
 
+PARTIAL: Any = jax.tree_util.Partial
+
 
 class Mode(enum.Enum):
     TRAIN = 1
@@ -53,7 +55,7 @@ def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, va
         (str, None),
         (Callable[..., Any], Scale(2.0)),
         (Callable[..., Any], Scale(2.0).__call__),
-        (Callable[..., Any], jax.tree_util.Partial(jnp.dot, jnp.ones(2))),
+        (Callable[..., Any], PARTIAL(jnp.dot, jnp.ones(2))),
         (Any, "relu"),
         (Scale, "relu"),
     ],

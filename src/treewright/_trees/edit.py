@@ -76,6 +76,9 @@ class _Editing:
 
     __slots__ = ("_block", "_name")
 
+    _block: "contextlib.AbstractContextManager[Any]"
+    _name: str
+
     def __init__(self, block: "contextlib.AbstractContextManager[Any]", name: str) -> None:
         _store(self, "_block", block)
         _store(self, "_name", name)
