@@ -270,8 +270,9 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
         return f"grads is the function {first_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
     found = _misfits("params", weights, partition(grads, trainable)[0])
     if found:
-        pair: list[Any] = list(grads) if isinstance(grads, tuple) else []
-        paired = len(pair) == 2 and not _misfits("", weights, partition(pair[1], trainable)[0])
+        pair: Any = grads
+        is_pair = isinstance(grads, tuple) and len(pair) == 2
+        paired = is_pair and not _misfits("", weights, partition(pair[1], trainable)[0])
         cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
         return f"grads is not a tree like params, so no update can be computed. From params to grads:{found}{cure}"
     made = untyped_jax.eval_shape(state.tx.init, weights)

@@ -86,7 +86,7 @@ class _Editing:
     def __enter__(self) -> Any:
         return self._block.__enter__()
 
-    def __exit__(self, *error: object) -> bool | None:
+    def __exit__(self, *error: Any) -> bool | None:
         return self._block.__exit__(*error)
 
     def __getattr__(self, name: str) -> Never:
