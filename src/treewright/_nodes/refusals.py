@@ -104,7 +104,8 @@ def of_mutable_default(cls: type[Any], error: ValueError) -> str:
     specified = class_of(value) is dataclasses.Field
     default, specifier = (value.default, specifier_of(value)) if specified else (value, "field")
     cure = call_text(specifier, default_of(default))
-    frozen = {list: tuple, set: frozenset}.get(class_of(default))
+    makers: dict[Any, Any] = {list: tuple, set: frozenset}
+    frozen = makers.get(class_of(default))
     if specifier == "static" and frozen is not None:
         cure = call_text(specifier, {"default": frozen(default)})
     elif specifier == "static" and isinstance(default, dict):

@@ -86,8 +86,9 @@ class _Editing:
     def __enter__(self) -> Any:
         return self._block.__enter__()
 
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._block.__exit__(*error)
+    def __exit__(self, *error: object) -> bool | None:
+        leave: Any = self._block.__exit__
+        return leave(*error)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Never:
         self.__setattr__(name, None)
