@@ -21,7 +21,9 @@ from treewright.errors import ChildWarning, warn_user
 # Of nearly every value of these classes JAX says that it is not an array; a node or a method of one may be a Callable.
 _SETTINGS: tuple[type[Any], ...] = (str, bytes, enum.Enum, type, np.dtype)
 _CALLABLE: Any = collections.abc.Callable
-_SEQUENCES: Any = {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
+_SEQUENCES = frozenset[Any](
+    {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
+)
 # What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 _NUMBERS = frozenset({bool, int, "bool", "int"})

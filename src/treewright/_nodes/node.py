@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from treewright._jax import jax_trees
+from treewright._jax_refs import is_ref
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
@@ -212,7 +213,8 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     stored = pair_or_unfinished(node)
     if isinstance(stored, Unfinished):
         raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
-    fields = [field.name for field in spec_of(cls).fields]
+    spec = spec_of(cls)
+    fields = [field.name for field in spec.fields]
     cure = (
         f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
         f"assignments"
@@ -221,6 +223,8 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
         (meant,) = with_close_matches([name], fields)
         hint = meant.removeprefix(name)
         cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
+    elif not spec.by_name[name].is_static and is_ref(stored[0][spec.by_name[name].index]):
+        cure = f".{name}[...] = ... writes into the ref that it holds"
     raise dataclasses.FrozenInstanceError(
         f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
     )
