@@ -25,7 +25,7 @@ _SEQUENCES = frozenset[Any](
     {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
 )
 # What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
-_ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+_ITERABLES: Any = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 _NUMBERS = frozenset({bool, int, "bool", "int"})
 
 
@@ -67,11 +67,12 @@ def _cure(field: Any, value: Any) -> str:
         return f"Make a tuple of it where it is given: {field.name} = tuple(...)."
     default = field.default
     option = "" if default is dataclasses.MISSING else f"default={function_text(default) or first_text(default)}"
-    is_record = dataclasses.is_dataclass(class_of(value))
-    decorate = f"\nIf it holds arrays, decorate {class_of(value).__qualname__} with @pytree_dataclass."
+    kind = class_of(value)
+    is_record = dataclasses.is_dataclass(kind)
+    decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
     return (
         f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type)} = static({option})"
-        f"{decorate if is_record else ''}\nIf it is to be a leaf all the same, declare it with field()."
+        f"{decorate}\nIf it is to be a leaf all the same, declare it with field()."
     )
 
 

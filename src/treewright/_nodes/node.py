@@ -213,17 +213,16 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     stored = pair_or_unfinished(node)
     if isinstance(stored, Unfinished):
         raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
-    spec = spec_of(cls)
-    fields = [field.name for field in spec.fields]
+    fields = {field.name: field for field in spec_of(cls).fields}
     cure = (
         f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
         f"assignments"
     )
     if name not in fields:
-        (meant,) = with_close_matches([name], fields)
+        (meant,) = with_close_matches([name], list(fields))
         hint = meant.removeprefix(name)
         cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
-    elif not spec.by_name[name].is_static and is_ref(stored[0][spec.by_name[name].index]):
+    elif stored and not fields[name].is_static and is_ref(stored[0][fields[name].index]):
         cure = f".{name}[...] = ... writes into the ref that it holds"
     raise dataclasses.FrozenInstanceError(
         f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
