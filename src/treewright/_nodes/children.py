@@ -24,6 +24,7 @@ _CALLABLE: Any = collections.abc.Callable
 _SEQUENCES = frozenset[Any](
     {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
 )
+_TREES = frozenset({tuple, list, dict, type(None)})  # what most such fields hold, and the quick answer
 # What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
 _ITERABLES: Any = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 _NUMBERS = frozenset({bool, int, "bool", "int"})
@@ -52,7 +53,7 @@ def _warn(fields: tuple[Any, ...], node: Any) -> None:
     children = object.__getattribute__(node, "_node")[0]
     for field in fields:
         value = children[field.index]
-        if _is_no_leaf(value):
+        if type(value) not in _TREES and _is_no_leaf(value):
             function = function_text(value)
             found = text_with_class(value) if function is None else f"the function {function}"
             warn_user(
