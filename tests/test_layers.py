@@ -41,14 +41,14 @@ _values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.te
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors
-_nodes.children: _nodes.annotations, _values.reach, _values.text, errors
+_nodes.children: _jax, _nodes.annotations, _values.reach, _values.text, errors
 _nodes.fields: _values.cures, _values.reach, _values.text, errors
 _nodes.refs: _jax_refs, _nodes.fields
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.fields, _nodes.statics, _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
 _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, _values.text, errors
-_nodes.node: _jax, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
+_nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.scalars, _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
@@ -82,8 +82,8 @@ _trees.refs: _jax, _jax_refs, _nodes.refs, _trees.diff, _trees.masks, _values.re
 _trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.statistics: _jax
-_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.reach,
-    _values.scalars, _values.text
+_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.cures,
+    _values.reach, _values.scalars, _values.text
 _pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
 train: _jax, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _trees.refs,
@@ -164,7 +164,7 @@ checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.le
 sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.rules,
     sharding.specs
 testing: testing.assertions
-__main__
+__main__: _values.text
 _move.libraries
 _move.source
 _move.annotations: _move.libraries, _move.source

@@ -4,6 +4,8 @@ import importlib
 import sys
 from types import MappingProxyType
 
+from treewright._values.text import did_you_mean, first_text
+
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
@@ -20,7 +22,8 @@ def main(arguments: list[str]) -> int:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
     asked = name in {"-h", "--help"}
-    lines = ["usage: python -m treewright COMMAND ...", ""]
+    wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
+    lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
     print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -34,6 +34,8 @@ class Adopted(Module, Generic[T_co], frozen=True):
     It is called as the layer is, and gives the layer's attributes and items. `tree` is the layer itself, put together
     anew each time.
 
+        TypeError: If `tree` is a class: a layer is an instance.
+
     Examples:
         >>> import equinox as eqx
         >>> dropout = adopt(eqx.nn.Dropout(0.5))
@@ -134,6 +136,10 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
         >>> jax.grad(lambda net: net.mlp(jnp.ones(2))[0])(net).mlp.layers[0].weight.shape
         (8, 2)
     """
+    if isinstance(tree, type):
+        raise TypeError(
+            f"adopt() takes a layer, and was given the class {tree.__name__}. Write adopt({tree.__name__}(...))."
+        )
     return _adopted(tree, set() if buffers is None else _paths_of(buffers, tree))
 
 

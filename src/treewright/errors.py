@@ -4,6 +4,29 @@ import inspect
 import typing
 import warnings
 
+__all__ = [
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointWarning",
+    "ChildWarning",
+    "DonatedStateError",
+    "LoopStateError",
+    "MissingPlaceError",
+    "NodeDefinitionError",
+    "NodeDefinitionWarning",
+    "NodeInitError",
+    "ProcessMismatchError",
+    "RetraceWarning",
+    "ShardingError",
+    "ShardingWarning",
+    "StaticFieldError",
+    "StaticSerializationError",
+    "TooManyTracesError",
+    "TracedComparisonError",
+    "UnfinishedNodeError",
+]
+
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """The error for something that needs a package which is not installed, with the line that installs it."""
@@ -38,10 +61,10 @@ class StaticFieldError(TypeError):
 
 
 class ChildWarning(UserWarning):
-    """A child was given what `jit`, `grad` and `vmap` do not take, such as a string or a function.
+    """A child was given what `jit`, `grad` and `vmap` do not take, such as a string, a function or a `map`.
 
-    It is fine in a tree that none of them sees. Otherwise it is a setting, and its field is to be `static()`. A field
-    that is declared with `field()` is not asked about.
+    It is fine in a tree that none of them sees. Otherwise it is a setting, and its field is to be `static()`; a `map`
+    is to be made a tuple. A field that is declared with `field()` is not asked about.
     """
 
 

@@ -103,8 +103,14 @@ class TrainState(Module, Generic[P], kw_only=True):
             **fields: Values of fields that a subclass adds.
 
         Raises:
-            TypeError: If `tx` is not an optimiser.
+            TypeError: If `tx` is not an optimiser, or `params` is a class.
         """
+        if isinstance(params, type):
+            name = params.__name__
+            raise TypeError(
+                f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {name}. Make an "
+                f"instance: params={name}(...)."
+            )
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             name: str | None = getattr(tx, "__name__", None)
             made = "" if name is None else f" It makes one when it is called: tx={name}(...)."

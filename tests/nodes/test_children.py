@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,19 @@ class Mode(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Config:
     width: int = 3
+
+
+@jax.tree_util.register_pytree_node_class
+class RegisteredIterator(Iterator[int]):
+    def __next__(self) -> int:
+        raise StopIteration
+
+    def tree_flatten(self) -> tuple[tuple[()], None]:
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[()]) -> "RegisteredIterator":
+        return cls()
 
 
 class Scale(Module):
@@ -48,9 +61,31 @@ def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, va
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("annotation", [tuple[Scale, ...], list[Any], tuple, Sequence[Scale], Iterable[Any] | None])
+@pytest.mark.parametrize(
+    "value",
+    [map(Scale, [2.0]), (Scale(2.0) for _ in "a"), zip("a", "b", strict=True), {"a": 2}.values(), {2}, range(2)],
+    ids=["map", "generator", "zip", "values", "set", "range"],
+)
+def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_leaf(
+    annotation: Any, value: Any
+) -> None:
+    net_class: Any = type("Net", (Module,), {"__annotations__": {"layers": annotation}, "__module__": __name__})
+
+    with pytest.warns(ChildWarning, match=r"^Net\.layers is a child and holds a") as caught:
+        net_class(value)
+
+    assert str(caught[0].message).endswith("Make a tuple of it where it is given: layers = tuple(...).")
+    assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
+        (tuple[Scale, ...], (Scale(2.0), Scale(3.0))),
+        (tuple[Scale, ...], jnp.ones(2)),
+        (Sequence[Callable[..., Any]], [jnp.tanh]),
+        (Iterable[Any], RegisteredIterator()),
         (str, jnp.ones(2)),
         (str, None),
         (Callable[..., Any], Scale(2.0)),

@@ -410,8 +410,9 @@ def test_commands_are_listed_and_a_wrong_one_is_refused(
     assert __main__.main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for name in __main__.COMMANDS)
+
     assert __main__.main(["retrace"]) == 2
-    assert capsys.readouterr().err == listed
+    assert capsys.readouterr().err == f"There is no command 'retrace' (did you mean retraces?).\n{listed}"
     with pytest.raises(SystemExit):
         __main__.main(["retraces", "--help"])
     assert "--max-retraces N" in capsys.readouterr().out

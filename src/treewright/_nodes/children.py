@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._jax import is_tree_node
 from treewright._nodes.annotations import annotation_text
 from treewright._values.reach import class_of
 from treewright._values.text import first_text, function_text, text_with_class
@@ -20,20 +21,26 @@ from treewright.errors import ChildWarning, warn_user
 # Of nearly every value of these classes JAX says that it is not an array; a node or a method of one may be a Callable.
 _SETTINGS: tuple[type[Any], ...] = (str, bytes, enum.Enum, type, np.dtype)
 _CALLABLE: Any = collections.abc.Callable
+_SEQUENCES = frozenset[Any](
+    {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
+)
+_TREES = frozenset({tuple, list, dict, type(None)})  # what most such fields hold, and the quick answer
+# What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
+_ITERABLES: Any = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 _NUMBERS = frozenset({bool, int, "bool", "int"})
 
 
-def may_be_setting(annotation: Any) -> bool:
+def may_be_no_leaf(annotation: Any) -> bool:
     """Whether what is annotated so, and no more, is likely to be something that `jit` takes for no leaf."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return True
     if origin in {typing.Annotated, typing.Final, typing.Union} or class_of(annotation).__name__ == "UnionType":
-        return any(map(may_be_setting, typing.get_args(annotation)))
+        return any(map(may_be_no_leaf, typing.get_args(annotation)))
     kind: Any = origin or annotation
     if not isinstance(kind, type) or hasattr(kind, "__node_spec__"):
         return False
-    return kind is _CALLABLE or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
+    return kind is _CALLABLE or kind in _SEQUENCES or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
 
 
 def warning_of(fields: Iterable[Any]) -> tuple[Callable[[Any], None], ...]:
@@ -46,29 +53,35 @@ def _warn(fields: tuple[Any, ...], node: Any) -> None:
     children = object.__getattribute__(node, "_node")[0]
     for field in fields:
         value = children[field.index]
-        if _is_no_leaf(value):
-            cls, name, annotation = class_of(node).__qualname__, field.name, annotation_text(field.type)
+        if type(value) not in _TREES and _is_no_leaf(value):
             function = function_text(value)
             found = text_with_class(value) if function is None else f"the function {function}"
-            default = "" if field.default is dataclasses.MISSING else f"default={function or first_text(field.default)}"
-            kind = class_of(value).__qualname__
-            decorate = f"\nIf it holds arrays, decorate {kind} with @pytree_dataclass." if _is_record(value) else ""
             warn_user(
-                f"{cls}.{name} is a child and holds {found}. jit, grad and vmap take arrays and "
-                f"numbers as leaves, and would refuse it.\nIf it is a setting, make it static:\n"
-                f"  {name}: {annotation} = static({default}){decorate}\n"
-                f"If it is to be a leaf all the same, declare it with field().",
+                f"{class_of(node).__qualname__}.{field.name} is a child and holds {found}. jit, grad and vmap take "
+                f"arrays and numbers as leaves, and would refuse it.\n{_cure(field, value)}",
                 ChildWarning,
             )
 
 
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(class_of(value))
+def _cure(field: Any, value: Any) -> str:
+    if isinstance(value, _ITERABLES):
+        return f"Make a tuple of it where it is given: {field.name} = tuple(...)."
+    default = field.default
+    option = "" if default is dataclasses.MISSING else f"default={function_text(default) or first_text(default)}"
+    kind = class_of(value)
+    is_record = dataclasses.is_dataclass(kind)
+    decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
+    return (
+        f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type)} = static({option})"
+        f"{decorate}\nIf it is to be a leaf all the same, declare it with field()."
+    )
 
 
 def _is_no_leaf(value: Any) -> bool:
+    if isinstance(value, _ITERABLES):
+        return not is_tree_node(class_of(value))
     is_array = hasattr(class_of(value), "dtype") or hasattr(class_of(value), "__jax_array__")
-    told = isinstance(value, _SETTINGS) or callable(value) or _is_record(value)
+    told = isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(class_of(value))
     return told and not is_array and jax.tree_util.all_leaves((value,))
 
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from treewright._jax import jax_trees
+from treewright._jax_refs import is_ref
 from treewright._nodes.fields import MYPY
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, spec_of
 from treewright._nodes.statics import Statics
@@ -212,15 +213,17 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     stored = pair_or_unfinished(node)
     if isinstance(stored, Unfinished):
         raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
-    fields = [field.name for field in spec_of(cls).fields]
+    fields = {field.name: field for field in spec_of(cls).fields}
     cure = (
         f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
         f"assignments"
     )
     if name not in fields:
-        (meant,) = with_close_matches([name], fields)
+        (meant,) = with_close_matches([name], list(fields))
         hint = meant.removeprefix(name)
         cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
+    elif stored and not fields[name].is_static and is_ref(stored[0][fields[name].index]):
+        cure = f".{name}[...] = ... writes into the ref that it holds"
     raise dataclasses.FrozenInstanceError(
         f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarer_of, resolved
-from treewright._nodes.children import may_be_setting, warning_of
+from treewright._nodes.children import may_be_no_leaf, warning_of
 from treewright._nodes.fields import (
     Compare,
     FieldKind,
@@ -165,7 +165,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
             )
         )
         counts[is_static] += 1
-        if specified is None and may_be_setting(hint):
+        if specified is None and may_be_no_leaf(hint):
             watched.append(specs[-1])
     return tuple(specs), watched
 

@@ -16,6 +16,7 @@ from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 from treewright._trees.statistics import Statistics, statistics_of, together
+from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
 from treewright._values.scalars import scalar_of
 from treewright._values.text import array_text, first_names, short_dtype, table, text
@@ -204,6 +205,7 @@ def _html_row(tag: str, head: Sequence[str], line: Sequence[str], *, opacity: fl
     return f'<tr style="opacity:{opacity}">{"".join(cells)}</tr>'
 
 
+@cured(options_cure("depth", "values", positional="summary(tree, values=True)"))
 def summary(tree: object, *, depth: int | None = None, values: bool = False) -> Summary:
     """A table of what is in a tree: each leaf and static with its place, class, kind, shape, dtype, size and sharding.
 

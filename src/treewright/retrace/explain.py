@@ -97,6 +97,7 @@ class explain_retraces:  # noqa: N801  it is used like a function
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
+    @cured(options_cure("on_report", positional="`with explain_retraces():` around the calls"))
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
         self._on_report = on_report or to_log_and_stderr
         self._watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: tell(self._on_report, report))
