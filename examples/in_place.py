@@ -140,7 +140,7 @@ def train(epochs: int = 10, batch: int = 64, seed: int = 0) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10, help="how often each image is seen")
     parser.add_argument("--seed", type=int, default=0, help="for the network, its dropout and the order of the images")
     options = parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from jax.experimental import multihost_utils
 
 import treewright
 from tests.retrace.support import details, fresh
-from treewright import _jax, _jax_processes
+from treewright import _jax, _jax_processes, _jax_refs
 from treewright._trees import level
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.traced import PROCESS
@@ -127,6 +128,29 @@ lacks(jax.dtypes, "prng_key")
         *("'GetAttrKey'", "'SequenceKey'", "'DictKey'", "'FlattenedIndexKey'"),
         *("'typeof'", "'prng_key'"),
     ]
+
+
+def test_without_the_question_whether_a_class_is_registered_an_instance_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @treewright.pytree_dataclass
+    class Node:
+        x: Any
+
+    class Plain: ...
+
+    class Shape(abc.ABC):
+        @abc.abstractmethod
+        def area(self) -> float: ...
+
+    answers = [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)]
+    monkeypatch.delattr(_jax.jax_trees, "is_tree_node", raising=False)
+
+    assert answers == [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)] == [True, False, False]
+
+
+def test_without_kinds_of_refs_a_ref_is_of_the_only_one() -> None:
+    assert _jax_refs.new_ref(jnp.ones(2), kind=None)[...].tolist() == [1.0, 1.0]
 
 
 # Treedefs and options

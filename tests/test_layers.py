@@ -66,7 +66,7 @@ _nodes.registered: _jax, _nodes.fields, _nodes.foreign, _nodes.node, _nodes.othe
     errors
 _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nodes.dunders, _nodes.fields,
     _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
-    _values.plain, _values.reach, _values.text, errors
+    _values.plain, _values.reach, _values.text
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
@@ -86,7 +86,7 @@ _trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees
     _values.reach, _values.scalars, _values.text
 _pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
-train: _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _trees.refs,
+train: _jax, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _trees.refs,
     _values.cures, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
@@ -164,20 +164,20 @@ checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.le
 sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.rules,
     sharding.specs
 testing: testing.assertions
-move
-move.libraries
-move.source
-move.annotations: move.libraries, move.source
-move.classes: move.annotations, move.libraries, move.source
-move.plain: move.annotations, move.classes, move.libraries, move.source
-move.calls: move.libraries, move.source
-move.statements: move.annotations, move.calls, move.classes, move.libraries, move.source
-move.imports: move.source
-move.findings: move.annotations, move.classes, move.libraries, move.source
-move.rewrite: move.calls, move.classes, move.findings, move.imports, move.libraries, move.plain, move.source,
-    move.statements
-move.command: checkpoint.atomic, errors, move.libraries, move.rewrite, move.source
 __main__: _values.text
+_move.libraries
+_move.source
+_move.annotations: _move.libraries, _move.source
+_move.classes: _move.annotations, _move.libraries, _move.source
+_move.plain: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.calls: _move.libraries, _move.source
+_move.statements: _move.annotations, _move.calls, _move.classes, _move.libraries, _move.source
+_move.findings: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.imports: _move.source
+_move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.plain,
+    _move.source, _move.statements
+_move.command: _move.libraries, _move.rewrite, _move.source, checkpoint.atomic, errors
+_move
 """)
 
 

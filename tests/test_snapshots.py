@@ -215,7 +215,6 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "init that returns": lambda: build(untyped(returns)),
     "post init that returns": lambda: declare(n_type=int, __post_init__=returns)(3),
     "check init that returns": lambda: declare(n_type=int, __check_init__=returns)(3),
-    "init subclass without super": lambda: declare(declare(Module, __init_subclass__=lambda cls: None)),
     "hidden field": lambda: declare(Net, layers=3),
     "kind changed": lambda: declare(Net, width_type=int, width=3),
     "static annotated as an array": lambda: declare(n_type=jax.Array, n=static()),

@@ -61,6 +61,7 @@ def loss_of(weights: Any, buffers: Any, x: jax.Array) -> jax.Array:
 
 
 def in_place(state: TrainState[Any], x: jax.Array) -> jax.Array:
+    loss: jax.Array
     weights, buffers = partition(state.params, trainable)
     loss, grads = jax.value_and_grad(loss_of)(from_refs(weights), buffers, x)
     state.update_in_place(grads=grads)

@@ -9,7 +9,7 @@ from treewright._values.text import did_you_mean, first_text
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
-        "move": ("treewright.move.command", "rewrite programs that were written for flax.struct, equinox and others"),
+        "move": ("treewright._move.command", "rewrite programs that were written for flax.struct, equinox and others"),
         "retraces": ("treewright.retrace.command", "run a program, and say what JAX compiled in it, and why again"),
     }
 )

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from treewright._jax import typeof, untyped_jax
 
@@ -33,7 +34,7 @@ def is_ref_type(aval: Any) -> bool:
 
 def is_ref(value: Any) -> bool:
     """Whether a value is a ref, an array that changes in place, or the tracer of one."""
-    return type(value) is Ref or (isinstance(value, jax.core.Tracer) and is_ref_type(typeof(value)))
+    return type(value) is Ref or (isinstance(value, Tracer) and is_ref_type(typeof(value)))
 
 
 def content_of(leaf: Any) -> Any:

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
+from treewright._jax import untyped_jax
 from treewright._nodes.fields import Converted, Converter, StaticValue, field, static
 from treewright._nodes.module import Module
 from treewright._nodes.node import with_close_matches
@@ -111,7 +112,8 @@ class TrainState(Module, Generic[P], kw_only=True):
                 f"instance: params={name}(...)."
             )
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-            made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
+            name: str | None = getattr(tx, "__name__", None)
+            made = "" if name is None else f" It makes one when it is called: tx={name}(...)."
             raise TypeError(
                 f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
                 f"got {first_text(tx)}.{made}"
@@ -274,14 +276,12 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
         return f"grads is the function {first_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
     found = _misfits("params", weights, partition(grads, trainable)[0])
     if found:
-        paired = (
-            isinstance(grads, tuple)
-            and len(grads) == 2
-            and not _misfits("", weights, partition(grads[1], trainable)[0])
-        )
+        pair: Any = grads
+        is_pair = isinstance(grads, tuple) and len(pair) == 2
+        paired = is_pair and not _misfits("", weights, partition(pair[1], trainable)[0])
         cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
         return f"grads is not a tree like params, so no update can be computed. From params to grads:{found}{cure}"
-    made = jax.eval_shape(state.tx.init, weights)
+    made = untyped_jax.eval_shape(state.tx.init, weights)
     found = _misfits("opt_state", made, state.opt_state)
     if found:
         return (

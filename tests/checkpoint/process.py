@@ -59,6 +59,7 @@ def main(folder: Path, port: str, index: int) -> None:
         np.testing.assert_array_equal(found["x"].addressable_data(0), values)
         tell("restored:", manager.all_steps(), found["n"])
     with CheckpointManager(folder.with_name("preempted")) as manager, manager.preemption(within=30) as leave_if_told:
+        step = 0
         try:
             for step in range(1, 1000):
                 if (index, step) == (1, 3):

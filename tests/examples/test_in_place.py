@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def test_an_epoch_reads_most_digits(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_step_moves_statistics_keys_weights_and_metrics() -> None:
     net = in_place.Net((4, 8), jax.random.key(0))
     state = to_refs(TrainState.create(params=net, tx=optax.adamw(1e-2)))
-    metrics = to_refs({"loss": 0.0, "hits": 0, "seen": 0})
+    metrics: Any = to_refs({"loss": 0.0, "hits": 0, "seen": 0})
     before = from_refs(state)
     for _ in range(2):  # in the first, the zeros of the head let no gradient through
         in_place.step(state, metrics, jax.random.normal(jax.random.key(1), (6, 4)), jnp.arange(6))

@@ -53,7 +53,7 @@ def test_it_prints_its_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
     assert simulation.main(["--members", "4", "--periods", "2", "--output", str(tmp_path)]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("World(bodies=Bodies(place=f32[3,2]")
+    assert lines[:2] == ["World(", "    bodies=Bodies(place=f32[3,2], speed=f32[3,2], mass=f32[3]),"]
     assert "traces: 4, one for each setting" in lines
     assert "traces after an equal setting made anew: 4" in lines
     picture = imread(tmp_path / simulation.PICTURE)

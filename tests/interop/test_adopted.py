@@ -196,7 +196,7 @@ def test_a_batch_of_them_is_made_and_called_by_vmap() -> None:
 def test_it_prints_the_layer_and_its_arrays_by_path() -> None:
     adopted = adopt(linear())
 
-    assert repr(adopted).startswith("Adopted(arrays=Linear(")
+    assert repr(adopted).startswith("Adopted(\n    arrays=Linear(\n")
     assert ".arrays.weight" in str(summary(adopted))
     assert at(adopted, ".arrays.bias").set(jnp.zeros(3)).bias.tolist() == [0, 0, 0]
 

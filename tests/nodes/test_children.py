@@ -14,6 +14,8 @@ import treewright
 from treewright import Module, field, static
 from treewright.errors import ChildWarning
 
+PARTIAL: Any = jax.tree_util.Partial
+
 
 class Mode(enum.Enum):
     TRAIN = 1
@@ -88,7 +90,7 @@ def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_l
         (str, None),
         (Callable[..., Any], Scale(2.0)),
         (Callable[..., Any], Scale(2.0).__call__),
-        (Callable[..., Any], jax.tree_util.Partial(jnp.dot, jnp.ones(2))),
+        (Callable[..., Any], PARTIAL(jnp.dot, jnp.ones(2))),
         (Any, "relu"),
         (Scale, "relu"),
     ],

@@ -230,7 +230,7 @@ def test_a_static_that_is_not_compared_is_left_out_of_equality_and_hash_and_jit_
         "ours": static(default="", compare=False),
         "dataclasses": dataclasses.field(default="", compare=False, metadata={"static": True}),
     }[specifier]
-    cls = pytree_dataclass(
+    cls: Any = pytree_dataclass(
         type("Log", (), {"__annotations__": {"x": Any, "n": int, "note": str}, "n": static(default=0), "note": unseen})
     )
     one, other = cls(1, note="a"), cls(1, note="b")

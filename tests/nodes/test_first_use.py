@@ -18,6 +18,8 @@ import pytest
 
 from treewright import Module, pytree_dataclass, static
 from treewright._jax import is_tree_node
+from treewright._nodes import make_class
+from treewright._nodes.spec import spec_of
 from treewright.errors import NodeDefinitionError
 
 
@@ -119,6 +121,15 @@ def test_a_constructor_of_its_own_fills_the_node_from_the_first_instance_on() ->
     assert not is_tree_node(Own)
     for _ in range(2):
         assert (jax.tree.leaves(Own(1.0)), Own(1.0).mode) == ([1.0, 2.0], "own")
+
+
+def test_whoever_comes_second_finds_the_class_made() -> None:
+    class Below(Base):
+        y: Any = 2.0
+
+    spec = spec_of(Below)
+
+    assert make_class.first_use(Below) is spec  # as a thread does that waited for the lock
 
 
 def test_post_init_of_the_class_or_of_its_base_runs_once() -> None:

@@ -1,5 +1,6 @@
 """What runs without a word in plain Python and means something else: refused where it is made, with what to write."""
 
+import abc
 import dataclasses
 import functools
 import pickle
@@ -448,15 +449,15 @@ def test_a_post_init_may_override_one_that_a_base_runs() -> None:
     assert Net().x == 3.0
 
 
-def test_an_init_subclass_that_keeps_a_subclass_from_being_a_node_is_refused() -> None:
+def test_a_subclass_is_a_node_whether_or_not_init_subclass_calls_super() -> None:
     seen: list[str] = []
 
     class Base(Module):
         x: Any
 
-        def __init_subclass__(cls) -> None:
+        def __init_subclass__(cls, *, named: str) -> None:
             """Registers."""
-            seen.append(cls.__name__)
+            seen.append(named)
 
     class Good(Module):
         x: Any
@@ -465,16 +466,21 @@ def test_an_init_subclass_that_keeps_a_subclass_from_being_a_node_is_refused() -
             super().__init_subclass__(**keywords)
             seen.append(cls.__name__)
 
-    with pytest.raises(NodeDefinitionError) as caught:
-        type("Net", (Base,), {"__annotations__": {"y": Any}})
-    assert str(caught.value).endswith(
-        "Base.__init_subclass__ does not call super().__init_subclass__(), so Net would not be a node: its fields "
-        "would be lost, and JAX would take an instance for a leaf. Add super().__init_subclass__(**keywords) to it."
-    )
+    net: Any = type("Net", (Base,), {"__annotations__": {"y": Any}}, named="net")
+    assert jax.tree.leaves(net(1.0, 2.0)) == [1.0, 2.0]
     assert Base.__init_subclass__.__doc__ == "Registers."
     made: Any = type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)
     assert jax.tree.leaves(made(1.0, y=2.0)) == [1.0, 2.0]
-    assert seen == ["Net", "Sub"]
+    assert seen == ["net", "Sub"]
+
+
+def test_an_abstract_property_may_stand_in_the_place_of_a_field() -> None:
+    def size(self: Any) -> int: ...  # type: ignore[empty-body]
+
+    base: Any = module(__annotations__={"size": int}, size=property(abc.abstractmethod(size)))
+    fixed: Any = type("Fixed", (base,), {"size": 3, "__init__": lambda self: None})
+
+    assert (fixed().size, jax.tree.leaves(fixed())) == (3, [])
 
 
 def test_the_check_of_a_field_of_type_static_goes_into_pickles() -> None:

@@ -111,7 +111,7 @@ def test_after_an_error_the_dataclass_is_what_it_was() -> None:
     @dataclasses.dataclass(frozen=True)
     class Theirs:
         x: Any
-        sizes: list[int] = static()  # noqa: RUF009
+        sizes: list[int] = static()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # noqa: RUF009
 
     before = dict(vars(Theirs))
     with pytest.raises(NodeDefinitionError, match=r"Theirs\.sizes is static, but its annotation holds list"):

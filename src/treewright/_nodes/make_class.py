@@ -70,8 +70,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         options: As `pytree_dataclass` takes them.
         way: How it became one.
     """
-    for base in reversed(cls.__mro__[1:]):
-        getattr(base, "__node_spec__", None)  # if it waits for its first use, this is it
+    _use_bases(cls)
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
     options = restore_body(cls, options)
@@ -95,6 +94,12 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     registration = register_once(cls)
     if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
+
+
+def _use_bases(cls: type[Any]) -> None:
+    """Make nodes of those that wait for their first use: fields come from there."""
+    for base in reversed(cls.__mro__[1:]):
+        getattr(base, "__node_spec__", None)
 
 
 def _has_own_init(cls: type[Any], way: Way) -> bool:
@@ -396,8 +401,7 @@ def first_use(cls: type[Any]) -> NodeSpec:
         NodeDefinitionError: If it can't be a node. It is as it was, and says so again the next time.
     """
     with _MAKING:
-        for base in reversed(cls.__mro__[1:]):
-            getattr(base, "__node_spec__", None)  # the bases first: fields come from there
+        _use_bases(cls)
         await_no_more(cls)
         if "__node_spec__" not in vars(cls):
             _settle(cls)

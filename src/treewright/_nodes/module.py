@@ -32,7 +32,6 @@ from treewright._values.exact import ExactKeys, method_key, tracer_in
 from treewright._values.plain import NoExactKeyError
 from treewright._values.reach import kept_in_pickles, public
 from treewright._values.text import text
-from treewright.errors import NodeDefinitionError
 
 _KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
@@ -151,8 +150,8 @@ def wrap_methods(cls: type[Any]) -> None:
             setattr(cls, name, ModuleMethod(value))
 
 
-def _demand_super(cls: type[Any]) -> None:
-    """Refuse a subclass that the `__init_subclass__` of this class keeps from `Module`'s, which makes it a node."""
+def _call_super(cls: type[Any]) -> None:
+    """Make a node of a subclass, too, where the `__init_subclass__` of this class does not pass the call on."""
     own = vars(cls).get("__init_subclass__")
     if own is None:
         return
@@ -161,11 +160,7 @@ def _demand_super(cls: type[Any]) -> None:
     def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
         own.__get__(None, subclass)(**keywords)
         if "__node_spec__" not in vars(subclass):
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}.__init_subclass__ does not call super().__init_subclass__(), so "
-                f"{subclass.__qualname__} would not be a node: its fields would be lost, and JAX would take an "
-                f"instance for a leaf. Add super().__init_subclass__(**keywords) to it."
-            )
+            super(cls, subclass).__init_subclass__()
 
     setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
 
@@ -258,7 +253,7 @@ class Module:
             return
         wrap_methods(cls)
         make_node_class(cls, options, MODULE)
-        _demand_super(cls)
+        _call_super(cls)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.

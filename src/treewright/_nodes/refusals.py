@@ -104,11 +104,12 @@ def of_mutable_default(cls: type[Any], error: ValueError) -> str:
     specified = class_of(value) is dataclasses.Field
     default, specifier = (value.default, specifier_of(value)) if specified else (value, "field")
     cure = call_text(specifier, default_of(default))
-    if specifier == "static" and isinstance(default, list | dict | set):
-        frozen: Any = Verbatim(f"treewright.freeze({first_text(default)})")
-        if not isinstance(default, dict):
-            frozen = tuple(default) if isinstance(default, list) else frozenset(default)
-        cure = call_text(specifier, {"default": frozen})
+    makers: dict[Any, Any] = {list: tuple, set: frozenset}
+    frozen = makers.get(class_of(default))
+    if specifier == "static" and frozen is not None:
+        cure = call_text(specifier, {"default": frozen(default)})
+    elif specifier == "static" and isinstance(default, dict):
+        cure = call_text(specifier, {"default": Verbatim(f"treewright.freeze({first_text(default)})")})
     annotation = annotation_text(own_annotations(cls)[name])
     return f"{cls.__qualname__}.{name}: {said}, or all instances would share it.\n  Write {name}: {annotation} = {cure}"
 
@@ -119,8 +120,6 @@ def _refuse_shadow(cls: type[Any], attribute: str, *, has_own_init: bool) -> Non
     Where it takes none of that name, the field is overridden: see `make_class`.
     """
     own = vars(cls)[attribute]
-    if isinstance(own, ChildView):
-        return
     if isinstance(own, dataclasses.Field):
         raise NodeDefinitionError(_unannotated(cls, attribute, own))
     for base in cls.__mro__[1:]:

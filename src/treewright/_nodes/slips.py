@@ -60,6 +60,7 @@ def _problem_of(place: str, value: Any) -> str | None:
     default = value.default if class_of(value) is dataclasses.Field else value
     function, specifier = innermost(default), specifier_in(default)
     is_property = isinstance(default, (property, functools.cached_property))
+    is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
     if is_property or (isinstance(function, types.FunctionType) and function.__qualname__ == place):
         what = "property" if is_property else "method"
         return (

@@ -76,6 +76,9 @@ class _Editing:
 
     __slots__ = ("_block", "_name")
 
+    _block: "contextlib.AbstractContextManager[Any]"
+    _name: str
+
     def __init__(self, block: "contextlib.AbstractContextManager[Any]", name: str) -> None:
         _store(self, "_block", block)
         _store(self, "_name", name)
@@ -84,7 +87,8 @@ class _Editing:
         return self._block.__enter__()
 
     def __exit__(self, *error: object) -> bool | None:
-        return self._block.__exit__(*error)
+        leave: Any = self._block.__exit__
+        return leave(*error)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Never:
         self.__setattr__(name, None)

@@ -185,6 +185,7 @@ def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
+    keys: Sequence[Any]
     if hasattr(kind, "__node_spec__"):
         keys = spec_of(kind).keys
     else:  # a treedef of what register_dataclass has registered

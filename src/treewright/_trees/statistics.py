@@ -53,7 +53,7 @@ def statistics_of(leaves: Sequence[Any]) -> list[Statistics | None]:
     values: Any
     for place, values in zip(places, fetched, strict=True):
         with np.errstate(all="ignore"):  # where nothing is finite
-            reduced: Any = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
+            reduced: Any = _reduced(values.astype(np.float64), np) if hasattr(values, "astype") else values
         mean, std, low, high, bad = reduced
         finite = leaves[place].size - int(bad)
         found[place] = Statistics(finite, float(mean), float(std), float(low), float(high), int(bad))
@@ -80,7 +80,7 @@ def _reduced(numbers: Any, numpy: Any) -> tuple[Any, ...]:
     return mean, std, low, high, bad
 
 
-@untyped_jax.jit
+@untyped_jax.jit  # type: ignore[untyped-decorator]
 def _on_device(array: Any) -> tuple[Any, ...]:
     return _reduced(array.astype(jnp.float64 if array.dtype.itemsize > 4 else jnp.float32), jnp)
 

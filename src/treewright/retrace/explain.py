@@ -4,7 +4,7 @@ import collections
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
@@ -55,7 +55,8 @@ def explain(
     if options is None and is_jitted(function):
         unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
 
-    for given in (old_args, new_args):
+    both: list[object] = [old_args, new_args]  # whatever a user gives
+    for given in both:
         if not isinstance(given, tuple | list):
             raise TypeError(
                 f"explain(function, old_args, new_args) takes the arguments of two calls, each as a tuple, got "
@@ -151,7 +152,7 @@ class max_traces:  # noqa: N801  it is used like a function
     def __init__(
         self, limit: int, *, only: Callable[..., Any] | str | None = None, recompiles: int | None = None
     ) -> None:
-        allowed: object = limit  # whatever a user gives
+        allowed = cast("object", limit)  # whatever a user gives
         if not isinstance(allowed, int):
             cure = "Write @max_traces(1) above the function" if callable(allowed) else "Write max_traces(1)"
             raise TypeError(f"max_traces takes a number of traces first, got {first_text(allowed)}. {cure}.")

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.calls import REWRITTEN, name_of
-from treewright.move.classes import CodeBase, NodeClass, function_of
-from treewright.move.findings import look
-from treewright.move.imports import with_imports
-from treewright.move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
-from treewright.move.plain import is_plain
-from treewright.move.source import Source, first_name, gap
-from treewright.move.statements import class_rewritten, field_rewritten
+from treewright._move import libraries
+from treewright._move.calls import REWRITTEN, name_of
+from treewright._move.classes import CodeBase, NodeClass, function_of
+from treewright._move.findings import look
+from treewright._move.imports import with_imports
+from treewright._move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
+from treewright._move.plain import is_plain
+from treewright._move.source import Source, first_name, gap
+from treewright._move.statements import class_rewritten, field_rewritten
 
 
 def moved(sources: Sequence[Source], chosen: Sequence[Library]) -> Iterator[bytes]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.annotations import has_one_of, is_one_of
-from treewright.move.classes import CodeBase, Field, NodeClass, argument, arguments_of
-from treewright.move.libraries import Base, Decorates, Library
-from treewright.move.source import Source
+from treewright._move import libraries
+from treewright._move.annotations import has_one_of, is_one_of
+from treewright._move.classes import CodeBase, Field, NodeClass, argument, arguments_of
+from treewright._move.libraries import Base, Decorates, Library
+from treewright._move.source import Source
 
 _CONSTRUCTORS = frozenset({"__init__", "__post_init__"})
 

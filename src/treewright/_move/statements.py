@@ -2,10 +2,10 @@
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.annotations import has_one_of, items_of
-from treewright.move.calls import keyword, name_of, separated
-from treewright.move.classes import (
+from treewright._move import libraries
+from treewright._move.annotations import has_one_of, items_of
+from treewright._move.calls import keyword, name_of, separated
+from treewright._move.classes import (
     Field,
     NodeClass,
     argument,
@@ -15,8 +15,8 @@ from treewright.move.classes import (
     option,
     registered,
 )
-from treewright.move.libraries import Base, Decorates
-from treewright.move.source import first_name
+from treewright._move.libraries import Base, Decorates
+from treewright._move.source import first_name
 
 
 def class_rewritten(node: NodeClass, updated: cst.ClassDef, replaced: set[int]) -> cst.ClassDef:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treewright._move.libraries import LIBRARIES
 from treewright.errors import CheckpointError, missing_extra
-from treewright.move.libraries import LIBRARIES
 
 if TYPE_CHECKING:
-    from treewright.move.source import Source
+    from treewright._move.source import Source
 
 _HELP = (
     "Rewrite Python files so that classes of other libraries become nodes. The diff goes to standard output, and "
@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
     """Do what the arguments say. The exit status: 0; 1 if something could not be decided; 2 if nothing was done."""
     options = _parser().parse_args(arguments)
     try:
-        from treewright.move.rewrite import moved
-        from treewright.move.source import read
+        from treewright._move.rewrite import moved
+        from treewright._move.source import read
     except ImportError as error:
         raise missing_extra("python -m treewright move", "libcst", "move") from error
     chosen = [library for library in LIBRARIES if options.library in {library.name, "auto"}]

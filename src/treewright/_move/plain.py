@@ -2,11 +2,11 @@
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.annotations import items_of, kinds_of
-from treewright.move.classes import CodeBase, NodeClass
-from treewright.move.libraries import Filtered
-from treewright.move.source import Source
+from treewright._move import libraries
+from treewright._move.annotations import items_of, kinds_of
+from treewright._move.classes import CodeBase, NodeClass
+from treewright._move.libraries import Filtered
+from treewright._move.source import Source
 
 
 def is_plain(program: CodeBase, source: Source, rule: Filtered, function: cst.FunctionDef) -> bool:

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 import libcst as cst
 
-from treewright.move.libraries import Library
-from treewright.move.source import Source, encoded
+from treewright._move.libraries import Library
+from treewright._move.source import Source, encoded
 
 
 def name_of(target: str) -> cst.BaseExpression:

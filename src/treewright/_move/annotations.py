@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.source import Source
+from treewright._move import libraries
+from treewright._move.source import Source
 
 
 def is_one_of(source: Source, annotation: cst.BaseExpression, names: frozenset[str]) -> bool:

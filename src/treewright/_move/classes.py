@@ -7,10 +7,10 @@ from typing import Any, Literal, cast
 
 import libcst as cst
 
-from treewright.move import libraries
-from treewright.move.annotations import is_one_of
-from treewright.move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
-from treewright.move.source import Source
+from treewright._move import libraries
+from treewright._move.annotations import is_one_of
+from treewright._move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
+from treewright._move.source import Source
 
 Kind = Literal["child", "static", "unclear"]
 

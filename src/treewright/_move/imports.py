@@ -8,7 +8,7 @@ import libcst as cst
 from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
-from treewright.move.source import Source, decoded, first_name, gap, id_of_read, is_gap, targets_in
+from treewright._move.source import Source, decoded, first_name, gap, id_of_read, is_gap, targets_in
 
 S = TypeVar("S", bound=cst.CSTNode)
 _Alias = tuple[int, int]  # the number of the import statement in its file, and that of the name in it
