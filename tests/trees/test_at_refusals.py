@@ -87,7 +87,7 @@ def test_values_can_not_be_computed_with() -> None:
             at(small_net(), where)
     with pytest.raises(TypeError, match=r"^Net\.name is 'net', which has no entries to go through\.$"):
         at(small_net(), lambda net: list(net.name))
-    with pytest.raises(TypeError, match="unhashable"):
+    with pytest.raises(TypeError, match=r"unhashable|runs on places, not on values"):  # the latter from 3.14 on
         at(small_net(), lambda net: {net.name})
 
 

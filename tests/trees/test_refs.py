@@ -287,7 +287,8 @@ def test_copy_shares_refs_and_deepcopy_and_pickle_do_not() -> None:
     jax.jit(loss_of)(node, X * 3)
 
     assert shallow.mean is node.mean
-    for other in (deep, loaded):
+    # In JAX 0.12 a pickled ref can't be used in any way, JAX's own included.
+    for other in (deep, loaded) if jax.__version_info__ < (0, 12) else (deep,):
         assert other.mean[...].tolist() == [1] * 4
         jax.jit(loss_of)(other, X * 3)
         assert other == node
