@@ -306,21 +306,14 @@ class Fuzzer:
             Exception: Whatever reading raised that is not ours.
         """
         self.path.write_bytes(content)
-        for name, use in self.uses().items():
-            began = time.process_time()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    found = use()
-            except CheckpointError as error:
+        for name, found, error in outcomes(self.uses()):
+            if error is not None:
                 check(len(str(error)) < 20_000, "the message is too long")
                 self.seen[f"{name}: {type(error).__name__}"] += 1
             else:
                 self.seen[f"{name}: loaded"] += 1
                 if only_bytes and name in {"alone", "like"}:
                     assert_same(plain(found), plain(self.tree))
-            taken = time.process_time() - began
-            check(taken < SECONDS, f"{name} took {taken:.1f} s")
 
 
 class GuidedFuzzer(Fuzzer):
@@ -424,22 +417,35 @@ class StepFuzzer:
             Exception: Whatever resuming raised.
         """
         accident = self.change()
-        for name, use in self.uses().items():
-            began = time.process_time()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    found = use()
-            except CheckpointError as error:  # a whole step, which somebody made of another tree
+        for name, found, error in outcomes(self.uses()):
+            if error is not None:  # a whole step, which somebody made of another tree
                 check(not accident, f"an accident ended the run: {error}")
                 self.seen[f"{name}: another tree"] += 1
             else:
                 self.seen[f"{name}: step {found.step}"] += 1
                 if accident or found.step == 1:
                     assert_same(plain(found.tree), plain(self.trees[found.step]))
-            taken = time.process_time() - began
-            check(taken < SECONDS, f"{name} took {taken:.1f} s")
         self.repair()
+
+
+def outcomes(uses: dict[str, Callable[[], Any]]) -> Iterator[tuple[str, Any, CheckpointError | None]]:
+    """What each use gives, or the error of ours that it raises. It may take so long, with what is made of it.
+
+    Raises:
+        AssertionError: If it took longer.
+        Exception: Whatever it raised that is not ours.
+    """
+    for name, use in uses.items():
+        began, found, error = time.process_time(), None, None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = use()
+        except CheckpointError as caught:
+            error = caught
+        yield name, found, error
+        taken = time.process_time() - began
+        check(taken < SECONDS, f"{name} took {taken:.1f} s")
 
 
 def check(holds: bool, otherwise: str) -> None:

@@ -15,6 +15,7 @@ from treewright._nodes.make_class import (
     make_node_class,
     refuse_keywords,
     undo,
+    use_bases,
 )
 from treewright._nodes.spec import Options
 from treewright._values.reach import public
@@ -163,8 +164,7 @@ def _watch_subclasses(cls: type[Any]) -> None:
             cure = "Options of a decorated class stand in its decorator: @pytree_dataclass(kw_only=True)."
             refuse_keywords(subclass, cls, keywords, cure)
             super(cls, subclass).__init_subclass__(**keywords)
-        for base in subclass.__mro__[1:]:
-            getattr(base, "__node_spec__", None)  # its decorators are through, so it is used now
+        use_bases(subclass)  # their decorators are through
         if not {"__node_spec__", "__node_exported__"} & vars(subclass).keys():  # no other base has come first
             await_first_use(subclass)
             if "__init_subclass__" in vars(subclass):

@@ -106,7 +106,7 @@ def restore_body(cls: type[Any], options: Options) -> Options:
     if "__dataclass_params__" not in vars(cls) or "__node_spec__" in vars(cls):
         return options
     params: Any = vars(cls)["__dataclass_params__"]
-    generated = [name for name, value in vars(cls).items() if _is_generated(value)]
+    generated = [name for name, value in vars(cls).items() if written_by_dataclasses(value)]
     if "__eq__" in generated and vars(cls).get("__hash__", MISSING) is None:
         generated.append("__hash__")
     matched = [name for name in ("__match_args__",) if name in vars(cls)]
@@ -121,7 +121,7 @@ def restore_body(cls: type[Any], options: Options) -> Options:
     return dataclasses.replace(options, **told, match_args=options.match_args and bool(matched))
 
 
-def _is_generated(value: Any) -> bool:
+def written_by_dataclasses(value: Any) -> bool:
     """Whether `dataclasses` wrote a method: its code says so, whatever module it claims."""
     if not isinstance(value, types.FunctionType):
         return False

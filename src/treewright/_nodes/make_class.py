@@ -17,14 +17,20 @@ import typing_extensions
 
 from treewright._nodes import dunders
 from treewright._nodes.annotations import own_annotations, signature_of
-from treewright._nodes.foreign import is_of_others, leave_to_others, refuse_registered, restore_body
+from treewright._nodes.foreign import (
+    is_of_others,
+    leave_to_others,
+    refuse_registered,
+    restore_body,
+    written_by_dataclasses,
+)
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body
 from treewright._nodes.slips import warn_of_idle_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
-from treewright._values.reach import class_attribute, class_of, innermost_code, kept_in_pickles
+from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
 
@@ -70,7 +76,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         options: As `pytree_dataclass` takes them.
         way: How it became one.
     """
-    _use_bases(cls)
+    use_bases(cls)
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
     options = restore_body(cls, options)
@@ -96,7 +102,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
 
-def _use_bases(cls: type[Any]) -> None:
+def use_bases(cls: type[Any]) -> None:
     """Make nodes of those that wait for their first use: fields come from there."""
     for base in reversed(cls.__mro__[1:]):
         getattr(base, "__node_spec__", None)
@@ -110,9 +116,7 @@ def _has_own_init(cls: type[Any], way: Way) -> bool:
     spec = vars(writer).get("__node_spec__")
     if isinstance(spec, NodeSpec):
         return spec.has_own_init
-    filename = getattr(innermost_code(init), "co_filename", "")  # chex wraps what dataclasses generated
-    generated = "__dataclass_params__" in vars(writer) and filename == "<string>"
-    return writer is not object and not generated
+    return writer is not object and not written_by_dataclasses(init)
 
 
 def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
@@ -401,7 +405,7 @@ def first_use(cls: type[Any]) -> NodeSpec:
         NodeDefinitionError: If it can't be a node. It is as it was, and says so again the next time.
     """
     with _MAKING:
-        _use_bases(cls)
+        use_bases(cls)
         await_no_more(cls)
         if "__node_spec__" not in vars(cls):
             _settle(cls)

@@ -12,7 +12,15 @@ import numpy as np
 
 from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import annotation_text, own_annotations, resolved
-from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, only_static, options_of
+from treewright._nodes.fields import (
+    FieldOptions,
+    call_text,
+    default_of,
+    names_problem,
+    only_static,
+    options_of,
+    specifier_in,
+)
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.slips import first_array_in, is_class_variable, refuse_slips
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
@@ -102,7 +110,7 @@ def of_mutable_default(cls: type[Any], error: ValueError) -> str:
         return said
     name, value = told[1], vars(cls)[told[1]]
     specified = class_of(value) is dataclasses.Field
-    default, specifier = (value.default, specifier_of(value)) if specified else (value, "field")
+    default, specifier = value.default if specified else value, specifier_in(value) or "field"
     cure = call_text(specifier, default_of(default))
     makers: dict[Any, Any] = {list: tuple, set: frozenset}
     frozen = makers.get(class_of(default))
@@ -144,19 +152,13 @@ def _refuse_shadow(cls: type[Any], attribute: str, *, has_own_init: bool) -> Non
 
 def _unannotated(cls: type[Any], name: str, field: Any) -> str:
     """What to say of a specifier on a name without an annotation; `dataclasses` has the first words of it."""
-    default, specifier = or_missing(field.default), specifier_of(field)
+    default, specifier = or_missing(field.default), specifier_in(field) or "field"
     given = {} if default is MISSING else {"default": default}
     annotation = "..." if default is MISSING or callable(default) else class_of(default).__name__
     return (
         f"{cls.__qualname__}.{name}: {name!r} is a field but has no type annotation, and only annotated names are "
         f"fields.\n  Write {name}: {annotation} = {call_text(specifier, given)}"
     )
-
-
-def specifier_of(field: Any) -> str:
-    """The name of the specifier that made a `dataclasses.Field`."""
-    options = options_of(field)
-    return "field" if options is None or options.kind == "child" else options.kind
 
 
 def refuse_annotations(spec: NodeSpec) -> None:
