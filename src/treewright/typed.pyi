@@ -2,9 +2,23 @@
 
 # A default for A alone: pyright asks for one on each type variable behind it, but none of those is ever left open.
 # pyright: reportGeneralTypeIssues=false
+# mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
+# mypy: disable-error-code="unreachable"
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, overload, type_check_only
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    overload,
+    type_check_only,
+)
 
 import jax
 from typing_extensions import TypeVar, TypeVarTuple
@@ -36,6 +50,13 @@ __all__ = [
     "while_loop",
 ]
 
+MYPY: Literal[False] = False
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # as in fields.py
+
+@type_check_only
+class Unannotated:
+    """What stands for the type of a lambda's argument, and for a function that `jit` has yet to be given."""
+
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 Whole = ParamSpec("Whole")
@@ -46,6 +67,8 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 Z = TypeVar("Z")
 F = TypeVar("F", bound=Callable[..., Any])
+Open = TypeVar("Open", bound=Any, default=Unannotated)
+Result = TypeVar("Result", default=Unannotated)
 Of = TypeVar("Of")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -75,7 +98,14 @@ class WithReplace:
 class Jitted(Generic[P, R_co]):
     """A jitted function, or a jitted method, which binds like any method."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
+        # There it also stands for what `jit` without a function gives.
+        @overload
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+        @overload
+        def __call__(self: Jitted[..., Unannotated], fun: Callable[Whole, R], /) -> Jitted[Whole, R]: ...
+    else:
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
         """The traced program, before it is lowered."""
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
@@ -124,6 +154,28 @@ class _JitMethod(Protocol):
 class _Keeps(Protocol):
     def __call__(self, fun: Callable[P, R], /) -> Callable[P, R]: ...
 
+# ty and pyrefly go by the last overload alone: of several that fit, they would give none, or the wrong one.
+@type_check_only
+class Gradient(Generic[P, Open]):
+    """What `grad` gives; of a lambda, whose argument has no type, the gradient has the type that it is called with."""
+
+    if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):  # pyright takes the second for open
+        @overload
+        def __call__(self: Gradient[P, Unannotated], x: X, /, *args: P.args, **kwargs: P.kwargs) -> X: ...
+    @overload
+    def __call__(self, x: Open, /, *args: P.args, **kwargs: P.kwargs) -> Open: ...
+
+@type_check_only
+class ValueAndGradient(Generic[P, R, Open]):
+    """What `value_and_grad` gives, in the same way."""
+
+    if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):
+        @overload
+        def __call__(self: ValueAndGradient[P, R, Unannotated], x: X, /, *args: P.args, **kwargs: P.kwargs
+                     ) -> tuple[R, X]: ...
+    @overload
+    def __call__(self, x: Open, /, *args: P.args, **kwargs: P.kwargs) -> tuple[R, Open]: ...
+
 @type_check_only
 class Derivative(Generic[Of, P, R_co]):
     """What `jacfwd` and its like give: of an array by an array, an array."""
@@ -145,15 +197,25 @@ class _Jacobian(Protocol):
     def __call__(self, fun: Callable[P, Any], /, *, has_aux: bool, holomorphic: bool = ...) -> Callable[P, Any]: ...
 
 
-@overload
-def jit(fun: Callable[P, R], /, *, in_shardings: Any = ..., out_shardings: Any = ..., static_argnums: Numbers = ...,
-        static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
-        keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> Jitted[P, R]:
-    """`jax.jit`: the result has the signature of `fun`; `.lower`, `.trace` and `.eval_shape` have it too."""
-@overload
-def jit(*, in_shardings: Any = ..., out_shardings: Any = ..., static_argnums: Numbers = ...,
-        static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
-        keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Jit: ...
+# mypy follows `functools.partial(jit, ...)` where `jit` is not overloaded. Without `fun`, `Result` has its default, and
+# a `Jitted` of that takes the function. zuban would give that default to generic functions; it reads the second
+# condition as false, while mypy reads none written in this order and takes the first definition.
+if not TYPE_CHECKING_WITH_PYREFLY and MYPY and "zuban" == sys.platform:  # noqa: SIM300
+    def jit(fun: Callable[P, Result] = ..., /, *, in_shardings: Any = ..., out_shardings: Any = ...,
+            static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
+            donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+            compiler_options: dict[str, Any] | None = ...) -> Jitted[P, Result]: ...
+else:
+    @overload  # type: ignore[no-redef, unused-ignore]
+    def jit(fun: Callable[P, R], /, *, in_shardings: Any = ..., out_shardings: Any = ..., static_argnums: Numbers = ...,
+            static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
+            keep_unused: bool = ..., inline: bool = ...,
+            compiler_options: dict[str, Any] | None = ...) -> Jitted[P, R]:
+        """`jax.jit`: the result has the signature of `fun`; `.lower`, `.trace` and `.eval_shape` have it too."""
+    @overload
+    def jit(*, in_shardings: Any = ..., out_shardings: Any = ..., static_argnums: Numbers = ...,
+            static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
+            keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Jit: ...
 
 @overload
 def jit_method(fun: Callable[Concatenate[Any, P], R], /) -> JittedMethod[P, R]:
@@ -164,8 +226,8 @@ def jit_method(*, static_argnums: Numbers = ..., static_argnames: Names = ..., d
 
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-         fun: Callable[Concatenate[A, P], Any], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
-         holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], A]:
+         fun: Callable[Concatenate[Open, P], Any], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+         holomorphic: bool = ..., allow_int: bool = ...) -> Gradient[P, Open]:
     """`jax.grad`: the gradient has the type of the argument that it is taken for."""
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
@@ -189,8 +251,8 @@ def grad(fun: Callable[P, Any], argnums: int | Sequence[int], *, has_aux: bool =
 
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[A, P], R], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
-                   holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[R, A]]:
+                   fun: Callable[Concatenate[Open, P], R], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+                   holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, R, Open]:
     """`jax.value_and_grad`: the value as `fun` gives it, and the gradient as the type of its argument."""
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
@@ -203,9 +265,9 @@ def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some run
                    ) -> Callable[Concatenate[A, B, P], tuple[R, tuple[A, B]]]: ...
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[A, P], tuple[R, Aux]], argnums: Literal[0] = ..., *,
+                   fun: Callable[Concatenate[Open, P], tuple[R, Aux]], argnums: Literal[0] = ..., *,
                    has_aux: Literal[True], holomorphic: bool = ..., allow_int: bool = ...
-                   ) -> Callable[Concatenate[A, P], tuple[tuple[R, Aux], A]]: ...
+                   ) -> ValueAndGradient[P, tuple[R, Aux], Open]: ...
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
                    fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
@@ -285,6 +347,13 @@ def scan(f: Callable[[T, X], tuple[T, Y]], init: T, xs: X | None = ..., length: 
          unroll: int | bool = ...) -> tuple[T, Y]:
     """`jax.lax.scan`: the loop carries one type, and gives what `f` gives beside it, stacked."""
 
-def vmap(fun: F, in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
-         spmd_axis_name: Any = ...) -> F:
-    """`jax.vmap`: the signature stays; arrays have one axis more."""
+# The callables beside F, which no lambda fits, only give types to its parameters: in strict pyright they would be
+# unknown. mypy would take the result of a function that returns Any for Never.
+if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
+    def vmap(fun: F, in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
+             spmd_axis_name: Any = ...) -> F: ...
+else:
+    def vmap(fun: F | Callable[[Any], Never] | Callable[[Any, Any], Never] | Callable[[Any, Any, Any], Never],
+             in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
+             spmd_axis_name: Any = ...) -> F:
+        """`jax.vmap`: the signature stays; arrays have one axis more."""

@@ -1,5 +1,7 @@
 """JAX's functions under types: results have types, wrong arguments are refused."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, assert_type
 
 import jax
@@ -85,6 +87,10 @@ def walk(net: Base, item: jax.Array) -> tuple[Base, jax.Array]:
     return net, item
 
 
+def anything(x: Any) -> Any:
+    return x
+
+
 def large(net: Base) -> jax.Array:
     return jnp.max(net.w) > 100.0
 
@@ -128,9 +134,21 @@ assert_type(switch(0, [loss, loss], net, x), jax.Array)
 assert_type(fori_loop(0, 3, count, net), Base)
 
 
-# Functions without annotations: nothing is known of their arguments, so nothing is refused and nothing unknown.
-assert_type(grad(lambda net: loss(net, x))(net), Any)
-assert_type(value_and_grad(lambda net: loss(net, x))(net)[0], jax.Array)
+@functools.partial(jit, static_argnames="times")
+def repeated(net: Base, times: int) -> jax.Array:
+    return net.w * times
+
+
+assert_type(repeated(net, times=3), jax.Array)
+
+# Functions without annotations: nothing is known of their arguments, so nothing is refused and nothing unknown. The
+# gradient has the type of what they are called with.
+assert_type(grad(lambda net: loss(net, x))(net), Base)
+assert_type(grad(lambda w: jnp.sum(w**2))(x), jax.Array)
+assert_type(value_and_grad(lambda net: loss(net, x))(net), tuple[jax.Array, Base])
+assert_type(value_and_grad(lambda net: (loss(net, x), x), has_aux=True)(net), tuple[tuple[jax.Array, jax.Array], Base])
+assert_type(jit(grad(lambda net: loss(net, x)))(net), Base)
+slope_of: Callable[[Base, jax.Array], Base] = grad(loss)
 assert_type(tree_map(lambda leaf: 2 * leaf, net), Base)
 assert_type(tree_map(lambda leaf, slope: leaf - 0.1 * slope, net, net), Base)
 assert_type(tree_map(lambda a, b, c: a + b + c, net, net, net), Base)
@@ -141,6 +159,11 @@ slopes = jacfwd(lambda net: net.w * 3)(net)
 curvature = hessian(lambda x: jnp.sum(x**2))(x)
 
 assert_type(vmap(net)(x), jax.Array)
+assert_type(vmap(lambda row: net(row))(x), jax.Array)
+assert_type(vmap(lambda a, b: a + b)(x, x), Any)
+assert_type(vmap(squares)(x=x), jax.Array)
+assert_type(vmap(count)(x, net), Base)
+assert_type(vmap(anything)(x), Any)
 assert_type(vmap(loss, in_axes=(None, 0))(net, jnp.ones((2, 3))), jax.Array)
 assert_type(scan(walk, net, x), tuple[Base, jax.Array])
 assert_type(while_loop(large, halved, net), Base)
@@ -158,6 +181,8 @@ def refused() -> list[Any]:
         scaled.lower("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         named(net, 3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         grad(loss)(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        repeated(net, time=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        jit(grad(loss))(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         grad(loss)(x, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         value_and_grad(loss)(net),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         cond(True, loss, loss, x, x),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
