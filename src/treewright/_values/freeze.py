@@ -1,8 +1,10 @@
 """Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
 
+# mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
+import sys
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 
@@ -10,8 +12,12 @@ from treewright._values.exact import ExactKeys
 from treewright._values.plain import is_frozen_mapping, mapping
 from treewright._values.reach import class_of, is_library, kept_in_pickles, public
 
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
+
 K = TypeVar("K")
+T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
+Fixed = TypeVar("Fixed", bound=Hashable)
 
 
 @public("treewright")
@@ -132,6 +138,31 @@ class ComputedArray(np.ndarray[Any, Any]):
 
 
 _FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
+
+
+class _AsConverter:
+    """What nobody has. In `static(converter=freeze)` checkers go by the first overload: the field says what it is."""
+
+
+# Not for ty, which takes the results of all overloads for that of a converter. What can't be said of a union is Any.
+if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
+
+    @overload
+    def freeze(value: _AsConverter) -> Any: ...
+    @overload
+    def freeze(value: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]: ...
+    @overload
+    def freeze(value: dict[K, Any] | FrozenMapping[K, Any]) -> FrozenMapping[K, Any]: ...
+    @overload
+    def freeze(value: set[T] | frozenset[T]) -> frozenset[T]: ...
+    @overload
+    def freeze(value: bytearray) -> bytes: ...
+    @overload
+    def freeze(value: np.ndarray[Any, Any]) -> FrozenArray: ...
+    @overload
+    def freeze(value: Fixed) -> Fixed: ...
+    @overload
+    def freeze(value: Any) -> Any: ...
 
 
 def freeze(value: Any) -> Any:
