@@ -169,7 +169,7 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
     def stepped(state: Any, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
         if isinstance(state, FlatTree):  # jax.disable_jit
             state = state.tree
-        leaves, treedef = jax.tree.flatten(state)
+        leaves, treedef = jax_trees.tree_flatten(state)
         result: Any = step(state, *inputs, **keywords)
         match result:
             case (after, output):

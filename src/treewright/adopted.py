@@ -97,9 +97,9 @@ class Adopted(Module, Generic[T_co], frozen=True):
 
 def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> Any:
     tree = adopted.tree
-    before = jax.tree.flatten(tree)
+    before = jax_trees.tree_flatten(tree)
     output = getattr(tree, method)(*args, **kwargs)
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax_trees.tree_flatten(tree)
     if treedef != before[1] or any(new is not old for new, old in zip(leaves, before[0], strict=True)):
         raise TypeError(
             f"{type(tree).__qualname__}.{method} has changed the layer, and what an Adopted holds does not change: the "

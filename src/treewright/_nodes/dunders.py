@@ -1,5 +1,8 @@
 """The methods of a node that Python calls: `==`, `hash`, `copy`, `pickle`, attributes; and the public flatten pair."""
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import copy as copying
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -10,7 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_key_dtype
+from treewright._jax import is_key_dtype, jax_trees
 from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import (
     PAIR,
@@ -91,8 +94,8 @@ def equal(self: Any, other: object) -> Any:
         return False
     # Every child before the first leaf: a difference in structure needs no values.
     compared = [index for index, field in enumerate(spec.children) if field.equal]
-    ours = [jax.tree.flatten(children[index]) for index in compared]
-    theirs = [jax.tree.flatten(other_children[index]) for index in compared]
+    ours = [jax_trees.tree_flatten(children[index]) for index in compared]
+    theirs = [jax_trees.tree_flatten(other_children[index]) for index in compared]
     if any(a[1] != b[1] for a, b in zip(ours, theirs, strict=True)):
         return False
     return all(

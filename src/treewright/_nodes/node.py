@@ -544,7 +544,7 @@ class ReplaceMethod(Protocol):
 
 if MYPY:
     # mypy knows this very function, and checks names and types of the fields on every Python version.
-    from dataclasses import replace as replace  # type: ignore[unreachable]  # noqa: PLC0414
+    from dataclasses import replace as replace  # type: ignore[unreachable, unused-ignore]  # noqa: PLC0414
 elif TYPE_CHECKING and sys.version_info >= (3, 13):
 
     def replace(node: HasReplace[P, T], /, *args: P.args, **changes: P.kwargs) -> T: ...

@@ -167,7 +167,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
         raise TypeError(f"A mask holds True or False for each leaf, got {first_text(wrong[0])}.")
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax_trees.tree_flatten(tree)
     pairs = list(zip(leaves, chosen, strict=True))
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
     rest: T = treedef.unflatten(None if keep else leaf for leaf, keep in pairs)

@@ -72,7 +72,7 @@ def unstack(tree: T) -> list[T]:
         [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
     """
     length = _length(tree)
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax_trees.tree_flatten(tree)
     columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
     trees: list[T] = [treedef.unflatten(column[index] for column in columns) for index in range(length)]
     return trees
@@ -100,7 +100,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
         raise IndexError(f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}.")
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
 
@@ -125,7 +125,7 @@ def split_key_like(key: jax.Array, tree: T) -> T:
         raise TypeError(
             f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {first_text(key)}."
         )
-    treedef = jax.tree.structure(tree)
+    treedef = jax_trees.tree_structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys
 

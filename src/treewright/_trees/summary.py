@@ -1,5 +1,8 @@
 """`summary`: a table of all that is in a tree."""
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import dataclasses
 import functools
 import html

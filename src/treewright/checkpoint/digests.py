@@ -8,6 +8,9 @@ array can compute its digest anew.
 A sharded array has one digest for each of its blocks, so that no process needs the whole of it.
 """
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

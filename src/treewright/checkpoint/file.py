@@ -1,5 +1,8 @@
 """One checkpoint as one safetensors file: written, opened and read, with a bar meanwhile."""
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import contextlib
 import os
 import stat

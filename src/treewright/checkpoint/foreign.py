@@ -1,5 +1,8 @@
 """Arrays that other programs saved, by name, and tables from their names to ours."""
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import importlib
 import io
 import json

@@ -1,5 +1,8 @@
 """One step of a training run in Orbax's folders: what is written for a tree, and how it is read again."""
 
+# Of libraries that a user may not have:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import base64
 import contextlib
 import json

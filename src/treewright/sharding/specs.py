@@ -175,7 +175,7 @@ def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
 
 def with_leaves(tree: T, leaves: Iterable[object]) -> T:
     """A tree of the same treedef with other leaves."""
-    other: T = jax.tree.structure(tree).unflatten(leaves)
+    other: T = jax_trees.tree_structure(tree).unflatten(leaves)
     return other
 
 
