@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import (
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     Literal,
@@ -83,7 +84,7 @@ class WithReplace:
     """A base for classes with `@pytree_dataclass`, whose `replace` type checkers know of by it."""
 
     if sys.version_info >= (3, 13):
-        replace: ReplaceMethod
+        replace: ClassVar[ReplaceMethod]
 
         # zuban finds no other, and pyright none in a class that has an `__init__` of its own.
         def __replace__(self, /, **changes: Any) -> Self: ...

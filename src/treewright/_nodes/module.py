@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast, dataclass_transform
 
 import jax
 
@@ -258,7 +258,7 @@ class Module:
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.
     if TYPE_CHECKING and sys.version_info >= (3, 13):
-        replace: ReplaceMethod
+        replace: ClassVar[ReplaceMethod]
 
         def __replace__(self, /, **changes: Any) -> Self: ...
     else:
