@@ -205,7 +205,7 @@ def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) ->
         place.write_text(texts[place].replace(before, after), encoding="utf-8")
     for name in (*MUTATIONS, UNTOUCHED):
         shutil.copy(CASES / name, tmp_path)
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {tmp_path / 'src'}:{ROOT / 'typings'}\n")
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {tmp_path / 'src'}\n")
     (tmp_path / "pyrightconfig.json").write_text(
         json.dumps({**PYRIGHT, "extraPaths": ["src"], "stubPath": str(ROOT / "typings")})
     )
@@ -213,8 +213,9 @@ def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) ->
     of_mypy = mypy(*MUTATIONS, UNTOUCHED, target=TARGETS[0], cache="mutations", cwd=tmp_path)
     of_pyright = pyright("--pythonpath", sys.executable, *MUTATIONS, UNTOUCHED, target=TARGETS[0], cwd=tmp_path)
 
+    # Nor does mypy find anything in our own files, which it reads as those of a checkout or a vendored copy.
     for found in (of_mypy, of_pyright):
-        assert set(re.findall(r"^(\w+\.py):", found, re.MULTILINE)) == set(MUTATIONS), found
+        assert set(re.findall(r"^([^\s:]+\.pyi?):", found, re.MULTILINE)) == set(MUTATIONS), found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,112 @@
+"""A program that trains in place and in a loop, and saves what it has: no type is lost on the way."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, assert_type
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from treewright import (
+    AsRef,
+    FrozenArray,
+    FrozenMapping,
+    Module,
+    TrainState,
+    buffer,
+    freeze,
+    from_refs,
+    loop,
+    register_dataclass,
+    replace,
+    static,
+    to_refs,
+)
+from treewright.checkpoint import CheckpointManager, load, save
+from treewright.train import Transformation
+from treewright.typed import Ref, grad, jit, new_ref, value_and_grad
+
+
+class Net(Module):
+    w: jax.Array
+    mean: jax.Array = buffer()
+    sizes: tuple[int, ...] = static(converter=freeze, default=())
+    table: FrozenMapping[str, int] = static(converter=freeze, default_factory=dict[str, int])
+    scales: FrozenArray | None = static(converter=freeze, default=None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.w * x - self.mean
+
+
+class Counter(Module):
+    count: AsRef
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: jax.Array
+    name: str = "a"
+
+
+register_dataclass(Config, static=["name"])
+
+
+class State(TrainState[Net]):
+    key: jax.Array
+
+
+def loss(net: Net, x: jax.Array) -> tuple[jax.Array, Net]:
+    return net(x).sum(), net
+
+
+def step(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    (value, seen), grads = value_and_grad(loss, has_aux=True)(state.params, x)
+    return state.apply_gradients(grads=grads, buffers=seen, key=state.key), value
+
+
+@jit
+def in_place(state: State, x: jax.Array) -> jax.Array:
+    net = from_refs(state.params)
+    grads = grad(lambda net: loss(net, x)[0])(net)
+    state.update_in_place(grads=grads, key=x)
+    return loss(net, x)[0]
+
+
+def train(tx: Transformation, x: jax.Array, batches: Iterable[jax.Array]) -> State:
+    run = loop(step, State.create(params=Net(x, x), tx=tx, key=x), donate=False)
+    for batch in batches:
+        assert_type(run(batch), jax.Array)
+    refs = to_refs(run.state)
+    assert_type(refs, State)
+    assert_type(in_place(refs, x), jax.Array)
+    return from_refs(refs)
+
+
+def saved(state: State, folder: Path) -> State:
+    """Never called: it needs Orbax."""
+    save(folder / "state", state)
+    assert_type(load(folder / "state", like=state), State)
+    with CheckpointManager(folder) as manager:
+        manager.save(3, state, metadata={"loss": 1.0}, items={"batches": b"..."})
+        assert_type(manager.items(3), dict[str, Any])
+        newest = manager.restore_latest_valid(like=state)
+        print(newest and newest.tree.params.w)
+        return manager.restore(like=state)
+
+
+x = jnp.ones(3)
+state = train(optax.sgd(0.1), x, [x, x])
+assert_type(state, State)
+assert_type(replace(state.apply_gradients(grads=state.params), key=x), State)
+counter = Counter(x)
+counter.count[...] = counter.count[...] + 1
+assert_type(counter.count, Ref)
+assert_type(new_ref(x)[...], jax.Array)
+assert_type(Config(x, name="b").name, str)
+
+assert_type(Net(x, x, sizes=(3,)).sizes, tuple[int, ...])
+sizes: tuple[int, ...] = freeze([3, 3])
+table: FrozenMapping[str, int] = freeze({"a": 1})
+names: frozenset[str] = freeze({"a"})
