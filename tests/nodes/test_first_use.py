@@ -244,6 +244,29 @@ def test_two_threads_make_it_once() -> None:
     assert [jax.tree.leaves(node) for node in made] == [[1.0, 2.0]] * 4
 
 
+def test_a_thread_that_comes_while_it_is_made_waits_until_jax_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Below(Base):
+        x: Any = 5.0
+        y: Any = 2.0
+
+    came: list[Any] = []
+    thread = threading.Thread(target=lambda: came.extend((Below(), Below(1.0, "a", 3.0))))
+    steps = iter((make_class.node_spec, make_class.register_once))
+
+    def paused(*args: Any, **options: Any) -> Any:
+        if not thread.ident:
+            thread.start()
+        thread.join(0.1)
+        return next(steps)(*args, **options)
+
+    monkeypatch.setattr(make_class, "node_spec", paused)
+    monkeypatch.setattr(make_class, "register_once", paused)
+    first = Below()
+    thread.join()
+
+    assert [jax.tree.leaves(node) for node in (first, *came)] == [[5.0, 2.0], [5.0, 2.0], [1.0, 3.0]]
+
+
 def test_by_cloudpickle_it_goes_as_it_is() -> None:
     below = undecorated()
     waiting = cloudpickle.loads(cloudpickle.dumps(below))

@@ -10,6 +10,7 @@ from treewright._nodes.foreign import refuse_metaclass
 from treewright._nodes.make_class import (
     DECORATED,
     await_first_use,
+    await_first_use_of_subclasses,
     await_no_more,
     body_of,
     make_node_class,
@@ -74,8 +75,8 @@ def pytree_dataclass(
 
     What `dataclasses.dataclass(frozen=True)` does, and on top of it `tree_flatten`, `tree_unflatten`, key paths by
     field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object.
-    Where it is a dataclass already, its fields are taken over, statics by any mark among them, and an option is off if
-    either decorator says so.
+    Where it is a dataclass already, its fields are taken over, statics by any mark among them; `order` and
+    `unsafe_hash` are on, and the other options off, if either decorator says so.
 
     Args:
         cls: The class.
@@ -149,6 +150,7 @@ def _decorated(cls: Any, options: Options) -> type[Any]:
         undo(cls, before)
         raise
     _watch_subclasses(cls)
+    await_first_use_of_subclasses(cls)
     return cls
 
 

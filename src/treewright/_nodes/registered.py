@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from treewright._jax import GetAttrKey, jax_trees
 from treewright._nodes.fields import options_of
-from treewright._nodes.foreign import refuse_registered
+from treewright._nodes.foreign import refuse_builtin_base, refuse_registered
 from treewright._nodes.node import with_close_matches
 from treewright._nodes.others import register_for_export, register_for_flax
 from treewright._nodes.statics import Statics, StaticTable
@@ -37,8 +37,8 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
         The class.
 
     Raises:
-        NodeDefinitionError: If it is no dataclass, is a pytree already, or has no field of a name. Nothing is
-            registered then.
+        NodeDefinitionError: If it is not a dataclass, is a pytree already, has a base such as `dict` whose instances
+            hold more than fields, or has no field of a name. Nothing is registered then.
 
     Examples:
         >>> import dataclasses, treewright
@@ -79,6 +79,7 @@ def _field_names(cls: Any) -> list[str]:
     if hasattr(cls, "__node_spec__"):
         raise NodeDefinitionError(f"register_dataclass: {cls.__qualname__} is a node already. Drop the call.")
     refuse_registered(cls)
+    refuse_builtin_base(cls)
     return [field.name for field in dataclasses.fields(cls)]
 
 

@@ -154,10 +154,10 @@ def _is_array(leaf: Any) -> bool:
     return is_ref(leaf) or (isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenArray))
 
 
-def warn_of_idle_post_init(spec: NodeSpec) -> None:
+def warn_of_idle_post_init(spec: NodeSpec, init: Any) -> None:
     """Where nothing calls a `__post_init__`, for an `__init__` that calls neither it nor another `__init__`."""
     cls: Any = spec.cls
-    code = innermost_code(cls.__init__) if spec.has_own_init and spec.has_post_init else None
+    code = innermost_code(init) if spec.has_own_init and spec.has_post_init else None
     if code is None or "__init__" in code.co_names or any(map(_calls_post_init, map(vars, cls.__mro__))):
         return
     warn_user(
