@@ -7,15 +7,14 @@ from typing import Any
 from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarer_of, resolved
 from treewright._nodes.children import may_be_no_leaf, warning_of
+from treewright._nodes.converters import annotated_converter, only_static
 from treewright._nodes.fields import (
     Compare,
     FieldKind,
     FieldOptions,
     Sharding,
     Stack,
-    annotated_converter,
     doc_of,
-    only_static,
     options_of,
 )
 from treewright._nodes.statics import StaticTable
