@@ -249,8 +249,9 @@ def test_a_thread_that_comes_while_it_is_made_waits_until_jax_knows_it(monkeypat
         x: Any = 5.0
         y: Any = 2.0
 
+    below: Any = Below
     came: list[Any] = []
-    thread = threading.Thread(target=lambda: came.extend((Below(), Below(1.0, "a", 3.0))))
+    thread = threading.Thread(target=lambda: came.extend((below(), below(1.0, "a", 3.0))))
     steps = iter((make_class.node_spec, make_class.register_once))
 
     def paused(*args: Any, **options: Any) -> Any:
@@ -261,7 +262,7 @@ def test_a_thread_that_comes_while_it_is_made_waits_until_jax_knows_it(monkeypat
 
     monkeypatch.setattr(make_class, "node_spec", paused)
     monkeypatch.setattr(make_class, "register_once", paused)
-    first = Below()
+    first = below()
     thread.join()
 
     assert [jax.tree.leaves(node) for node in (first, *came)] == [[5.0, 2.0], [5.0, 2.0], [1.0, 3.0]]

@@ -113,7 +113,8 @@ def test_an_option_that_either_decorator_asks_for_is_on() -> None:
     class Hashed:
         x: Any
 
-    assert min([Ordered(2), Ordered(1)]) == Ordered(1)
+    ordered: Any = Ordered
+    assert ordered(1) < ordered(2)
     assert hash(Hashed(1)) == hash(Hashed(1))
 
 
@@ -290,6 +291,8 @@ def test_what_can_not_be_registered_is_refused_and_is_not_registered() -> None:
         NodeDefinitionError, match=r"Theirs has no field spcing \(did you mean spacing\?\)\. Its fields: x,"
     ):
         register_dataclass(cls, static=["spcing"])
+    with pytest.raises(NodeDefinitionError, match=r"static='spacing' is a text, .* Write static=\['spacing'\]\."):
+        register_dataclass(cls, static="spacing")
     for wrong in (below, cls(1, 2), int):
         with pytest.raises(
             NodeDefinitionError, match="register_dataclass takes a class that is a dataclass itself, got"

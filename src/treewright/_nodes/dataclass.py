@@ -242,6 +242,11 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
         [2.0, 2.0]
     """
     names = _field_names(cls)
+    if isinstance(static, str):
+        raise NodeDefinitionError(
+            f"register_dataclass: static={static!r} is a text, and would be read as the names of "
+            f"{len(static)} fields. Write static=[{static!r}]."
+        )
     wanted = set(static)
     wrong = sorted(wanted - {*names})
     if wrong:
