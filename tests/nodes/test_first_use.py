@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
 import subprocess
@@ -252,16 +253,15 @@ def test_a_thread_that_comes_while_it_is_made_waits_until_jax_knows_it(monkeypat
     below: Any = Below
     came: list[Any] = []
     thread = threading.Thread(target=lambda: came.extend((below(), below(1.0, "a", 3.0))))
-    steps = iter((make_class.node_spec, make_class.register_once))
 
-    def paused(*args: Any, **options: Any) -> Any:
+    def paused(step: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if not thread.ident:
             thread.start()
         thread.join(0.1)
-        return next(steps)(*args, **options)
+        return step(*args, **options)
 
-    monkeypatch.setattr(make_class, "node_spec", paused)
-    monkeypatch.setattr(make_class, "register_once", paused)
+    for name in ("node_spec", "register_once"):
+        monkeypatch.setattr(make_class, name, functools.partial(paused, getattr(make_class, name)))
     first = below()
     thread.join()
 

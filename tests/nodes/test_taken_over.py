@@ -121,6 +121,7 @@ def test_an_option_that_either_decorator_asks_for_is_on() -> None:
 # Each takes the class that is about to be taken over, and gives a subclass of it.
 EARLIER_SUBCLASSES: dict[str, Callable[[Any], Any]] = {
     "plain": lambda base: types.new_class("Below", (base,)),
+    "a node": lambda base: pytree_dataclass(types.new_class("Below", (base,))),
     "with an __init__": lambda base: types.new_class(
         "Below", (base,), exec_body=lambda body: body.update(__init__=lambda self: setattr(self, "whole", 1.0))
     ),

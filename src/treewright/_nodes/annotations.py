@@ -56,8 +56,9 @@ def annotation_text(annotation: Any, cls: type[Any]) -> str:
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     if isinstance(text, str):
         return text
-    # jax.Array has a __qualname__ of where it is made.
-    shown = inspect.formatannotation(text, cls.__module__).replace("jax.jaxlib._jax.", "jax.")
+    shown = inspect.formatannotation(text, cls.__module__)
+    # jax.Array has the __module__ of where it is made.
+    shown = shown.replace("jax.jaxlib._jax.", "jax.").replace("collections.abc.", "")
     return "..." if "._" in shown or "<" in shown else shown
 
 

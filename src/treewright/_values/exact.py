@@ -360,10 +360,11 @@ class ExactKeys:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
-        library, by_library = reach.library_class(kind), reach.librarys_equality(kind)
+        library, generated = reach.library_class(kind), reach.generated_equality(kind)
+        by_library = not generated and reach.librarys_equality(kind)
         # That it does not change.
         vouched = params.unsafe_hash or by_library or (library and kind.__hash__ is not None)
-        if not (params.frozen or vouched) or not (by_library or reach.generated_equality(kind)):
+        if not (params.frozen or vouched) or not (by_library or generated):
             return self.hashable(value)
         if not params.frozen:
             self.refuse_unhashable(value)
