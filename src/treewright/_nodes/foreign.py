@@ -14,7 +14,7 @@ from treewright._nodes.annotations import own_annotations
 from treewright._nodes.fields import options_of
 from treewright._nodes.node import ChildView
 from treewright._nodes.spec import MISSING, Options, init_vars
-from treewright._values.reach import class_attribute, class_of
+from treewright._values.reach import class_attribute
 from treewright.errors import NodeDefinitionError
 
 _METHODS = (*dunders.FROZEN, *dunders.COMPARISON, *dunders.OTHERS, "replace")
@@ -88,16 +88,14 @@ def refuse_builtin_base(cls: type[Any]) -> None:
     Raises:
         NodeDefinitionError: With the base, which `object.__new__` can't make instances of.
     """
-    base = next((base for base in cls.__mro__ if class_of(vars(base).get("__new__")) is _NEW_IN_C), object)
+    written_in_c = types.BuiltinFunctionType
+    base = next((base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), written_in_c)), object)
     if base is not object:
         raise NodeDefinitionError(
             f"{cls.__qualname__} is a subclass of {base.__qualname__}, and can't be a node: JAX takes instances apart "
             f"into their fields and puts them together from these, and what a {base.__qualname__} holds besides would "
             f"be lost. Drop the base, and keep what it held in a field."
         )
-
-
-_NEW_IN_C = types.BuiltinFunctionType
 
 
 def refuse_metaclass(cls: type[Any]) -> None:

@@ -28,12 +28,7 @@ from treewright._nodes.foreign import (
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
-from treewright._nodes.refusals import (
-    of_mutable_default,
-    refuse_annotations,
-    refuse_class_body,
-    warn_of_idle_post_init,
-)
+from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body, warn_of_idle_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError

@@ -16,14 +16,7 @@ import numpy as np
 from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import annotation_text, own_annotations, resolved
 from treewright._nodes.converters import only_static
-from treewright._nodes.fields import (
-    FieldOptions,
-    call_text,
-    default_of,
-    names_problem,
-    options_of,
-    specifier_in,
-)
+from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, options_of, specifier_in
 from treewright._nodes.node import PAIR, ChildView
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
 from treewright._values.freeze import FrozenArray
