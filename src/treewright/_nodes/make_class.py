@@ -147,7 +147,9 @@ def _read_fields(cls: type[Any], options: Options) -> None:
             setattr(cls, name, dataclasses.field())
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
-    doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
+    # Past the descriptor of Python 3.15, which would ask for the signature, and so for the first use of the class.
+    doc = vars(cls).get("__doc__")
+    cls.__doc__ = "spares dataclasses the work of making a text from a signature it does not know"
     ours = {*dunders.FROZEN, "__eq__", "__hash__", "__replace__"} - vars(cls).keys()
     try:
         dataclasses.dataclass(
