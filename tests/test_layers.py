@@ -30,8 +30,7 @@ _jax_cache: _jax
 _jax_refs: _jax
 _values
 _values.reach: _jax
-_values.scalars
-_values.text: _jax_refs, _values.reach, _values.scalars
+_values.text: _jax_refs, _values.reach
 _values.cures: _values.text
 _values.portable: _values.reach, _values.text
 _values.plain: _jax_refs, _values.reach, _values.text
@@ -43,27 +42,25 @@ _nodes
 _nodes.annotations: _values.reach, errors
 _nodes.children: _jax, _nodes.annotations, _values.reach, _values.text, errors
 _nodes.fields: _values.cures, _values.reach, _values.text, errors
-_nodes.refs: _jax_refs, _nodes.fields
+_nodes.converters: _jax_refs, _nodes.annotations, _nodes.fields, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
-_nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.fields, _nodes.statics, _values.reach, errors
+_nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.converters, _nodes.fields, _nodes.statics,
+    _values.reach, errors
 _nodes.json_kinds: _jax, _values.reach, errors
 _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, _values.text, errors
 _nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
-    _values.reach, _values.scalars, _values.text, errors
+    _values.reach, _values.text, errors
 _nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach, errors
-_nodes.slips: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach,
-    _values.text, errors
-_nodes.refusals: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.node, _nodes.slips, _nodes.spec,
-    _values.reach, _values.text, errors
+_nodes.refusals: _jax_refs, _nodes.annotations, _nodes.converters, _nodes.fields, _nodes.node, _nodes.spec,
+    _values.freeze, _values.reach, _values.text, errors
 _nodes.foreign: _jax, _nodes.annotations, _nodes.dunders, _nodes.fields, _nodes.node, _nodes.spec, _values.reach,
     errors
 _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.init, _nodes.node, _nodes.others,
-    _nodes.refusals, _nodes.slips, _nodes.spec, _values.reach, errors
-_nodes.dataclass: _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.spec, _values.reach, _values.text, errors
-_nodes.registered: _jax, _nodes.fields, _nodes.foreign, _nodes.node, _nodes.others, _nodes.statics, _values.text,
-    errors
+    _nodes.refusals, _nodes.spec, _values.reach, errors
+_nodes.dataclass: _jax, _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec,
+    _nodes.statics, _values.reach, _values.text, errors
 _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nodes.dunders, _nodes.fields,
     _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
     _values.plain, _values.reach, _values.text
@@ -78,16 +75,16 @@ _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.l
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
-_trees.refs: _jax, _jax_refs, _nodes.refs, _trees.diff, _trees.masks, _values.reach, _values.text, errors
+_trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
 _trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.statistics: _jax
 _trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.cures,
-    _values.reach, _values.scalars, _values.text
-_pickled: _nodes.dunders, _nodes.fields, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
+    _values.reach, _values.text
+_pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
     _values.freeze
-train: _jax, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks, _trees.refs,
-    _values.cures, _values.text, errors
+train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks,
+    _trees.refs, _values.cures, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors

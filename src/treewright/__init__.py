@@ -60,12 +60,11 @@ TYPE_CHECKING = False  # for checkers it is true; importing it from typing would
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._loop import loop
-    from treewright._nodes.dataclass import Static, pytree_dataclass
-    from treewright._nodes.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
+    from treewright._nodes.converters import AsArray, AsRef, Converted, Converter
+    from treewright._nodes.dataclass import Static, pytree_dataclass, register_dataclass
+    from treewright._nodes.fields import StaticValue, buffer, field, static
     from treewright._nodes.module import Module
     from treewright._nodes.node import replace
-    from treewright._nodes.refs import AsRef
-    from treewright._nodes.registered import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
@@ -90,12 +89,11 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_nodes.dataclass": ("Static", "pytree_dataclass"),
-            "_nodes.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
+            "_nodes.converters": ("AsArray", "AsRef", "Converted", "Converter"),
+            "_nodes.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
+            "_nodes.fields": ("StaticValue", "buffer", "field", "static"),
             "_nodes.module": ("Module",),
             "_nodes.node": ("replace",),
-            "_nodes.refs": ("AsRef",),
-            "_nodes.registered": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

@@ -4,8 +4,8 @@ A pickle calls these to come back, so it names this module and the public ones, 
 declared where its subject is, with `kept_in_pickles`; the list below is the promise, and tests/nodes/kept holds it.
 """
 
+from treewright._nodes.converters import only_static
 from treewright._nodes.dunders import empty_node, set_state
-from treewright._nodes.fields import only_static
 from treewright._nodes.init import FACTORY
 from treewright._nodes.make_class import register_once
 from treewright._nodes.module import bound_method

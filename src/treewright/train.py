@@ -15,7 +15,8 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._jax import untyped_jax
-from treewright._nodes.fields import Converted, Converter, StaticValue, field, static
+from treewright._nodes.converters import Converted, Converter
+from treewright._nodes.fields import StaticValue, field, static
 from treewright._nodes.module import Module
 from treewright._nodes.node import with_close_matches
 from treewright._nodes.spec import spec_of

@@ -10,10 +10,13 @@ import fractions
 import functools
 import itertools
 import operator
+import pathlib
 import pickle
+import types
+import uuid
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +38,7 @@ F32, F64 = np.dtype("float32"), np.dtype("float64")
 ABSTRACT: Any = jax.ShapeDtypeStruct
 flax: Any = package_or_absent("flax", "flax.core", "flax.linen")
 FROZEN_DICT: Any = flax.core.FrozenDict
+equinox: Any = package_or_absent("equinox")
 PARTIAL: Any = jax.tree_util.Partial
 TUPLE: Any = tuple
 SPEC: Any = jax.sharding.PartitionSpec
@@ -83,6 +87,34 @@ class Label(str):  # noqa: SLOT000  for its __dict__
 
 class Measure(float):
     pass
+
+
+def subclass_of(base: type[Any]) -> Callable[..., Any]:
+    """A subclass whose instances can have attributes, and which takes the `==` over, which does not look at them."""
+    return types.new_class(f"{base.__name__}WithAttributes", (base,))
+
+
+FINE = subclass_of(Decimal)
+VALUES_OF_PYTHON: dict[Callable[..., Any], tuple[Any, ...]] = {
+    subclass_of(base): arguments
+    for base, arguments in {
+        dt.date: (2020, 1, 2),
+        dt.datetime: (2020, 1, 2),
+        dt.timedelta: (1,),
+        Decimal: ("1.50",),
+        fractions.Fraction: (1, 3),
+        pathlib.PurePosixPath: ("a/b",),
+        uuid.UUID: ("0" * 32,),
+    }.items()
+}
+
+
+class Setting(equinox.Module):  # type: ignore[misc,unused-ignore]
+    value: Any = equinox.field(static=True)
+
+
+def held_by_equinox(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
+    return equinox if isinstance(equinox, Absent) else read(cast("Any", Setting)(value))
 
 
 class FrozenDict(Mapping[str, Any]):
@@ -281,7 +313,15 @@ SAME: dict[str, Callable[[], Any]] = {
     "frozen array": lambda: freeze(np.arange(3.0)),
     "shape and dtype": lambda: ABSTRACT((2, 3), jnp.float32),
     "partition spec": lambda: SPEC("data", None),
-    "treedef": lambda: jax.tree.structure({"a": (1, 2)}),
+    "treedef": lambda: jax.tree.structure({"a": (1, None), "b": Static(("a", 1))}),
+    "key of a tree": lambda: (jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(1)),
+    "path": lambda: pathlib.PurePosixPath("a", "b"),
+    "UUID": lambda: uuid.UUID("0" * 32),
+    "module of equinox": lambda: held_by_equinox((1, "a")),
+    **{
+        f"{kind.__name__} without any": functools.partial(kind, *arguments)
+        for kind, arguments in VALUES_OF_PYTHON.items()
+    },
 }
 
 DIFFERENT: dict[str, tuple[Any, Any]] = {
@@ -369,6 +409,17 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "methods of a node": (Holder(1).method, Holder(1).other_method),
     "nodes of a method": (Holder(1).method, Holder(2).method),
     "order of a frozen mapping": (freeze({"a": 1, "b": 2}), freeze({"b": 2, "a": 1})),
+    "numbers in the keys of a tree": (jax.tree_util.DictKey(1), jax.tree_util.DictKey(True)),
+    "numbers in a treedef": (jax.tree.structure({1: 0}), jax.tree.structure({True: 0})),
+    "signs in a module of equinox": (held_by_equinox(0.0), held_by_equinox(-0.0)),
+    "numbers in the treedef of another library": tuple(held_by_equinox(one, jax.tree.structure) for one in (1, True)),
+    "case of a path of Windows": (pathlib.PureWindowsPath("A"), pathlib.PureWindowsPath("a")),
+    "where a UUID is from": (uuid.UUID(int=1, is_safe=uuid.SafeUUID.safe), uuid.UUID(int=1)),
+    "digits of a subclass of Decimal": (FINE("1.0"), FINE("1.00")),
+    **{
+        f"attributes of {kind.__name__}": (kind(*arguments), with_attributes(kind(*arguments), tag=1))
+        for kind, arguments in VALUES_OF_PYTHON.items()
+    },
     "frozen array by value": (freeze(np.zeros(2)), freeze(np.ones(2))),
     "frozen array by sign": (freeze(np.array(0.0)), freeze(np.array(-0.0))),
     "frozen array by dtype": (freeze(np.zeros(2, np.float32)), freeze(np.zeros(2, np.int32))),
@@ -386,7 +437,7 @@ def test_an_equal_static_does_not_trace_again(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
 def test_a_changed_static_traces_once_and_changed_back_not_again(first: Any, second: Any) -> None:
     if isinstance(first, Absent):
-        pytest.skip("flax is not installed")
+        pytest.skip(f"{first.name} is not installed")
     assert trace_counts(first, second, first, second) == [1, 2, 2, 2]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
 import subprocess
@@ -242,6 +243,29 @@ def test_two_threads_make_it_once() -> None:
         thread.join()
 
     assert [jax.tree.leaves(node) for node in made] == [[1.0, 2.0]] * 4
+
+
+def test_a_thread_that_comes_while_it_is_made_waits_until_jax_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Below(Base):
+        x: Any = 5.0
+        y: Any = 2.0
+
+    below: Any = Below
+    came: list[Any] = []
+    thread = threading.Thread(target=lambda: came.extend((below(), below(1.0, "a", 3.0))))
+
+    def paused(step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not thread.ident:
+            thread.start()
+        thread.join(0.1)
+        return step(*args, **options)
+
+    for name in ("node_spec", "register_once"):
+        monkeypatch.setattr(make_class, name, functools.partial(paused, getattr(make_class, name)))
+    first = below()
+    thread.join()
+
+    assert [jax.tree.leaves(node) for node in (first, *came)] == [[5.0, 2.0], [5.0, 2.0], [1.0, 3.0]]
 
 
 def test_by_cloudpickle_it_goes_as_it_is() -> None:

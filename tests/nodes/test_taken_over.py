@@ -43,7 +43,9 @@ def quantised(mark: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"frozen": True}, {"order": True}, {"kw_only": True}, {"repr": False}], ids=str
+    "options",
+    [{}, {"frozen": True}, {"order": True}, {"unsafe_hash": True}, {"kw_only": True}, {"repr": False}],
+    ids=str,
 )
 @pytest.mark.parametrize("mark", MARKS)
 def test_the_fields_of_a_dataclass_are_taken_over_with_their_statics(mark: str, options: dict[str, Any]) -> None:
@@ -98,6 +100,74 @@ def test_an_option_that_either_decorator_says_no_to_is_off() -> None:
     assert jax.tree.leaves(Own()) == [3.0]
     assert Own() != Own()
     assert "__match_args__" not in vars(Own)
+
+
+def test_an_option_that_either_decorator_asks_for_is_on() -> None:
+    @pytree_dataclass
+    @dataclasses.dataclass(order=True)
+    class Ordered:
+        x: Any
+
+    @pytree_dataclass(eq=False)
+    @dataclasses.dataclass(unsafe_hash=True)
+    class Hashed:
+        x: Any
+
+    ordered: Any = Ordered
+    assert ordered(1) < ordered(2)
+    assert hash(Hashed(1)) == hash(Hashed(1))
+
+
+# Each takes the class that is about to be taken over, and gives a subclass of it.
+EARLIER_SUBCLASSES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda base: types.new_class("Below", (base,)),
+    "a node": lambda base: pytree_dataclass(types.new_class("Below", (base,))),
+    "with an __init__": lambda base: types.new_class(
+        "Below", (base,), exec_body=lambda body: body.update(__init__=lambda self: setattr(self, "whole", 1.0))
+    ),
+    "below a plain one": lambda base: types.new_class("Below", (types.new_class("Between", (base,)),)),
+    "a dataclass": lambda base: dataclasses.make_dataclass("Below", [("y", Any, 2.0)], bases=(base,)),
+    "below a dataclass": lambda base: types.new_class(
+        "Below", (dataclasses.make_dataclass("Between", [("y", Any, 2.0)], bases=(base,), kw_only=True),)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", EARLIER_SUBCLASSES.values(), ids=EARLIER_SUBCLASSES)
+def test_subclasses_that_are_there_already_are_nodes_too(make: Callable[[Any], Any]) -> None:
+    theirs = quantised("ours")
+    below = make(theirs)
+    pytree_dataclass(theirs)
+
+    try:
+        node = below(1.0)
+    except TypeError:
+        node = below()
+
+    assert jax.tree.leaves(node)[0] == 1.0
+    assert jax.tree.map(lambda x: x + 1, node).whole == 2.0
+    assert node.late is True
+
+
+def test_a_subclass_that_is_there_already_and_registered_is_left_as_it_is() -> None:
+    theirs = quantised("ours")
+    below: Any = dataclasses.make_dataclass("Below", [("y", Any, 2.0)], bases=(theirs,))
+    jax.tree_util.register_dataclass(below, data_fields=["whole", "y"], meta_fields=["late"])
+    pytree_dataclass(theirs)
+
+    assert jax.tree.leaves(below(1.0)) == [1.0, 2.0]
+    assert jax.tree.map(lambda x: x + 1, below(1.0)).whole == 2.0
+
+
+@pytest.mark.parametrize("base", [Exception, dict, list, tuple, float, str, set, type, types.SimpleNamespace])
+def test_a_class_whose_instances_hold_more_than_fields_is_refused(base: type[Any]) -> None:
+    cls: Any = dataclasses.make_dataclass("Theirs", [("x", Any)], bases=(base,))
+    known = f"Theirs is a subclass of {base.__name__}, and can't be a node: .* would be lost"
+
+    for make in (pytree_dataclass, register_dataclass):
+        with pytest.raises(NodeDefinitionError, match=known):
+            make(cls)
+    assert not is_tree_node(cls)
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -222,6 +292,8 @@ def test_what_can_not_be_registered_is_refused_and_is_not_registered() -> None:
         NodeDefinitionError, match=r"Theirs has no field spcing \(did you mean spacing\?\)\. Its fields: x,"
     ):
         register_dataclass(cls, static=["spcing"])
+    with pytest.raises(NodeDefinitionError, match=r"static='spacing' is a text, .* Write static=\['spacing'\]\."):
+        register_dataclass(cls, static="spacing")
     for wrong in (below, cls(1, 2), int):
         with pytest.raises(
             NodeDefinitionError, match="register_dataclass takes a class that is a dataclass itself, got"

@@ -51,9 +51,14 @@ def resolved(annotation: Any, cls: type[Any]) -> Any:
         return text
 
 
-def annotation_text(annotation: Any) -> str:
-    """An annotation as a user writes it, or three dots where that can't be told."""
-    shown = annotation.__qualname__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+def annotation_text(annotation: Any, cls: type[Any]) -> str:
+    """An annotation as a user writes it in the body of `cls`, or three dots where that can't be told."""
+    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+    if isinstance(text, str):
+        return text
+    shown = inspect.formatannotation(text, cls.__module__)
+    # jax.Array has the __module__ of where it is made.
+    shown = shown.replace("jax.jaxlib._jax.", "jax.").replace("collections.abc.", "")
     return "..." if "._" in shown or "<" in shown else shown
 
 

@@ -58,12 +58,12 @@ def _warn(fields: tuple[Any, ...], node: Any) -> None:
             found = text_with_class(value) if function is None else f"the function {function}"
             warn_user(
                 f"{class_of(node).__qualname__}.{field.name} is a child and holds {found}. jit, grad and vmap take "
-                f"arrays and numbers as leaves, and would refuse it.\n{_cure(field, value)}",
+                f"arrays and numbers as leaves, and would refuse it.\n{_cure(class_of(node), field, value)}",
                 ChildWarning,
             )
 
 
-def _cure(field: Any, value: Any) -> str:
+def _cure(cls: type[Any], field: Any, value: Any) -> str:
     if isinstance(value, _ITERABLES):
         return f"Make a tuple of it where it is given: {field.name} = tuple(...)."
     default = field.default
@@ -72,7 +72,7 @@ def _cure(field: Any, value: Any) -> str:
     is_record = dataclasses.is_dataclass(kind)
     decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
     return (
-        f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type)} = static({option})"
+        f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type, cls)} = static({option})"
         f"{decorate}\nIf it is to be a leaf all the same, declare it with field()."
     )
 
@@ -100,7 +100,7 @@ def note_settings(error: TypeError, node: Any) -> None:
             cls = class_of(node).__qualname__
             note = (
                 f"{cls}.{field.name} is a child, so it is traced and has no value here. If it is a setting, make it "
-                f"static:\n  {field.name}: {annotation_text(field.type)} = static()"
+                f"static:\n  {field.name}: {annotation_text(field.type, class_of(node))} = static()"
             )
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)

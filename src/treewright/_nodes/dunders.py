@@ -31,8 +31,16 @@ from treewright._nodes.statics import Statics
 from treewright._values.exact import ExactKeys, compared_by_itself, exact_key
 from treewright._values.plain import NoExactKeyError, problem_of
 from treewright._values.reach import class_of, kept_in_pickles
-from treewright._values.scalars import PATIENCE
-from treewright._values.text import Verbatim, array_text, first_text, in_html, node_repr, seen_array, shown_fields
+from treewright._values.text import (
+    PATIENCE,
+    Verbatim,
+    array_text,
+    first_text,
+    in_html,
+    node_repr,
+    seen_array,
+    shown_fields,
+)
 from treewright.errors import TracedComparisonError
 
 _store = object.__setattr__

@@ -1,4 +1,4 @@
-"""What a field is declared with: `field`, `static`, `buffer`, and annotations that convert."""
+"""What a field is declared with: `field`, `static` and `buffer`."""
 
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
@@ -8,19 +8,15 @@ import functools
 import inspect
 import sys
 import types
-import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
-import jax
-import jax.numpy as jnp
-from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._values.cures import cured, with_guess
-from treewright._values.reach import class_of, kept_in_pickles, public
+from treewright._values.reach import class_of, public
 from treewright._values.text import Verbatim, array_text, first_text
-from treewright.errors import NodeDefinitionError, StaticFieldError
+from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -71,8 +67,8 @@ Stack: TypeAlias = str | Callable[[Any], str | None]
 OPTIONS_KEY = "treewright"
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
 # decorator of theirs on a subclass.
-_JDC = "__jax_dataclasses_static_field__"
-STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, _JDC: True})
+JDC_MARK = "__jax_dataclasses_static_field__"
+STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, JDC_MARK: True})
 _MISSING: Any = dataclasses.MISSING
 
 
@@ -434,106 +430,6 @@ def buffer(
     return _specify("buffer", locals())
 
 
-Given_contra = TypeVar("Given_contra", contravariant=True)
-Kept_co = TypeVar("Kept_co", covariant=True)
-
-
-@public("treewright")
-class Converted(Generic[Given_contra, Kept_co]):
-    """The type of a field that is given one type and keeps another; `Annotated` with the `Converter` between them.
-
-    A default stands in `Converted(...)`, for checkers; at run time that is the default itself.
-
-    Examples:
-        >>> AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     kernel: AsArray = Converted(0.0)
-        ...     sizes: AsTuple = static(default=Converted((3, 3)))
-        >>> Layer([1.0, 2.0])
-        Layer(kernel=f32[2], sizes=(3, 3))
-
-    Source: PEP 681, "Descriptor-typed field support".
-    """
-
-    if TYPE_CHECKING:
-
-        def __init__(self, default: Given_contra, /) -> None: ...
-        @overload
-        def __get__(self, node: None, owner: Any, /) -> Self: ...
-        @overload
-        def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
-        def __get__(self, node: Any, owner: Any, /) -> Any: ...
-        def __set__(self, node: object, value: Given_contra, /) -> None: ...
-    else:
-
-        def __new__(cls, default: Any, /) -> Any:
-            """The default, as it is."""
-            return default
-
-
-@public("treewright")
-class Converter:
-    """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
-
-    Args:
-        function: Takes the given value and returns the one to keep.
-
-    Raises:
-        TypeError: If `function` can't be called.
-
-    Examples:
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     rate: Annotated[Converted[int, float], Converter(float)]
-        >>> Layer(1).rate
-        1.0
-    """
-
-    __slots__ = ("function",)
-    function: Callable[[Any], Any]
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        if not callable(function):
-            raise TypeError(f"Converter takes a function of one value, got {function!r}.")
-        self.function = function
-
-    def __repr__(self) -> str:
-        return f"Converter({getattr(self.function, '__qualname__', self.function)})"
-
-
-AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
-
-
-def annotated_converter(cls: type[Any], name: str, hint: Any) -> Callable[[Any], Any] | None:
-    """The converter in the annotation of a field of `cls`, which is resolved, or None.
-
-    Raises:
-        NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved, or holds what
-            would be the field's kind somewhere else.
-    """
-    if isinstance(hint, str):
-        if "AsArray" in hint or "Convert" in hint:
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}.{name}: the annotation {hint!r} can't be resolved when the class is made, so its "
-                f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
-            )
-        return None
-    _refuse_marks(cls, name, hint)
-    if typing.get_origin(hint) is not Annotated:
-        return _only_static_in(hint, cls, name)
-    converters = [part.function for part in hint.__metadata__ if class_of(part) is Converter]
-    if len(converters) > 1:
-        raise NodeDefinitionError(
-            f"{cls.__qualname__}.{name} has {len(converters)} converters. Make them one function."
-        )
-    return converters[0] if converters else _only_static_in(typing.get_args(hint)[0], cls, name)
-
-
-# What others put into an annotation to make a field static.
-_MARKS = types.MappingProxyType({_JDC: "jax_dataclasses.Static", "__static__": "flax.nnx.Static"})
-
-
 def specifier_in(value: Any) -> str | None:
     """`static` for the function itself and for what it gives; None for what is not about a specifier."""
     for specifier in (field, static, buffer, dataclasses.field):
@@ -543,57 +439,3 @@ def specifier_in(value: Any) -> str | None:
         return None
     options = options_of(value)
     return "field" if options is None or options.kind == "child" else options.kind
-
-
-def _refuse_marks(cls: type[Any], name: str, hint: Any) -> None:
-    """Refuse what stands in an annotation and would say something after the `=`."""
-    place, specifier = f"{cls.__qualname__}.{name}", specifier_in(hint)
-    if specifier is not None and class_of(hint) is not dataclasses.Field:  # as in x: x = field()
-        raise NodeDefinitionError(
-            f"{place} is annotated with {specifier}, which is not a type, and would be a plain child. Write {name}: "
-            f"... = {specifier}()."
-        )
-    for part in hint.__metadata__ if typing.get_origin(hint) is Annotated else ():
-        specifier = specifier_in(part)
-        foreign = _MARKS.get(part) if isinstance(part, str) else None
-        if specifier is not None or foreign is not None:
-            raise NodeDefinitionError(
-                f"{place} has {foreign or f'{specifier}()'} in its annotation, where nothing reads it, and would be a "
-                f"plain child. Write {name}: {annotation_text(hint.__origin__, cls)} = {specifier or 'static'}()."
-            )
-
-
-def annotation_text(annotation: Any, cls: type[Any]) -> str:
-    """An annotation as it is written in the body of `cls`."""
-    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
-    if isinstance(text, str):
-        return text
-    # jax.Array has a __qualname__ of where it is made.
-    return inspect.formatannotation(text, cls.__module__).replace("jax.jaxlib._jax.", "jax.")
-
-
-def _only_static_in(hint: Any, cls: type[Any], name: str) -> Callable[[Any], Any] | None:
-    """The check of a field that is annotated with `Static`, or with `Static` or None; None for any other."""
-    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
-    wrappers = [part for part in typing.get_args(hint) if part is not types.NoneType] if is_union else [hint]
-    if len(wrappers) != 1 or not hasattr(wrappers[0], "_is_static_wrapper_"):  # an alias has what its class has
-        return None
-    held = ", ".join(annotation_text(part, cls) for part in typing.get_args(wrappers[0])) or "..."
-    return functools.partial(only_static, f"{cls.__qualname__}.{name}", f"{name}: {held} = static()")
-
-
-@kept_in_pickles
-def only_static(place: str, line: str, value: Any) -> Any:
-    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either.
-
-    Raises:
-        StaticFieldError: For any other value, which would be a child.
-    """
-    if value is None or hasattr(class_of(value), "_is_static_wrapper_"):
-        return value
-    given = first_text(value)
-    raise StaticFieldError(
-        f"{place} is annotated with Static, which is a node around a static value, and is given {given}. That would be "
-        f"a plain child, traced by jit. Write {line} in the class, for a field that holds {given} itself, or give it "
-        f"Static({given})."
-    )

@@ -19,7 +19,9 @@ from treewright.errors import NodeDefinitionError
 
 _METHODS = (*dunders.FROZEN, *dunders.COMPARISON, *dunders.OTHERS, "replace")
 _OURS = "treewright._nodes."
-_OPTIONS = ("init", "repr", "eq")  # that dataclasses was given and remembers; the others are in the fields or the body
+# What dataclasses was given and remembers; the others are in the fields or the body.
+_OPTIONS = ("init", "repr", "eq")
+_ASKED_FOR = ("order", "unsafe_hash")
 
 
 class Hidden:
@@ -80,6 +82,22 @@ def refuse_registered(cls: type[Any]) -> None:
     )
 
 
+def refuse_builtin_base(cls: type[Any]) -> None:
+    """Refuse a subclass of `list`, `Exception` and the like, whose instances hold more than fields.
+
+    Raises:
+        NodeDefinitionError: With the base, which `object.__new__` can't make instances of.
+    """
+    written_in_c = types.BuiltinFunctionType
+    base = next((base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), written_in_c)), object)
+    if base is not object:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is a subclass of {base.__qualname__}, and can't be a node: JAX takes instances apart "
+            f"into their fields and puts them together from these, and what a {base.__qualname__} holds besides would "
+            f"be lost. Drop the base, and keep what it held in a field."
+        )
+
+
 def refuse_metaclass(cls: type[Any]) -> None:
     """Refuse, while Python still makes the class, what its metaclass would register right after.
 
@@ -101,7 +119,7 @@ def restore_body(cls: type[Any], options: Options) -> Options:
     stays.
 
     Returns:
-        The options, of which those are false that were false for `dataclasses`.
+        The options: those that are true by default are false where either says so, the others true.
     """
     if "__dataclass_params__" not in vars(cls) or "__node_spec__" in vars(cls):
         return options
@@ -118,7 +136,8 @@ def restore_body(cls: type[Any], options: Options) -> Options:
             setattr(cls, name, copy.copy(fields[name]))
     del cls.__dataclass_fields__, cls.__dataclass_params__
     told = {name: getattr(options, name) and getattr(params, name) for name in _OPTIONS}
-    return dataclasses.replace(options, **told, match_args=options.match_args and bool(matched))
+    asked = {name: getattr(options, name) or getattr(params, name) for name in _ASKED_FOR}
+    return dataclasses.replace(options, **told, **asked, match_args=options.match_args and bool(matched))
 
 
 def written_by_dataclasses(value: Any) -> bool:

@@ -163,16 +163,15 @@ class Exact(NamedTuple):
     read: Callable[..., Any]
 
 
+def _parts_given_to(make: Callable[..., Any]) -> Callable[..., Any]:
+    def read_parts(read: Read, *parts: Any) -> Any:
+        return make(*map(read, parts))
+
+    return read_parts
+
+
 def _write_bounds(value: Any, write: Write) -> Iterable[Any]:
     return [write(value.start), write(value.stop), write(value.step)]
-
-
-def _read_slice(read: Read, *bounds: Any) -> Any:
-    return slice(*map(read, bounds))
-
-
-def _read_range(read: Read, *bounds: Any) -> Any:
-    return range(*map(read, bounds))
 
 
 def _write_fraction(value: fractions.Fraction, _: Write) -> Iterable[Any] | None:
@@ -208,18 +207,6 @@ def _read_moment(read: Read, text: str, fold: int, zone: Any) -> Any:
 
 def _write_delta(value: dt.timedelta, _: Write) -> Iterable[Any]:
     return [value.days, value.seconds, value.microseconds]
-
-
-def _read_delta(_: Read, days: int, seconds: int, microseconds: int) -> Any:
-    return dt.timedelta(days, seconds, microseconds)
-
-
-def _read_place(_: Read, key: str) -> Any:
-    return zoneinfo.ZoneInfo(key)
-
-
-def _read_uuid(_: Read, digits: str) -> Any:
-    return uuid.UUID(digits)
 
 
 def _write_zone(value: dt.timezone, write: Write) -> Iterable[Any]:
@@ -310,23 +297,17 @@ def _by_text(cls: type[Any], kind: str, write: Callable[[Any], str], read: Calla
 
 
 EXACT: tuple[Exact, ...] = (
-    Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _read_slice),
-    Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _read_range),
+    Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _parts_given_to(slice)),
+    Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _parts_given_to(range)),
     _by_text(decimal.Decimal, "Decimal", str),
     Exact(fractions.Fraction, "Fraction", StaticForm((number, number)), _write_fraction, _read_fraction),
     _by_text(dt.date, "date", dt.date.isoformat, dt.date.fromisoformat),
     Exact(dt.time, "time", StaticForm((text, number, static)), _write_time, _read_time),
     Exact(dt.datetime, "datetime", StaticForm((text, number, static)), _write_time, _read_moment),
-    Exact(
-        dt.timedelta,
-        "timedelta",
-        StaticForm((number, number, number)),
-        _write_delta,
-        _read_delta,
-    ),
+    Exact(dt.timedelta, "timedelta", StaticForm((number, number, number)), _write_delta, _parts_given_to(dt.timedelta)),
     Exact(dt.timezone, "timezone", StaticForm((static, static)), _write_zone, _read_zone),
-    Exact(zoneinfo.ZoneInfo, "ZoneInfo", StaticForm((text,)), _write_place, _read_place),
-    Exact(uuid.UUID, "UUID", StaticForm((text,)), _write_uuid, _read_uuid),
+    Exact(zoneinfo.ZoneInfo, "ZoneInfo", StaticForm((text,)), _write_place, _parts_given_to(zoneinfo.ZoneInfo)),
+    Exact(uuid.UUID, "UUID", StaticForm((text,)), _write_uuid, _parts_given_to(uuid.UUID)),
     Exact(re.Pattern, "Pattern", StaticForm((static, number)), _write_pattern, _read_pattern),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath)),
     *(_by_text(cls, cls.__name__, str) for cls in (pathlib.PosixPath, pathlib.WindowsPath)),

@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import typing_extensions
@@ -20,6 +20,7 @@ from treewright._nodes.annotations import own_annotations, signature_of
 from treewright._nodes.foreign import (
     is_of_others,
     leave_to_others,
+    refuse_builtin_base,
     refuse_registered,
     restore_body,
     written_by_dataclasses,
@@ -27,8 +28,7 @@ from treewright._nodes.foreign import (
 from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
-from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body
-from treewright._nodes.slips import warn_of_idle_post_init
+from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body, warn_of_idle_post_init
 from treewright._nodes.spec import NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -79,6 +79,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     use_bases(cls)
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
+        refuse_builtin_base(cls)
     options = restore_body(cls, options)
     has_own_init = _has_own_init(cls, way)
     refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
@@ -88,16 +89,18 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     refuse_annotations(spec)
     cls.__node_spec__ = spec
     cls.__node_fields__ = spec.by_name
-    warn_of_idle_post_init(spec)
+    warn_of_idle_post_init(spec, _found_init(cls)[1])
     _install_views(spec)
-    _install_init(spec)
+    init = _init_of(spec)
     _install_comparison(spec, way)
     _install(cls, way)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replaced
     _enforce_abstract_methods(cls)
-    _document(spec)
     registration = register_once(cls)
+    if init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
+        cls.__init__ = cast("Any", init)
+    _document(spec)
     if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
@@ -112,7 +115,7 @@ def _has_own_init(cls: type[Any], way: Way) -> bool:
     """Whether the class keeps an `__init__` that a user wrote: in its body, or in the base where Python finds one."""
     writer, init = _found_init(cls)
     if writer is cls or not way.inherits:
-        return writer is cls
+        return writer is cls and not written_by_dataclasses(init)
     spec = vars(writer).get("__node_spec__")
     if isinstance(spec, NodeSpec):
         return spec.has_own_init
@@ -121,8 +124,11 @@ def _has_own_init(cls: type[Any], way: Way) -> bool:
 
 def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
     """The class in the MRO that has the `__init__` which Python runs, and the function."""
-    found = ((base, vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base))
-    return next((base, init) for base, init in found if getattr(init, "__module__", None) not in _PLACEHOLDERS)
+    return next(found for found in _inits_of(cls) if getattr(found[1], "__module__", None) not in _PLACEHOLDERS)
+
+
+def _inits_of(cls: type[Any]) -> Iterator[tuple[type[Any], Callable[..., None]]]:
+    return ((base, init) for base in cls.__mro__ for init in written(base, "__init__"))
 
 
 def inherited_spec(cls: type[Any]) -> NodeSpec | None:
@@ -141,7 +147,9 @@ def _read_fields(cls: type[Any], options: Options) -> None:
             setattr(cls, name, dataclasses.field())
     bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
     all_frozen = all(base.frozen for base in bases)
-    doc, cls.__doc__ = cls.__doc__, "spares dataclasses the work of making a text from a signature it does not know"
+    # Past the descriptor of Python 3.15, which would ask for the signature, and so for the first use of the class.
+    doc = vars(cls).get("__doc__")
+    cls.__doc__ = "spares dataclasses the work of making a text from a signature it does not know"
     ours = {*dunders.FROZEN, "__eq__", "__hash__", "__replace__"} - vars(cls).keys()
     try:
         dataclasses.dataclass(
@@ -186,16 +194,17 @@ def _install_views(spec: NodeSpec) -> None:
             setattr(cls, field.name, view(field))
 
 
-def _install_init(spec: NodeSpec) -> None:
-    """Generate the `__init__`, or let one that a user wrote seal the node when it returns."""
+def _init_of(spec: NodeSpec) -> Callable[..., None] | None:
+    """A generated `__init__`, or one that a user wrote, made to seal the node when it returns; None to inherit it."""
     cls = spec.cls
     writer, init = _found_init(cls)
     if spec.options.init and not spec.has_own_init:
-        cls.__init__ = make_init(spec)
+        made = make_init(spec)
         if hasattr(init, "__globals__"):  # not object's, which says nothing
-            cls.__init__.__doc__ = init.__doc__
-    elif writer is not object and not (_is_sealing(writer, cls, spec) and cls.__init__ is init):
-        cls.__init__ = _sealing(init)
+            made.__doc__ = init.__doc__
+        return made
+    inherits = writer is object or (_is_sealing(writer, cls, spec) and next(_inits_of(cls))[1] is init)
+    return None if inherits else _sealing(init)
 
 
 def _is_sealing(writer: type[Any], cls: type[Any], spec: NodeSpec) -> bool:
@@ -384,17 +393,31 @@ def await_first_use(cls: type[Any]) -> None:
     _enforce_abstract_methods(cls)
     if not isinstance(vars(cls).get("__new__"), FirstInstance):
         for name in _ON_FIRST_USE:
-            setattr(cls, name, FirstUse(name, *[vars(cls)[own] for own in {name} & vars(cls).keys()]))
+            setattr(cls, name, FirstUse(name, *written(cls, name)))
 
 
-def await_no_more(cls: type[Any]) -> None:
-    """Take the hooks out of a class."""
+def await_first_use_of_subclasses(cls: type[Any]) -> None:
+    """The same for what subclasses a class has by the time that it becomes a node: JAX takes them for leaves."""
+    for subclass in type.__subclasses__(cls):
+        if not {"__node_spec__", "__node_exported__"} & vars(subclass).keys():
+            await_first_use(subclass)
+            await_first_use_of_subclasses(subclass)
+
+
+def await_no_more(cls: type[Any], *, but: str = "") -> None:
+    """Take the hooks out of a class, but for one of them."""
     for name in _ON_FIRST_USE:
         hook = vars(cls).get(name)
-        if isinstance(hook, FirstUse):
+        if isinstance(hook, FirstUse) and name != but:
             delattr(cls, name)
-            for written in hook.written:
-                setattr(cls, name, written)
+            for value in hook.written:
+                setattr(cls, name, value)
+
+
+def written(cls: type[Any], name: str) -> tuple[Any, ...]:
+    """What the body of a class has under a name, if it has anything, also where a hook stands in its place."""
+    values = tuple(vars(cls)[own] for own in {name} & vars(cls).keys())
+    return values[0].written if values and isinstance(values[0], FirstUse) else values
 
 
 def first_use(cls: type[Any]) -> NodeSpec:
@@ -406,15 +429,17 @@ def first_use(cls: type[Any]) -> NodeSpec:
     """
     with _MAKING:
         use_bases(cls)
-        await_no_more(cls)
         if "__node_spec__" not in vars(cls):
+            await_no_more(cls, but="__init__")  # which keeps other threads waiting until the class is made
             _settle(cls)
+        await_no_more(cls)
     spec: NodeSpec = cls.__node_spec__  # its own now
     return spec
 
 
 def _settle(cls: type[Any]) -> None:
     if "__node_registered__" not in vars(cls) and is_of_others(cls):
+        await_no_more(cls)
         leave_registered(cls)
         return
     inherited, before = inherited_spec(cls), body_of(cls)
@@ -442,7 +467,9 @@ def leave_registered(cls: type[Any]) -> None:
 def body_of(cls: type[Any]) -> dict[str, Any]:
     """The attributes of a class as they stand; copies of fields, since dataclasses writes into them."""
     return {
-        name: copy.copy(value) if class_of(value) is dataclasses.Field else value for name, value in vars(cls).items()
+        name: copy.copy(value) if class_of(value) is dataclasses.Field else value
+        for name in vars(cls)
+        for value in written(cls, name)
     }
 
 

@@ -17,13 +17,7 @@ from treewright._nodes.children import note_settings
 from treewright._nodes.dataclass import class_options
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.foreign import refuse_metaclass
-from treewright._nodes.make_class import (
-    MODULE,
-    leave_registered,
-    make_node_class,
-    refuse_keywords,
-    register_once,
-)
+from treewright._nodes.make_class import MODULE, leave_registered, make_node_class, refuse_keywords, register_once
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
 from treewright._nodes.spec import Options, spec_of

@@ -7,17 +7,8 @@ from typing import Any
 from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarer_of, resolved
 from treewright._nodes.children import may_be_no_leaf, warning_of
-from treewright._nodes.fields import (
-    Compare,
-    FieldKind,
-    FieldOptions,
-    Sharding,
-    Stack,
-    annotated_converter,
-    doc_of,
-    only_static,
-    options_of,
-)
+from treewright._nodes.converters import annotated_converter, only_static
+from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, doc_of, options_of
 from treewright._nodes.statics import StaticTable
 from treewright._values.reach import kept_in_pickles
 from treewright.errors import NodeDefinitionError

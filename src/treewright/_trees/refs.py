@@ -8,7 +8,7 @@ import numpy as np
 
 from treewright._jax import jax_trees, path_text, typeof
 from treewright._jax_refs import content_of, is_ref
-from treewright._nodes.refs import as_ref
+from treewright._nodes.converters import as_ref
 from treewright._trees.diff import differences
 from treewright._trees.masks import Where, chosen_leaves
 from treewright._values.reach import class_of

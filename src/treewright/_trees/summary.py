@@ -21,8 +21,7 @@ from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, ite
 from treewright._trees.statistics import Statistics, statistics_of, together
 from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
-from treewright._values.scalars import scalar_of
-from treewright._values.text import array_text, first_names, short_dtype, table, text
+from treewright._values.text import array_text, first_names, scalar_of, short_dtype, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table

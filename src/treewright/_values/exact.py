@@ -14,14 +14,14 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_key_dtype
+from treewright._jax import is_key_dtype, node_data
 from treewright._jax_refs import is_ref
 from treewright._values import plain, reach
 from treewright._values.plain import MUTABLE, ItselfOnlyError, NoExactKeyError, problem_of, refuse_equality
@@ -213,7 +213,7 @@ class ExactKeys:
 
     def bare(self, value: Any) -> bool:
         """Whether an instance of a subclass of a plain class holds nothing of its own; numpy's own classes do not."""
-        if reach.library_class(class_of(value)) or not reach.state_of(value):
+        if reach.library_class(class_of(value)) or not reach.state_of(value, of_users=True):
             return True
         if self.strict:
             raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
@@ -287,7 +287,17 @@ class ExactKeys:
         treedef = kind.__name__ == "PyTreeDef"  # whose nodes may hold anything
         if self.strict and (treedef or not reach.library_class(value if isinstance(value, type) else kind)):
             raise ItselfOnlyError(f"it holds {text_with_class(value)}, which compares by an == of its own")
-        return (kind, value)
+        return (kind, value, *self.held_by_treedef(value)) if treedef else (kind, value)
+
+    def held_by_treedef(self, treedef: Any) -> Iterator[Hashable]:
+        """The keys of the `aux_data` in a treedef, which `==` compares by `==`; of what has none, that must do."""
+        waiting = [treedef]
+        while waiting:
+            data = node_data(waiting[-1])
+            waiting.extend(waiting.pop().children())
+            if data is not None and data[1] is not None:
+                with contextlib.suppress(NoExactKeyError):  # dicts keep their keys in a list
+                    yield self.key(tuple(data[1]) if class_of(data[1]) is list else data[1])
 
     def opaque(self, value: Any) -> Hashable:
         """An object without `==`: a class, a jitted function, an instance with attributes."""
@@ -350,9 +360,11 @@ class ExactKeys:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
-        library = reach.library_class(kind)
-        vouched = params.unsafe_hash or (library and kind.__hash__ is not None)  # that it does not change
-        if not params.eq or not (params.frozen or vouched) or not reach.generated_equality(kind):
+        library, generated = reach.library_class(kind), reach.generated_equality(kind)
+        by_library = not generated and reach.librarys_equality(kind)
+        # That it does not change.
+        vouched = params.unsafe_hash or by_library or (library and kind.__hash__ is not None)
+        if not (params.frozen or vouched) or not (by_library or generated):
             return self.hashable(value)
         if not params.frozen:
             self.refuse_unhashable(value)

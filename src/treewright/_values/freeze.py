@@ -176,11 +176,7 @@ def freeze(value: Any) -> Any:
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
     kind = class_of(value)
-    if kind in {
-        np.ndarray,
-        FrozenArray,
-        ComputedArray,
-    }:  # no masked arrays and the like: they hold more than their data
+    if kind in {np.ndarray, FrozenArray, ComputedArray}:  # masked arrays and the like hold more than their data
         array: Any = value
         unchanged = kind is FrozenArray or array.dtype.hasobject
         return array if unchanged else frozen_array(array.dtype, array.shape, array.tobytes())

@@ -6,10 +6,13 @@ Each reader takes a value and what gives the key of a part of it.
 import datetime as dt
 import decimal
 import enum
+import fractions
 import functools
 import math
 import operator
+import pathlib
 import types
+import uuid
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any, cast
 
@@ -86,7 +89,20 @@ def _bounds(value: Any, key: Key) -> Hashable:
 
 
 def _decimal(value: decimal.Decimal, _: Key) -> Hashable:
-    return (decimal.Decimal, str(value))
+    return (class_of(value), str(value))
+
+
+def _path(value: pathlib.PurePath, _: Key) -> Hashable:
+    """`==` of paths of Windows does not look at the case."""
+    return (class_of(value), str(value))
+
+
+def _uuid(value: uuid.UUID, _: Key) -> Hashable:
+    return (class_of(value), value, value.is_safe)
+
+
+def _tree_key(value: Any, key: Key) -> Hashable:
+    return (class_of(value), key(value.key))
 
 
 def _time(value: dt.time, key: Key) -> Hashable:
@@ -151,6 +167,7 @@ KINDS: types.MappingProxyType[type[Any], Callable[[Any, Key], Hashable]] = types
         dt.time: _time,
         dt.datetime: _moment,
         dt.timezone: _zone,
+        jax.tree_util.DictKey: _tree_key,
         **dict.fromkeys((type(np.dtype(code)) for code in np.typecodes["All"]), _dtype),
     }
 )
@@ -168,6 +185,12 @@ SUBCLASSES: tuple[tuple[type[Any], str | None, Callable[[Any, Key], Hashable]], 
     (bytes, "__eq__", _itself),
     (dt.datetime, "__eq__", _moment),
     (dt.time, "__eq__", _time),
+    (dt.date, "__eq__", _itself),
+    (dt.timedelta, "__eq__", _itself),
+    (decimal.Decimal, "__eq__", _decimal),
+    (fractions.Fraction, "__eq__", _itself),
+    (pathlib.PurePath, "__eq__", _path),
+    (uuid.UUID, "__eq__", _uuid),
 )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import hashlib
 import re
-import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -135,7 +134,7 @@ class _PortableText(FullText):
     def held(self, value: Any) -> dict[str, Any]:
         """What an object of a user's class consists of, whatever its `repr` tells, and without what it only keeps."""
         kind = class_of(value)
-        if reach.library_class(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        if reach.library_class(kind) or reach.of_python(kind):
             return {}
         state = sorted(reach.state_of(value).items())
         return {name: part for name, part in state if not reach.is_cached_property(kind, name)}

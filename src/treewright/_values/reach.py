@@ -199,6 +199,11 @@ def library_class(kind: type[Any]) -> bool:
     return is_library(kind.__module__) and (not kind.__flags__ & _HEAP_TYPE or import_path(kind) is not None)
 
 
+def of_python(kind: type[Any]) -> bool:
+    """Whether a class is defined by Python or its standard library, with settings or without."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
 def library_object(value: Any) -> bool:
     """Whether a value is a library's own function or class, found in the library where its name says.
 
@@ -519,16 +524,28 @@ def _of_namedtuple(function: types.FunctionType) -> bool:
 
 def generated_equality(kind: type[Any]) -> bool:
     """Whether `==` of a dataclass is the one that `dataclasses` generated for the very fields that the class has."""
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    owner = _writer_of_equality(kind)
     equality = vars(owner)["__eq__"]
     generated = isinstance(equality, types.FunctionType) and equality.__code__.co_qualname.startswith(_GENERATED)
     return generated and vars(owner).get("__dataclass_fields__") is getattr(kind, "__dataclass_fields__")  # noqa: B009
 
 
-def state_of(value: Any) -> dict[str, Any]:
-    """The attributes that an instance itself has, in its `__dict__` and in slots."""
+def librarys_equality(kind: type[Any]) -> bool:
+    """Whether `==` of a dataclass is that of a library's base, which looks at all fields, such as `equinox.Module`."""
+    owner = _writer_of_equality(kind)
+    return owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner)
+
+
+def _writer_of_equality(kind: type[Any]) -> type[Any]:
+    return next(base for base in kind.__mro__ if "__eq__" in vars(base))
+
+
+def state_of(value: Any, *, of_users: bool = False) -> dict[str, Any]:
+    """The attributes that an instance itself has, in its `__dict__` and in slots; if asked, those of a user's alone."""
     found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
     for base in class_of(value).__mro__:
+        if of_users and of_python(base):
+            continue
         slots = vars(base).get("__slots__", ())
         for name in {slots} if isinstance(slots, str) else {*slots} - {"__dict__", "__weakref__"}:
             with contextlib.suppress(AttributeError):

@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from treewright._jax_refs import is_ref
 from treewright._values import reach
 from treewright._values.reach import class_of
-from treewright._values.scalars import PATIENCE, scalar_of
 
 LENGTH = 80  # characters of a bounded text
 _FEW = 6  # items of a container, and levels of containers, in a bounded text
@@ -36,6 +36,7 @@ _WIDTH = 88  # characters of a line for a person
 _NUMERALS = "-.0123456789"  # what a number begins with, and dots
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
 _NAMED = 3  # names that a message lists
+PATIENCE = 1.0  # seconds that one look waits in all for what a device still computes
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
 _MARKS: tuple[tuple[type[Any], str], ...] = (
@@ -51,6 +52,7 @@ _DICT: Any = dict
 _DEQUE: Any = collections.deque
 _SLICED = frozenset({str, bytes, bytearray, array.array})  # whose text begins as that of their beginning
 _MAPPING: Any = Mapping
+_ARRAYS: Any = (jax.Array, np.ndarray)
 
 
 # Arrays, functions, meshes
@@ -92,6 +94,34 @@ def seen_array(value: Any, until: float) -> str | None:
     scalar = scalar_of(value, until)
     # The brackets of complex numbers are there already.
     return shown if scalar is None else shown.replace("[]", f"({str(scalar).strip('()')})", 1)
+
+
+def scalar_of(value: Any, until: float) -> Any | None:
+    """The number or bool in an array of rank 0, for a person who looks at it; None where it can't be had at once.
+
+    It can't be had of a tracer, of an array that was deleted or donated, of one that other processes hold, of one that
+    no device has computed by the time `until`, on the clock of `time.monotonic`, and of one whose computation failed.
+    """
+    if isinstance(value, Tracer) or not isinstance(value, _ARRAYS) or value.shape != ():
+        return None
+    if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool):  # keys, times, texts
+        return None
+    if isinstance(value, jax.Array) and not _is_here(value, until):
+        return None
+    try:
+        return jax.device_get(value)[()]  # explicit, so that a transfer guard lets it through
+    except RuntimeError:  # its computation failed, which is said where it is used
+        return None
+
+
+def _is_here(value: Any, until: float) -> bool:
+    if value.is_deleted() or not (value.is_fully_addressable or value.is_fully_replicated):
+        return False
+    while not value.is_ready():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def function_text(value: object, *, with_module: bool = False) -> str | None:

@@ -22,8 +22,6 @@ _DEPTH = 8  # levels that are searched for what has changed
 _SHOWN = 3  # captured variables that are named
 _SEPARATE = 4  # places in one container that are told apart; where more have changed, it has changed as a whole
 
-_missing = object()
-
 
 # What has changed inside a value
 
