@@ -58,11 +58,13 @@ LIMITS = (
     ("walk", "treewright.edit", 3.0),
     ("walk", "treewright.summary", 3.0),  # whose text is made when it is looked at
     ("nested", "treewright.Module", 1.5),
+    ("children", "annotated as a tuple", 1.25),  # it may be a setting, and is looked at
 )
 OWN_INIT, REFUSAL = 5e-6, 1e-3  # seconds on top of a plain class, and for a list of 100,000
 TITLES = {
     "walk": f"once through {WALKED} nodes",
     "nested": "400 nested modules with an __init__ of their own",
+    "children": "a node that holds a tuple of arrays",
     "own init": "an __init__ of one's own, 2 children and 2 statics",
     "refusal": "a list of 100,000 as a static",
     "update": f"set one leaf in a list of {NODES} nodes",
@@ -143,6 +145,18 @@ class Own(treewright.Module):
         self.kernel, self.bias, self.name, self.width = kernel, bias, name, width
 
 
+class AnyTuple(treewright.Module):
+    """Holds anything."""
+
+    children: Any
+
+
+class ArrayTuple(treewright.Module):
+    """Says that it holds arrays."""
+
+    children: tuple[jax.Array, ...]
+
+
 class Nested(treewright.Module):
     """Holds one that is a level less deep."""
 
@@ -217,6 +231,8 @@ def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Time
         ("walk", "treewright.summary, as text"): walk("summary(net).plain", summary=treewright.summary),
         ("nested", "equinox"): statement("make(400)", make=EquinoxNested),
         ("nested", "treewright.Module"): statement("make(400)", make=Nested),
+        ("children", "annotated as Any"): statement("make(pair)", make=AnyTuple, pair=(value, value)),
+        ("children", "annotated as a tuple"): statement("make(pair)", make=ArrayTuple, pair=(value, value)),
         ("own init", "a plain class"): statement("make(a, a, 'layer', 3)", make=PlainOwn, **own),
         ("own init", "treewright.Module"): statement("make(a, a, 'layer', 3)", make=Own, **own),
         ("refusal", "treewright"): statement("refused(large)", refused=_refused, large=list(range(100_000))),

@@ -51,7 +51,7 @@ _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach
 _nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.scalars, _values.text, errors
-_nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
+_nodes.init: _nodes.annotations, _nodes.children, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach, errors
 _nodes.slips: _jax_refs, _nodes.annotations, _nodes.fields, _nodes.spec, _values.freeze, _values.reach,
     _values.text, errors
