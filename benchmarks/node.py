@@ -20,7 +20,7 @@ from _lines import add_option, lines_text, write
 from _measures import MEASURES, cases
 from _peers import LIBRARIES, problem
 from _report import as_json, header, header_text, measure_text
-from _targets import targets, verdict
+from _targets import behind, targets, verdict
 from _timing import measure
 
 CHILDREN = (1, 2, 8, 20)
@@ -79,7 +79,7 @@ def main() -> int:
     verdicts = [found for target in targets(children) if (found := verdict(results, target)) is not None]
     lines = [one.line() for one in verdicts]
     print(f"\n{lines_text(lines)}\n\n{time.monotonic() - began:.0f} s")
-    write(options.lines, lines)
+    write(options.lines, lines, behind=behind(results, measures))
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(head, results, verdicts), indent=1) + "\n", encoding="utf-8")
     return 1 if options.check and not all(one.reached for one in verdicts) else 0

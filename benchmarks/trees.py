@@ -23,7 +23,7 @@ import equinox
 import jax
 import jax_dataclasses
 import numpy as np
-from _lines import Line, add_option, lines_text, table, write
+from _lines import Behind, Line, add_option, lines_text, table, write
 from _report import duration, machine, machine_text
 from _timing import Case, Key, Times, measure, statement
 
@@ -297,6 +297,18 @@ def limit_lines(results: Results) -> list[Line]:
     return lines
 
 
+def behind(results: Results) -> list[Behind]:
+    """Where another library is faster than ours at the same."""
+    rows: list[Behind] = []
+    for name, ours in (("nested", "treewright.Module"), ("update", "treewright.at"), ("replace", "treewright.replace")):
+        medians = {key.library: times.median for key, times in results.items() if key.measure == name}
+        peers = [row for row in medians if "equinox" in row or "jax_dataclasses" in row]
+        peer = min(peers, key=medians.__getitem__)
+        if medians[ours] > medians[peer]:
+            rows.append(Behind(name, f"{TITLES[name]}, {ours}", peer, medians[ours] / medians[peer]))
+    return rows
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -332,7 +344,7 @@ def main() -> int:
     ]
     lines += limit_lines(results)
     print(f"\n{lines_text(lines)}")
-    write(options.lines, lines)
+    write(options.lines, lines, behind=behind(results))
     if options.json is not None:
         times = [{**dataclasses.asdict(key), "median_ns": one.median * 1e9} for key, one in results.items()]
         report = {"header": head, "results": times, "targets": verdicts}
