@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from _chart import Bar, svg
 from _lines import Behind, Line, add_option, lines_text, table, write
-from _report import duration, machine, machine_text
+from _report import duration, machine, machine_text, peak
 from _ways import LAYERS, Way, leaves_of, ways
 
 SMALL, LARGE = 2, 2**16  # elements of an array: for times, and for the peak of memory
@@ -95,13 +95,6 @@ def measure(chosen: Sequence[Way], starts: dict[str, Any], repeats: int) -> Samp
                 forward = timed(lambda way=way, model=model: way.code.forward(model, x))
                 samples["forward"].setdefault(way.name, []).append(forward)
     return samples
-
-
-def peak() -> float:
-    """The most memory that this process has had, in MiB."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def alone(way: Way) -> dict[str, float]:
