@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from _chart import Bar, svg
 from _lines import Behind, Line, add_option, lines_text, table, write
 from _report import duration, machine, machine_text, peak
-from _ways import LAYERS, Way, leaves_of, ways
+from _ways import LAYERS, Way, leaves_of, makers, ways
 
 SMALL, LARGE = 2, 2**16  # elements of an array: for times, and for the peak of memory
 STEPS = 3  # in one sample
@@ -109,10 +109,10 @@ def alone(way: Way) -> dict[str, float]:
     return {"first": first, "memory": peak() - before}
 
 
-def in_processes(chosen: Sequence[Way], samples: Samples) -> None:
-    """First calls and peaks of memory, each way in a process that has run no other."""
-    for way in chosen:
-        command = [sys.executable, str(Path(__file__)), "--alone", way.name]
+def in_processes(chosen: Mapping[str, Sequence[Way]], samples: Samples) -> None:
+    """First calls and peaks of memory, each way in a process that has run no other and imported no other library."""
+    for library, way in ((library, way) for library, those in chosen.items() for way in those):
+        command = [sys.executable, str(Path(__file__)), "--alone", library, way.name]
         result = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603  this file
         lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
         for name, value in (json.loads(lines[-1]) if lines else {}).items():
@@ -195,7 +195,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the steps as bars into FILE, an SVG")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     add_option(parser)
     return parser.parse_args(arguments)
 
@@ -203,10 +203,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Measure, print, and return the exit code."""
     options = parse()
-    chosen, left_out = ways()
     if options.alone:
-        print(json.dumps(alone(next(way for way in chosen if way.name == options.alone))))
+        library, name = options.alone
+        print(json.dumps(alone(next(way for way in makers()[library]() if way.name == name))))
         return 0
+    by_library, left_out = ways()
+    chosen = [way for those in by_library.values() for way in those]
     head = machine(["treewright", "jax", "optax", "flax", "equinox", *(way.distribution for way in chosen)])
     print(f"{machine_text(head)}\n{options.repeats} samples of each cell, ratios of medians to {BASE}.", flush=True)
     starts = first_calls(chosen, left_out)
@@ -215,7 +217,8 @@ def main() -> int:
         print(f"Left out: {name} ({reason})")
     samples = measure(chosen, starts, options.repeats)
     if not options.quick:
-        in_processes(chosen, samples)
+        running = {name: [way for way in those if way in chosen] for name, those in by_library.items()}
+        in_processes(running, samples)
 
     rows = results_rows(chosen, samples)
     print(f"\n{table(rows)}")
