@@ -197,6 +197,21 @@ def _edit(net: Any, value: Any) -> Any:
     return draft
 
 
+def constructions(value: jax.Array) -> dict[tuple[str, str], timeit.Timer]:
+    """Of those, what makes nodes, or refuses to."""
+    first = Own(value, value, "layer", 3)  # statics that no node holds are forgotten
+    own = {"a": value, "first": first}
+    return {
+        ("nested", "equinox"): statement("make(400)", make=EquinoxNested),
+        ("nested", "treewright.Module"): statement("make(400)", make=Nested),
+        ("children", "annotated as Any"): statement("make(pair)", make=AnyTuple, pair=(value, value)),
+        ("children", "annotated as a tuple"): statement("make(pair)", make=ArrayTuple, pair=(value, value)),
+        ("own init", "a plain class"): statement("make(a, a, 'layer', 3)", make=PlainOwn, **own),
+        ("own init", "treewright.Module"): statement("make(a, a, 'layer', 3)", make=Own, **own),
+        ("refusal", "treewright"): statement("refused(large)", refused=_refused, large=list(range(100_000))),
+    }
+
+
 def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Timer]:
     """What to time, by measure and row; the first row of a measure is its base."""
     net, equinox_net, jdc_net = (
@@ -219,8 +234,6 @@ def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Time
         return statement(text, net=large, same=same, value=value, **names)
 
     at, diff, flatten = treewright.at, treewright.diff, jax.tree.flatten
-    first = Own(value, value, "layer", 3)  # statics that no node holds are forgotten
-    own = {"a": value, "first": first}
     return {
         ("walk", "jax.tree.map"): walk("map(identity, net)", map=jax.tree.map, identity=lambda leaf: leaf),
         ("walk", "treewright.count"): walk("count(net)", count=treewright.count),
@@ -229,13 +242,7 @@ def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Time
         ("walk", "treewright.edit"): walk("edit(net, value)", edit=_edit),
         ("walk", "treewright.summary"): walk("summary(net)", summary=treewright.summary),
         ("walk", "treewright.summary, as text"): walk("summary(net).plain", summary=treewright.summary),
-        ("nested", "equinox"): statement("make(400)", make=EquinoxNested),
-        ("nested", "treewright.Module"): statement("make(400)", make=Nested),
-        ("children", "annotated as Any"): statement("make(pair)", make=AnyTuple, pair=(value, value)),
-        ("children", "annotated as a tuple"): statement("make(pair)", make=ArrayTuple, pair=(value, value)),
-        ("own init", "a plain class"): statement("make(a, a, 'layer', 3)", make=PlainOwn, **own),
-        ("own init", "treewright.Module"): statement("make(a, a, 'layer', 3)", make=Own, **own),
-        ("refusal", "treewright"): statement("refused(large)", refused=_refused, large=list(range(100_000))),
+        **constructions(value),
         ("update", "copy of the list"): run("copy(layers)", copy=copy.copy, layers=net.layers),
         ("update", "treewright.at"): run("at(net, where).set(value)", at=at),
         ("update", "treewright.at, by text"): run("at(net, '.layers[500].bias').set(value)", at=at),
