@@ -157,9 +157,12 @@ def test_a_misspelt_name_of_the_package_has_its_close_match_in_the_text() -> Non
     assert caught.value.name is None  # or Python would add the same guess
 
 
-class Mixed(Module):
+class _Mixed(Module):
     first: Callable[..., Any] | None
     second: tuple[Any, ...] | str = ()
+
+
+Mixed: Any = _Mixed
 
 
 def test_values_that_pass_do_not_let_others_pass_after_them() -> None:
@@ -168,9 +171,9 @@ def test_values_that_pass_do_not_let_others_pass_after_them() -> None:
             warnings.simplefilter("error")
             for passing in (jnp.ones(2), PARTIAL(jnp.dot, 1.0), Scale(2.0), None, (1.0,)):
                 Mixed(passing, passing)
-        with pytest.warns(ChildWarning, match=r"^Mixed\.first is a child and holds the function relu"):
+        with pytest.warns(ChildWarning, match=r"^_Mixed\.first is a child and holds the function relu"):
             Mixed(jax.nn.relu)
-        with pytest.warns(ChildWarning, match=r"^Mixed\.second is a child and holds a str, 'relu'"):
+        with pytest.warns(ChildWarning, match=r"^_Mixed\.second is a child and holds a str, 'relu'"):
             Mixed(Scale(2.0), "relu")
 
 

@@ -142,12 +142,11 @@ class _InitText:
 
     def when_checked(self) -> str:
         """The condition for the checks to run; none if the user wrote one of them."""
-        match self.spec.checks:
-            case (SettingsWarning() as warning,):
-                kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
-                return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
-            case _:
-                return ""
+        warning: Any = self.spec.checks[0]
+        if len(self.spec.checks) > 1 or not isinstance(warning, SettingsWarning):
+            return ""
+        kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
+        return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
