@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer samples, and 2 and 8 children only")
     names = [*(one.name for one in MEASURES), _statics.NAME]
     parser.add_argument("--only", action="append", choices=names, help="this measure only; may be given several times")
-    parser.add_argument("--repeats", type=_positive, help="samples of each cell (100; 15 with --quick)")
+    parser.add_argument("--repeats", type=_positive, help="samples of each cell (60; 15 with --quick)")
     parser.add_argument("--classes", type=_positive, help="classes made of each kind (60; 10 with --quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached or not measured")
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
-    options.repeats = options.repeats or (15 if options.quick else 100)
+    options.repeats = options.repeats or (15 if options.quick else 60)
     options.classes = options.classes or (10 if options.quick else 60)
     return options
 
