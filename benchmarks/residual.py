@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=64, help="of the blocks (64)")
     parser.add_argument("--depth", type=int, default=20, help="how many blocks there are (20)")
-    parser.add_argument("--repeats", type=int, default=200, help="samples of each way (200)")
+    parser.add_argument("--repeats", type=int, default=100, help="samples of each way (100)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
     options = parser.parse_args(arguments)
