@@ -33,6 +33,16 @@ def _processor() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
+def peak() -> float:
+    """The most memory that this process has had, in MiB.
+
+    Not `ru_maxrss`: that of a new process begins with what the one that started it had in use.
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kib) / 1024
+
+
 def machine(distributions: Iterable[str | None]) -> dict[str, Any]:
     """What runs where, and the versions of these distributions."""
     names = dict.fromkeys(name for name in distributions if name is not None)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from _lines import Line
+from _lines import Behind, Line
+from _measures import Measure
 from _peers import LIBRARIES
 from _timing import Key, Times
 
@@ -104,3 +105,22 @@ def verdict(results: Results, target: Target) -> Verdict | None:
             ratios[name] = (median / by_median[1], minimum / by_minimum[1])
     against = by_median[0] if target.against is not None else f"best peer ({by_median[0]})"
     return Verdict(target, against, ratios)
+
+
+def behind(results: Results, measures: Sequence[Measure]) -> list[Behind]:
+    """Where a peer is faster than one of ours: the fastest peer, for each measure and number of children."""
+    titles = {one.name: one.title for one in measures}
+    places = dict.fromkeys((key.measure, key.children) for key in results if key.measure in titles)
+    rows: list[Behind] = []
+    for measure, children in places:
+        times = {
+            key.library: one.median
+            for key, one in results.items()
+            if (key.measure, key.children) == (measure, children)
+        }
+        peer = min((name for name in PEERS if name in times), key=times.__getitem__, default=None)
+        for ours in OURS if peer is not None else ():
+            if ours in times and times[ours] > times[peer]:
+                what = f"{titles[measure]}, {_of(children)}, {ours}"
+                rows.append(Behind(measure, what, peer, times[ours] / times[peer]))
+    return rows

@@ -323,17 +323,22 @@ def _of_nnx() -> list[Way]:
     ]
 
 
-def ways() -> tuple[list[Way], dict[str, str]]:
-    """All ways whose library is there and runs the step, and why each of the others is left out."""
-    found: list[Way] = []
-    left_out: dict[str, str] = {}
-    makers: dict[str, Callable[[], list[Way]]] = {"built-in": _of_builtins, "flax.nnx": _of_nnx}
+def makers() -> dict[str, Callable[[], list[Way]]]:
+    """What makes the ways of each library; nothing is imported before."""
+    found: dict[str, Callable[[], list[Way]]] = {"built-in": _of_builtins, "flax.nnx": _of_nnx}
     for library in LIBRARIES:
         if library.role in {"peer", "ours"}:
-            makers[library.name] = functools.partial(_of_library, library)
-    for name, make in makers.items():
+            found[library.name] = functools.partial(_of_library, library)
+    return found
+
+
+def ways() -> tuple[dict[str, list[Way]], dict[str, str]]:
+    """The ways of each library that is there and runs the step, and why each of the others is left out."""
+    found: dict[str, list[Way]] = {}
+    left_out: dict[str, str] = {}
+    for name, make in makers().items():
         try:
-            found += make()
+            found[name] = make()
         except Exception as error:  # noqa: BLE001 - a broken peer must not stop the others
             left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return found, left_out

@@ -4,6 +4,7 @@
 one of a few large ones, where the arrays do.
 """
 
+import argparse
 import os
 import statistics
 import time
@@ -14,11 +15,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 import optax
+from _lines import Line, add_option, table, write
 
 from treewright import Module, TrainState, from_refs, to_refs
 
 MODELS = {"48 small arrays": (24, 4), "8 large arrays": (4, 1024)}  # layers and width
-ROUNDS, SECONDS = 9, 0.2
+ROUNDS, SECONDS = 9, 0.1
+BASE = "returned, donated"
 
 
 class Dense(Module):
@@ -88,6 +91,10 @@ def timed(step: Any) -> float:
 
 def main() -> None:
     """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_option(parser)
+    options = parser.parse_args()
+    lines: list[Line] = []
     for model, sizes in MODELS.items():
         made = ways(*sizes)
         samples: dict[str, list[float]] = {name: [] for name in made}
@@ -96,13 +103,17 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, (step, _) in made.items():
                 samples[name].append(timed(step))
-        base = statistics.median(samples["returned, donated"])
-        print(f"{model}, JAX {jax.__version__}")
+        medians = {name: statistics.median(values) for name, values in samples.items()}
+        rows = [[f"{model}, JAX {jax.__version__}", "against donated", "one step", "memory"]]
         for name, (_, memory) in made.items():
-            seconds = statistics.median(samples[name])
             peak = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
             mib = (peak + memory.temp_size_in_bytes) / 2**20
-            print(f"  {name:18} {seconds / base:5.2f} x donated ({seconds * 1e3:6.2f} ms)  {mib:7.2f} MiB")
+            seconds, ratio = medians[name], f"{medians[name] / medians[BASE]:.2f}"
+            rows.append([name, ratio, f"{seconds * 1e3:.2f} ms", f"{mib:.2f} MiB"])
+            if name != BASE:
+                lines.append(Line(f"a training step of {model}, state {name}", BASE, ratio, "", None))
+        print(f"\n{table(rows)}")
+    write(options.lines, lines)
 
 
 if __name__ == "__main__":

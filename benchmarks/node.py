@@ -20,7 +20,7 @@ from _lines import add_option, lines_text, write
 from _measures import MEASURES, cases
 from _peers import LIBRARIES, problem
 from _report import as_json, header, header_text, measure_text
-from _targets import targets, verdict
+from _targets import behind, targets, verdict
 from _timing import measure
 
 CHILDREN = (1, 2, 8, 20)
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer samples, and 2 and 8 children only")
     names = [*(one.name for one in MEASURES), _statics.NAME]
     parser.add_argument("--only", action="append", choices=names, help="this measure only; may be given several times")
-    parser.add_argument("--repeats", type=_positive, help="samples of each cell (100; 15 with --quick)")
+    parser.add_argument("--repeats", type=_positive, help="samples of each cell (60; 15 with --quick)")
     parser.add_argument("--classes", type=_positive, help="classes made of each kind (60; 10 with --quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached or not measured")
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
-    options.repeats = options.repeats or (15 if options.quick else 100)
+    options.repeats = options.repeats or (15 if options.quick else 60)
     options.classes = options.classes or (10 if options.quick else 60)
     return options
 
@@ -79,7 +79,7 @@ def main() -> int:
     verdicts = [found for target in targets(children) if (found := verdict(results, target)) is not None]
     lines = [one.line() for one in verdicts]
     print(f"\n{lines_text(lines)}\n\n{time.monotonic() - began:.0f} s")
-    write(options.lines, lines)
+    write(options.lines, lines, behind=behind(results, measures))
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(head, results, verdicts), indent=1) + "\n", encoding="utf-8")
     return 1 if options.check and not all(one.reached for one in verdicts) else 0

@@ -261,7 +261,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hits", type=int, default=400, help="samples of each kind of call that hits the cache")
     parser.add_argument("--misses", type=int, default=10, help="calls of each kind that miss it")
-    parser.add_argument("--runs", type=int, default=3, help="pairs of whole runs, with the command and without")
+    parser.add_argument("--runs", type=int, default=1, help="pairs of whole runs, with the command and without")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
     return parser.parse_args(arguments)

@@ -8,7 +8,6 @@ import argparse
 import functools
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _lines import Line, add_option, lines_text, write
+from _report import peak
 from _timing import Case, Key, measure, statement
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
@@ -77,11 +77,6 @@ def make(key: jax.Array, count: int, size: int, layer: type[Any] = Layer) -> Net
 OF_A_STATE = ("partition_specs", "shardings", "sharding_report")  # plans that trace nothing
 
 # In each of the processes
-
-
-def peak() -> float:
-    """The most memory that this process has had, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def memory(way: str, count: int) -> dict[str, float]:

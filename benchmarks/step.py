@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 from _chart import Bar, svg
-from _lines import Line, add_option, lines_text, table, write
-from _report import duration, machine, machine_text
-from _ways import LAYERS, Way, leaves_of, ways
+from _lines import Behind, Line, add_option, lines_text, table, write
+from _report import duration, machine, machine_text, peak
+from _ways import LAYERS, Way, leaves_of, makers, ways
 
 SMALL, LARGE = 2, 2**16  # elements of an array: for times, and for the peak of memory
 STEPS = 3  # in one sample
@@ -71,11 +71,15 @@ def first_calls(chosen: Sequence[Way], left_out: dict[str, str]) -> dict[str, An
 
 
 def measure(chosen: Sequence[Way], starts: dict[str, Any], repeats: int) -> Samples:
-    """Steps, models and eager passes: the ways take turns, and each round begins with another one."""
+    """Steps, models and eager passes: the ways take turns, in another order in each round.
+
+    Were the order always the same, one way would always find the caches as the slowest one left them.
+    """
+    random = np.random.default_rng(0)
     x = jax.device_put(np.float32(1))
     samples: Samples = {name: {} for name in MEASURES}
     for repeat in range(repeats):
-        turns = [*chosen[repeat % len(chosen) :], *chosen[: repeat % len(chosen)]]
+        turns = [chosen[place] for place in random.permutation(len(chosen))]
         models = {way.name: way.model(leaves_of(SMALL)) for way in turns}
         if repeat % FRESH == 0:
             steps = {way.name: starts[way.name](way.model(leaves_of(SMALL))) for way in turns}
@@ -93,13 +97,6 @@ def measure(chosen: Sequence[Way], starts: dict[str, Any], repeats: int) -> Samp
     return samples
 
 
-def peak() -> float:
-    """The most memory that this process has had, in MiB."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def alone(way: Way) -> dict[str, float]:
     """In a process of its own: the seconds of the first call, and how far the peak of memory rises in three steps."""
     x = jax.device_put(np.float32(1))
@@ -112,17 +109,17 @@ def alone(way: Way) -> dict[str, float]:
     return {"first": first, "memory": peak() - before}
 
 
-def in_processes(chosen: Sequence[Way], samples: Samples) -> None:
-    """First calls and peaks of memory, each way in a process that has run no other."""
-    for way in chosen:
-        command = [sys.executable, str(Path(__file__)), "--alone", way.name]
+def in_processes(chosen: Mapping[str, Sequence[Way]], samples: Samples) -> None:
+    """First calls and peaks of memory, each way in a process that has run no other and imported no other library."""
+    for library, way in ((library, way) for library, those in chosen.items() for way in those):
+        command = [sys.executable, str(Path(__file__)), "--alone", library, way.name]
         result = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603  this file
         lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
         for name, value in (json.loads(lines[-1]) if lines else {}).items():
             samples[name][way.name] = [value]
 
 
-def results_text(chosen: Sequence[Way], samples: Samples) -> str:
+def results_rows(chosen: Sequence[Way], samples: Samples) -> list[list[str]]:
     """A row for each way: the ratio of medians to nested dicts, which stand there with their own values."""
     rows = [["", *MEASURES.values()]]
     for way in chosen:
@@ -132,24 +129,45 @@ def results_text(chosen: Sequence[Way], samples: Samples) -> str:
             own = f"{base:.0f} MiB" if name == "memory" else duration(base)
             cells.append("" if way.name not in by_way else own if way.name == BASE else f"{mine / base:.2f}")
         rows.append(cells)
-    return table(rows)
+    return rows
 
 
-def ratio(samples: Samples, one: str, other: str) -> float | None:
-    """How long a step takes, against another way."""
-    steps = samples["step"]
-    return statistics.median(steps[one]) / statistics.median(steps[other]) if {one, other} <= steps.keys() else None
+def ratio(samples: Samples, one: str, other: str, measure: str = "step") -> float | None:
+    """How long a step takes, or something else, against another way."""
+    times = samples[measure]
+    return statistics.median(times[one]) / statistics.median(times[other]) if {one, other} <= times.keys() else None
 
 
 def lines_of(samples: Samples) -> list[Line]:
-    """Our ways against the targets, and each peer's best way against the same, for comparison."""
+    """Our ways against the targets; then their first calls and peaks of memory, which have none."""
     lines: list[Line] = []
     for name, against, limit in TARGETS:
         measured = ratio(samples, name, against)
         text = "-" if measured is None else f"{measured:.2f}"
         what = f"a training step of 24 layers, {name}"
         lines.append(Line(what, against, text, f"<= {limit:.2f}", None if measured is None else measured <= limit))
+    for measure in ("first", "memory"):
+        for name in dict.fromkeys(name for name, _, _ in TARGETS):
+            if (measured := ratio(samples, name, BASE, measure)) is not None:
+                what = f"{MEASURES[measure]} of a training step of 24 layers, {name}"
+                lines.append(Line(what, BASE, f"{measured:.2f}", "", None))
     return lines
+
+
+def behind(chosen: Sequence[Way], samples: Samples) -> list[Behind]:
+    """Where a peer is ahead of one of ours; of a step, that is a plain call of ours, not a loop."""
+    rows: list[Behind] = []
+    ours = [way.name for way in chosen if way.role == "ours"]
+    for measure, by_way in samples.items():
+        times = {name: statistics.median(values) for name, values in by_way.items()}
+        peers = [way.name for way in chosen if way.role == "peer" and way.name in times]
+        peer = min(peers, key=times.__getitem__, default="")
+        rows += [
+            Behind(measure, f"{MEASURES[measure]}, 24 layers, {name}", peer, times[name] / times[peer])
+            for name in ours
+            if peers and name in times and times[name] > times[peer]
+        ]
+    return rows
 
 
 def chart(chosen: Sequence[Way], samples: Samples, head: dict[str, Any]) -> str:
@@ -177,7 +195,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the steps as bars into FILE, an SVG")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     add_option(parser)
     return parser.parse_args(arguments)
 
@@ -185,10 +203,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Measure, print, and return the exit code."""
     options = parse()
-    chosen, left_out = ways()
     if options.alone:
-        print(json.dumps(alone(next(way for way in chosen if way.name == options.alone))))
+        library, name = options.alone
+        print(json.dumps(alone(next(way for way in makers()[library]() if way.name == name))))
         return 0
+    by_library, left_out = ways()
+    chosen = [way for those in by_library.values() for way in those]
     head = machine(["treewright", "jax", "optax", "flax", "equinox", *(way.distribution for way in chosen)])
     print(f"{machine_text(head)}\n{options.repeats} samples of each cell, ratios of medians to {BASE}.", flush=True)
     starts = first_calls(chosen, left_out)
@@ -197,12 +217,14 @@ def main() -> int:
         print(f"Left out: {name} ({reason})")
     samples = measure(chosen, starts, options.repeats)
     if not options.quick:
-        in_processes(chosen, samples)
+        running = {name: [way for way in those if way in chosen] for name, those in by_library.items()}
+        in_processes(running, samples)
 
-    print(f"\n{results_text(chosen, samples)}")
+    rows = results_rows(chosen, samples)
+    print(f"\n{table(rows)}")
     lines = lines_of(samples)
     print(f"\n{lines_text(lines)}")
-    write(options.lines, lines)
+    write(options.lines, lines, {"step": rows}, behind(chosen, samples))
     if options.chart is not None:
         options.chart.write_text(chart(chosen, samples, head), encoding="utf-8")
     if options.json is not None:

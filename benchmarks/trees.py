@@ -23,7 +23,7 @@ import equinox
 import jax
 import jax_dataclasses
 import numpy as np
-from _lines import Line, add_option, lines_text, table, write
+from _lines import Behind, Line, add_option, lines_text, table, write
 from _report import duration, machine, machine_text
 from _timing import Case, Key, Times, measure, statement
 
@@ -58,11 +58,13 @@ LIMITS = (
     ("walk", "treewright.edit", 3.0),
     ("walk", "treewright.summary", 3.0),  # whose text is made when it is looked at
     ("nested", "treewright.Module", 1.5),
+    ("children", "annotated as a tuple", 1.25),  # it may be a setting, and is looked at
 )
 OWN_INIT, REFUSAL = 5e-6, 1e-3  # seconds on top of a plain class, and for a list of 100,000
 TITLES = {
     "walk": f"once through {WALKED} nodes",
     "nested": "400 nested modules with an __init__ of their own",
+    "children": "a node that holds a tuple of arrays",
     "own init": "an __init__ of one's own, 2 children and 2 statics",
     "refusal": "a list of 100,000 as a static",
     "update": f"set one leaf in a list of {NODES} nodes",
@@ -143,6 +145,18 @@ class Own(treewright.Module):
         self.kernel, self.bias, self.name, self.width = kernel, bias, name, width
 
 
+class AnyTuple(treewright.Module):
+    """Holds anything."""
+
+    children: Any
+
+
+class ArrayTuple(treewright.Module):
+    """Says that it holds arrays."""
+
+    children: tuple[jax.Array, ...]
+
+
 class Nested(treewright.Module):
     """Holds one that is a level less deep."""
 
@@ -183,6 +197,21 @@ def _edit(net: Any, value: Any) -> Any:
     return draft
 
 
+def constructions(value: jax.Array) -> dict[tuple[str, str], timeit.Timer]:
+    """Of those, what makes nodes, or refuses to."""
+    first = Own(value, value, "layer", 3)  # statics that no node holds are forgotten
+    own = {"a": value, "first": first}
+    return {
+        ("nested", "equinox"): statement("make(400)", make=EquinoxNested),
+        ("nested", "treewright.Module"): statement("make(400)", make=Nested),
+        ("children", "annotated as Any"): statement("make(pair)", make=AnyTuple, pair=(value, value)),
+        ("children", "annotated as a tuple"): statement("make(pair)", make=ArrayTuple, pair=(value, value)),
+        ("own init", "a plain class"): statement("make(a, a, 'layer', 3)", make=PlainOwn, **own),
+        ("own init", "treewright.Module"): statement("make(a, a, 'layer', 3)", make=Own, **own),
+        ("refusal", "treewright"): statement("refused(large)", refused=_refused, large=list(range(100_000))),
+    }
+
+
 def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Timer]:
     """What to time, by measure and row; the first row of a measure is its base."""
     net, equinox_net, jdc_net = (
@@ -205,8 +234,6 @@ def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Time
         return statement(text, net=large, same=same, value=value, **names)
 
     at, diff, flatten = treewright.at, treewright.diff, jax.tree.flatten
-    first = Own(value, value, "layer", 3)  # statics that no node holds are forgotten
-    own = {"a": value, "first": first}
     return {
         ("walk", "jax.tree.map"): walk("map(identity, net)", map=jax.tree.map, identity=lambda leaf: leaf),
         ("walk", "treewright.count"): walk("count(net)", count=treewright.count),
@@ -215,11 +242,7 @@ def statements(leaves: Sequence[jax.Array]) -> dict[tuple[str, str], timeit.Time
         ("walk", "treewright.edit"): walk("edit(net, value)", edit=_edit),
         ("walk", "treewright.summary"): walk("summary(net)", summary=treewright.summary),
         ("walk", "treewright.summary, as text"): walk("summary(net).plain", summary=treewright.summary),
-        ("nested", "equinox"): statement("make(400)", make=EquinoxNested),
-        ("nested", "treewright.Module"): statement("make(400)", make=Nested),
-        ("own init", "a plain class"): statement("make(a, a, 'layer', 3)", make=PlainOwn, **own),
-        ("own init", "treewright.Module"): statement("make(a, a, 'layer', 3)", make=Own, **own),
-        ("refusal", "treewright"): statement("refused(large)", refused=_refused, large=list(range(100_000))),
+        **constructions(value),
         ("update", "copy of the list"): run("copy(layers)", copy=copy.copy, layers=net.layers),
         ("update", "treewright.at"): run("at(net, where).set(value)", at=at),
         ("update", "treewright.at, by text"): run("at(net, '.layers[500].bias').set(value)", at=at),
@@ -281,6 +304,18 @@ def limit_lines(results: Results) -> list[Line]:
     return lines
 
 
+def behind(results: Results) -> list[Behind]:
+    """Where another library is faster than ours at the same."""
+    rows: list[Behind] = []
+    for name, ours in (("nested", "treewright.Module"), ("update", "treewright.at"), ("replace", "treewright.replace")):
+        medians = {key.library: times.median for key, times in results.items() if key.measure == name}
+        peers = [row for row in medians if "equinox" in row or "jax_dataclasses" in row]
+        peer = min(peers, key=medians.__getitem__)
+        if medians[ours] > medians[peer]:
+            rows.append(Behind(name, f"{TITLES[name]}, {ours}", peer, medians[ours] / medians[peer]))
+    return rows
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -316,7 +351,7 @@ def main() -> int:
     ]
     lines += limit_lines(results)
     print(f"\n{lines_text(lines)}")
-    write(options.lines, lines)
+    write(options.lines, lines, behind=behind(results))
     if options.json is not None:
         times = [{**dataclasses.asdict(key), "median_ns": one.median * 1e9} for key, one in results.items()]
         report = {"header": head, "results": times, "targets": verdicts}

@@ -51,7 +51,7 @@ _nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach
 _nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.text, errors
-_nodes.init: _nodes.annotations, _nodes.node, _nodes.spec, errors
+_nodes.init: _nodes.annotations, _nodes.children, _nodes.node, _nodes.spec, errors
 _nodes.others: _nodes.as_json, _nodes.node, _nodes.spec, _nodes.statics, _values.reach, errors
 _nodes.refusals: _jax_refs, _nodes.annotations, _nodes.converters, _nodes.fields, _nodes.node, _nodes.spec,
     _values.freeze, _values.reach, _values.text, errors
@@ -81,8 +81,8 @@ _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _val
 _trees.statistics: _jax
 _trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.cures,
     _values.reach, _values.text
-_pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec, _nodes.statics,
-    _values.freeze
+_pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec,
+    _nodes.statics, _values.freeze
 train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks,
     _trees.refs, _values.cures, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,

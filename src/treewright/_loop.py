@@ -117,7 +117,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         results = self._flat.results
         # One instruction runs the step and stores its state: Ctrl-C comes before or after it. Between the two it would
         # lose the only state that there is (test_an_interrupt_loses_no_state).
-        results.extend(map(program, (self._flat,), *zip(inputs, strict=False)))
+        results.extend(map(program, (self._flat,), *zip(inputs)))
         leaves, result = results[-1]
         results[:] = [(leaves, None)]
         output: R = result

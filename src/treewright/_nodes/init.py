@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._nodes.annotations import annotate_init
+from treewright._nodes.children import SettingsWarning
 from treewright._nodes.node import PAIR, assign_all, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, init_vars
 from treewright.errors import NodeDefinitionError
@@ -136,8 +137,16 @@ class _InitText:
         store = self.helper("store", object.__setattr__)
         lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {statics}))")
         if self.spec.checks:
-            lines.append(f"{self.helper('checked', checked)}({self_name})")
+            lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
         return lines
+
+    def when_checked(self) -> str:
+        """The condition for the checks to run; none if the user wrote one of them."""
+        warning: Any = self.spec.checks[0]
+        if len(self.spec.checks) > 1 or not isinstance(warning, SettingsWarning):
+            return ""
+        kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
+        return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
