@@ -221,9 +221,9 @@ def summary(tree: object, *, depth: int | None = None, values: bool = False) -> 
         tree: A node, or any other tree.
         depth: How many steps of a path to show; what is deeper is summed up in one row. None for all.
         values: Whether to look at the numbers, too: scalars are shown behind their path, and of other arrays the mean,
-            standard deviation, lowest and highest of what is finite, and how many are not. This waits for what is still
-            being computed. Traced, abstract, deleted and complex arrays, and those that other processes hold parts of,
-            have none.
+            standard deviation, lowest and highest of what is finite, and how many are not; of refs those of what they
+            hold. This waits for what is still being computed. Traced, abstract, deleted and complex arrays, and those
+            that other processes hold parts of, have none.
 
     Raises:
         ValueError: If `depth` is less than 1.
