@@ -119,6 +119,4 @@ def write_changes(refs: T, before: T, after: T) -> None:
 
 def first_ref(tree: object) -> str | None:
     """The path of the first ref in a tree; None if there is none."""
-    if not any(map(is_ref, jax.tree.leaves(tree))):  # in a tenth of the time that paths take
-        return None
-    return next(path_text(path) for path, leaf in jax_trees.tree_leaves_with_path(tree) if is_ref(leaf))
+    return next((path_text(path) for path, leaf in jax_trees.tree_leaves_with_path(tree) if is_ref(leaf)), None)
