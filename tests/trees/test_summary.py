@@ -101,8 +101,10 @@ def test_below_the_depth_all_is_summed_up() -> None:
     )
     assert [row.class_name for row in summary(small_net(), depth=2).rows][:2] == ["Linear", "Linear"]
     assert summary([Static(1)], depth=1).rows == (Row("[0]", "Static", "static"),)
-    with pytest.raises(ValueError, match=r"^summary\(depth=\.\.\.\) takes 1 or more steps, got 0\.$"):
-        summary(small_net(), depth=0)
+    wrong: list[Any] = [0, -1, 1.0, "1"]
+    for depth in wrong:
+        with pytest.raises(ValueError, match=rf"^summary\(depth=\.\.\.\) takes 1 or more steps, got {depth!r}\.$"):
+            summary(small_net(), depth=depth)
 
 
 def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:

@@ -249,7 +249,8 @@ def summary(tree: object, *, depth: int | None = None, values: bool = False) -> 
         ['omega'] = 2.5  dict   child  []     f32        1      4
         5 numbers, 20 bytes
     """
-    if depth is not None and not (isinstance(depth, int) and depth >= 1):
+    steps: Any = depth
+    if steps is not None and not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"summary(depth=...) takes 1 or more steps, got {first_text(depth)}.")
     return Summary(tree, depth, values=values)
 
@@ -424,7 +425,7 @@ def _is_reduced_on_device(array: Any) -> bool:
         return False
     mesh: Any = jax.sharding.get_abstract_mesh()
     own = getattr(array.sharding, "mesh", None)
-    return mesh.empty or (own is not None and mesh == own.abstract_mesh)  # JAX takes no array of another one
+    return bool(mesh.empty or (own is not None and mesh == own.abstract_mesh))  # JAX takes no array of another one
 
 
 @untyped_jax.jit  # type: ignore[untyped-decorator]
