@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from examples.digits import CLASSES, PIXELS, Images, train_and_test_images
-from examples.processes import ProcessesFailedError, joined, run
+from examples.processes import command, options
 from treewright import Module, TrainState, field, static
 from treewright.checkpoint import CheckpointManager
 from treewright.sharding import (
@@ -166,7 +166,7 @@ def batches_of(steps: int) -> list[Images]:
     return [epoch[number % len(epoch)] for number in range(steps)]
 
 
-def work(layout: str, steps: int, folder: Path | None) -> None:
+def train_in(layout: str, steps: int, folder: Path | None) -> None:
     """Train over all devices, and on one; print what differs."""
     mesh = mesh_of(layout, jax.device_count())
     say = print if jax.process_index() == 0 else lambda *_: None
@@ -196,37 +196,21 @@ def work(layout: str, steps: int, folder: Path | None) -> None:
 # The command line
 
 
+def work(layout: str, settings: argparse.Namespace) -> None:
+    """Train in a layout, or restore what a run in it has saved."""
+    if settings.restore is None:
+        train_in(layout, settings.steps, settings.save)
+    else:
+        restore(layout, settings.restore)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, LAYOUTS, steps=20)
     add = parser.add_argument
-    add("--layout", choices=LAYOUTS, nargs="+", default=LAYOUTS, help="how the work is split: one or several, in turn")
-    add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
-    add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
-    add("--steps", type=int, default=20, help="updates of the model")
     add("--save", metavar="FOLDER", type=Path, help="save the last step of each layout there")
     add("--restore", metavar="FOLDER", type=Path, help="do not train, but restore what another run has saved there")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
-    settings = parser.parse_args(argv)
-    if settings.devices < settings.processes:
-        parser.error(f"{settings.processes} processes need as many devices, got {settings.devices}")
-    if settings.worker:
-        with joined():
-            for layout in settings.layout:
-                if settings.restore is None:
-                    work(layout, settings.steps, settings.save)
-                else:
-                    restore(layout, settings.restore)
-        return 0
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    command = [sys.executable, "-m", "examples.digits_sharded", "--worker", *arguments]
-    try:
-        outputs = run(command, settings.processes, devices=settings.devices // settings.processes, seconds=300)
-    except ProcessesFailedError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
-    return 0
+    return command("examples.digits_sharded", parser, argv, work)
 
 
 if __name__ == "__main__":

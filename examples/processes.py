@@ -1,8 +1,10 @@
 """Several processes of one program on this machine, joined by `jax.distributed`: a pod in small.
 
-`run` starts them and waits; each of them calls `join` before it uses JAX. A process that fails ends them all.
+`run` starts them and waits; each of them is `joined` before it uses JAX. A process that fails ends them all. `command`
+is the command line of an example that splits its work over devices.
 """
 
+import argparse
 import contextlib
 import os
 import signal
@@ -143,3 +145,53 @@ def _fail(kind: type[BaseException], error: BaseException, where: TracebackType 
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(1)
+
+
+# The command line of an example
+
+
+def options(description: str | None, layouts: Sequence[str], steps: int) -> argparse.ArgumentParser:
+    """What such an example takes: layouts, processes, devices and steps."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--layout", choices=layouts, nargs="+", default=layouts, help="how the work is split: one or several, in turn")
+    add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
+    add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
+    add("--steps", type=int, default=steps, help="updates of the model")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def command(
+    module: str,
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    work: Callable[[str, argparse.Namespace], None],
+) -> int:
+    """Start the processes of an example and print what the first one says; or be one of them, and work.
+
+    Args:
+        module: The example, as for `python -m`.
+        parser: From `options`.
+        argv: The arguments; None for those of this process.
+        work: What each process does for each layout, in turn.
+    """
+    settings = parser.parse_args(argv)
+    if settings.devices < settings.processes:
+        parser.error(f"{settings.processes} processes need as many devices, got {settings.devices}")
+    if settings.worker:
+        with joined():
+            for layout in settings.layout:
+                work(layout, settings)
+        return 0
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    devices = settings.devices // settings.processes
+    try:
+        outputs = run(
+            [sys.executable, "-m", module, "--worker", *arguments], settings.processes, devices=devices, seconds=300
+        )
+    except ProcessesFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
+    return 0

@@ -23,7 +23,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from examples.processes import ProcessesFailedError, joined, run
+from examples.processes import command, options
 from examples.transformer import Text, pieces
 from treewright import Module, TrainState, field, spec_like, static
 from treewright.checkpoint import CheckpointManager
@@ -226,8 +226,9 @@ def everywhere(text: np.ndarray, mesh: Mesh) -> jax.Array:
     return jax.make_array_from_callback(text.shape, NamedSharding(mesh, whole()), lambda index: text[index])
 
 
-def work(layout: str, settings: argparse.Namespace, say: Any) -> None:
+def work(layout: str, settings: argparse.Namespace) -> None:
     """Train in a layout, from the start or from a checkpoint; print what differs from one device."""
+    say = print if jax.process_index() == 0 else lambda *_: None
     key, compute = jax.random.key(0), jnp.dtype(settings.compute)
     with laid_out(layout) as (mesh, kept):
         first = 0
@@ -256,35 +257,13 @@ def work(layout: str, settings: argparse.Namespace, say: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, LAYOUTS, steps=10)
     add = parser.add_argument
-    add("--layout", choices=LAYOUTS, nargs="+", default=LAYOUTS, help="how the work is split: one or several, in turn")
-    add("--processes", type=int, choices=(1, 2, 4), default=1, help="how many processes")
-    add("--devices", type=int, choices=(1, 2, 4, 8), default=8, help="devices, over all processes")
-    add("--steps", type=int, default=10, help="updates of the model")
     add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="in what the layers compute")
     add("--report", action="store_true", help="print what the compiled step gathers, moves and donates")
     add("--save", metavar="FOLDER", type=Path, help="save the last step there; for one layout")
     add("--restore", metavar="FOLDER", type=Path, help="go on with what a run in any layout has saved there")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
-    settings = parser.parse_args(argv)
-    if settings.devices < settings.processes:
-        parser.error(f"{settings.processes} processes need as many devices, got {settings.devices}")
-    if settings.worker:
-        with joined():
-            say = print if jax.process_index() == 0 else lambda *_: None
-            for layout in settings.layout:
-                work(layout, settings, say)
-        return 0
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    command = [sys.executable, "-m", "examples.transformer_sharded", "--worker", *arguments]
-    try:
-        outputs = run(command, settings.processes, devices=settings.devices // settings.processes, seconds=300)
-    except ProcessesFailedError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
-    return 0
+    return command("examples.transformer_sharded", parser, argv, work)
 
 
 if __name__ == "__main__":

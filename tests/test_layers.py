@@ -67,8 +67,7 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
-_trees.paths: _jax
-_trees.where: _jax, _trees.level, _trees.paths, _values.reach, _values.text, errors
+_trees.where: _jax, _trees.level, _values.reach, _values.text, errors
 _trees.at: _jax, _trees.level, _trees.where, _values.cures, _values.text
 _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
     _values.why
@@ -76,11 +75,9 @@ _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _value
 _trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
 _trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
-_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.reach
+_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
-_trees.statistics: _jax
-_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _trees.statistics, _values.cures,
-    _values.reach, _values.text
+_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.cures, _values.reach, _values.text
 _pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec,
     _nodes.statics, _values.freeze
 train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks,
@@ -116,13 +113,13 @@ checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text,
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.paths, _values.freeze,
-    _values.portable, _values.reach, checkpoint.leaves, checkpoint.manifest, errors
-checkpoint.account: checkpoint.leaves, errors
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
+    _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
+checkpoint.account: _values.text, checkpoint.leaves, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
-checkpoint.restore: _values.reach, checkpoint.account, checkpoint.compare, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.tree, errors
+checkpoint.restore: _values.reach, _values.text, checkpoint.account, checkpoint.compare, checkpoint.leaves,
+    checkpoint.manifest, checkpoint.tree, errors
 checkpoint.take: _values.text, checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
 checkpoint.layout: checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout, checkpoint.leaves,
@@ -142,24 +139,21 @@ checkpoint.command: checkpoint.compare, checkpoint.digests, checkpoint.file, che
 sharding.folding
 sharding.hlo
 sharding.parts: _jax_processes, _values.reach
-sharding.rules: _values.text, errors
 sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.masks, _values.text, errors,
-    sharding.folding, sharding.rules
-sharding.constrain: _jax, _jax_processes, _values.freeze, _values.text, errors, sharding.rules, sharding.specs
-sharding.exchange: _jax, _jax_processes, errors, sharding.folding
-sharding.processes: _jax, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text, errors,
-    sharding.exchange, sharding.folding
-sharding.init: _collector, _jax, _trees.refs, _values.portable, _values.reach, _values.text, errors,
-    sharding.exchange, sharding.hlo, sharding.parts, sharding.processes, sharding.rules, sharding.specs
-sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.rules, sharding.specs
+    sharding.folding
+sharding.constrain: _jax, _jax_processes, _jax_refs, _values.freeze, _values.text, errors, sharding.specs
+sharding.processes: _jax, _jax_processes, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text,
+    errors, sharding.folding
+sharding.init: _collector, _jax, _jax_refs, _trees.level, _values.portable, _values.reach, _values.text, errors,
+    sharding.hlo, sharding.parts, sharding.processes, sharding.specs
+sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report
 testing.assertions: _trees.diff
 testing.plugin: errors, retrace.explain, retrace.report
 checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
     checkpoint.manifest
-sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.rules,
-    sharding.specs
+sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.specs
 testing: testing.assertions
 __main__: _values.text
 _move.libraries

@@ -34,8 +34,6 @@ class Adopted(Module, Generic[T_co], frozen=True):
     It is called as the layer is, and gives the layer's attributes and items. `tree` is the layer itself, put together
     anew each time.
 
-        TypeError: If `tree` is a class: a layer is an instance.
-
     Examples:
         >>> import equinox as eqx
         >>> dropout = adopt(eqx.nn.Dropout(0.5))
@@ -124,6 +122,8 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
     Raises:
         StaticFieldError: If something in the layer that is not an array can't be a static, such as a list in a static
             field of an `equinox.Module`.
+        TypeError: If `tree` is a class: a layer is an instance.
+        ValueError: If `buffers` chooses no array.
 
     Examples:
         >>> import equinox as eqx

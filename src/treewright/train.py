@@ -4,7 +4,7 @@ The types stand in `train.pyi`.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Annotated, Any, Generic, Protocol, Self
 
 import jax
@@ -24,7 +24,7 @@ from treewright._trees.diff import Difference, differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright._trees.refs import first_ref, from_refs, write_changes
 from treewright._values.cures import cured
-from treewright._values.text import first_text
+from treewright._values.text import first_of, first_text
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
@@ -236,7 +236,7 @@ def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
         )
     new = partition(given, trainable)[1]
     found = differences(old, new, values=False, path=("params",))
-    wrong = _listed([difference for difference in found if difference.kind not in _OF_ONE_STRUCTURE])
+    wrong = _listed(difference for difference in found if difference.kind not in _OF_ONE_STRUCTURE)
     if wrong:
         raise ValueError(
             f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
@@ -294,9 +294,9 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
 
 def _misfits(root: str, left: Any, right: Any) -> str:
     """The lines on where two trees differ so that no computation takes both."""
-    return _listed([one for one in differences(left, right, values=False, path=(root,)) if one.kind in _NO_FIT])
+    found = differences(left, right, values=False, path=(root,))
+    return _listed(difference for difference in found if difference.kind in _NO_FIT)
 
 
-def _listed(found: Sequence[Difference]) -> str:
-    more = f"\n  and {len(found) - _LINES} more" if len(found) > _LINES else ""
-    return "".join(f"\n  {one}" for one in found[:_LINES]) + more
+def _listed(found: Iterable[Difference]) -> str:
+    return "".join(f"\n  {line}" for line in first_of([*map(str, found)], _LINES))

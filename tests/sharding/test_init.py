@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tests.conftest import count_traces
-from treewright import Module, TrainState, field, static
+from treewright import Module, TrainState, field, replace, static
 from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, abstract_state, init, parts, sharded_init, sharding_report
 
@@ -165,6 +165,14 @@ def test_what_does_not_fit_is_known_before_anything_is_made() -> None:
         sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
     made = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES, on_misfit="replicate")
     assert made.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
+
+
+@pytest.mark.parametrize("make", [sharded_init, abstract_state])
+def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_place(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"^dict\['model'\]\.bias is 'none', and the leaves of what is made are arrays"):
+        make(
+            lambda key: {"model": replace(Linear(4, 4, key), bias="none")}, jax.random.key(0), mesh=mesh_of(), rules={}
+        )
 
 
 def programs_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

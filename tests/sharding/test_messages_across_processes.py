@@ -19,10 +19,10 @@ from treewright.errors import ProcessMismatchError
 from treewright.sharding import (
     assert_same_on_all_processes,
     assert_same_program_on_all_processes,
-    exchange,
+    processes,
     sharded_init,
 )
-from treewright.sharding.exchange import processes_text, versions
+from treewright.sharding.processes import processes_text, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def messages(
     shared = service or Service(len(calls))
     monkeypatch.setattr(jax, "process_count", lambda: len(calls))
     monkeypatch.setattr(jax, "process_index", lambda: number.value)
-    monkeypatch.setattr(exchange, "coordination_client", lambda: shared)
+    monkeypatch.setattr(processes, "coordination_client", lambda: shared)
 
     def run(process: int) -> str | None:
         number.value = process
@@ -304,7 +304,7 @@ def test_an_error_of_the_service_passes_through(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_the_service_processes_meet_in_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(exchange, "coordination_client", lambda: None)
+    monkeypatch.setattr(processes, "coordination_client", lambda: None)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda value, **_: np.stack([value, value]))
 
     assert_same_on_all_processes(Layer(jnp.ones(2)))

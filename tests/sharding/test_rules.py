@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from random import Random
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from tests.conftest import count_traces
 from treewright import Module, TrainState, field, pytree_dataclass, static
 from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, partition_specs, sharding_report, shardings
+from treewright.sharding.folding import folded
 from treewright.sharding.report import bytes_text
 
 P: Any = PartitionSpec  # whose constructor has no annotations
@@ -390,6 +392,38 @@ def test_what_repeats_in_layers_and_in_the_moments_is_one_line() -> None:
     kernel = next(leaf for leaf in report.leaves if leaf.path == ".params.layers[3].kernel")
     assert (kernel.copies, kernel.device_nbytes, kernel.excess_nbytes) == (2, 4 * 64 * 256 // 32, 4 * 64 * 256 // 64)
     assert report.excess_nbytes == sum(leaf.excess_nbytes for leaf in report.leaves)
+
+
+def tree_of_equal_parts(random: Random) -> list[tuple[str, int]]:
+    """Rows of a tree that is made of a few parts again and again, at its top and further down."""
+    part = {name: random.randint(0, 1) for name in (".x", ".y", ".z")[: random.randint(1, 3)]}
+    moments = {f"{moment}{name}": value for moment in (".mu", ".nu") for name, value in part.items()}
+    kinds: list[dict[str, int]] = [part, part, moments, {**moments, ".mu.x": 2}]
+    parts = [(top, random.choice(kinds)) for top in random.sample(["a", "b", "c", "d", "e"], random.randint(1, 5))]
+    return [(f".{top}{name}", value) for top, part in parts for name, value in part.items()]
+
+
+def test_each_row_is_named_by_the_line_that_it_is_folded_into() -> None:
+    random = Random(0)
+    for _ in range(500):
+        rows = tree_of_equal_parts(random)
+        folds = folded(rows)
+
+        assert sorted(number for fold in folds for number in fold.members) == [*range(len(rows))]
+        for fold in folds:
+            below = fold.path[2:]  # `.x` in `.a.x`
+            assert {fold.path, *(f"{part}{below}" for part in fold.also)} == {
+                rows[number][0] for number in fold.members
+            }
+            assert len({rows[number][1] for number in fold.members}) == 1
+
+
+def test_an_average_and_a_second_optimiser_are_named_where_they_repeat_the_parameters() -> None:
+    parts = (".params", ".average", ".opt_a.mu", ".opt_a.nu", ".opt_b.mu", ".opt_b.nu")
+
+    folds = folded([(f"{part}.{name}", name) for part in parts for name in "xyz"])
+
+    assert [str(fold) for fold in folds] == [f".params.{name}, and in {', '.join(parts[1:])}" for name in "xyz"]
 
 
 def test_the_report_can_be_short_ordered_and_exact() -> None:

@@ -10,7 +10,18 @@ import numpy as np
 import optax
 import pytest
 
-from treewright import Module, buffer, combine, field, partition, pytree_dataclass, spec_like, static, trainable
+from treewright import (
+    Module,
+    buffer,
+    combine,
+    field,
+    partition,
+    pytree_dataclass,
+    replace,
+    spec_like,
+    static,
+    trainable,
+)
 from treewright.errors import MissingPlaceError
 
 
@@ -154,6 +165,24 @@ def test_a_place_that_is_not_there_takes_no_setting_and_neither_does_a_static_or
 
 
 # trainable
+
+
+@pytest.mark.parametrize("value", [None, (), "relu", 0.5, (1, 2), len])
+def test_a_static_takes_no_setting_whatever_it_holds(value: Any) -> None:
+    layer = replace(small_net().layers[0], activation=value)
+    places: list[Any] = ["activation", ".activation", lambda layer: layer.activation, "**.activation"]
+
+    for where in places:
+        with pytest.raises(ValueError, match=r"^\.activation of a Layer is static\. It is not part of the tree"):
+            spec_like(layer, default=True, where={where: False})
+    empty: Any = replace(layer, bias=None)
+    assert jax.tree.leaves(spec_like(empty, default=True, where={"bias": False})) == [True]
+
+
+@pytest.mark.parametrize("where", ["bias", ["bias"], lambda _path, _leaf: True])
+def test_a_place_without_a_setting_is_refused(where: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes a mapping from places to settings as where, got .* Write spec_like\("):
+        spec_like(small_net(), True, where)
 
 
 def test_what_is_in_a_buffer_is_not_trainable() -> None:

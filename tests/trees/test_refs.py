@@ -158,8 +158,10 @@ def test_what_is_not_an_array_does_not_become_a_ref() -> None:
         to_refs({"f": sum, "w": jnp.ones(2)})
     with pytest.raises(TypeError, match=r"^The tree is f32\[2\]\(abstract\), and only arrays"):
         to_refs(jax.eval_shape(lambda: jnp.ones(2)))
-    with pytest.raises(MissingPlaceError, match=r"^dict has no leaf where the predicate is true\."):
-        to_refs({"w": jnp.ones(2)}, lambda path, _: path == "['b']")
+    nowhere: list[Any] = [lambda path, _: path == "['b']", "['nothing']", lambda tree: tree["nothing"]]
+    for where in nowhere:
+        with pytest.raises(MissingPlaceError, match=r"^where= chooses no leaf of the dict\.$"):
+            to_refs({"w": jnp.ones(2), "nothing": None}, where)
     with pytest.raises(MissingPlaceError, match=r"has no place"):
         from_refs({"w": jnp.ones(2)}, "bias")
 

@@ -98,6 +98,24 @@ def test_trees_that_differ_are_refused_with_the_place() -> None:
     )
 
 
+def test_what_is_not_a_list_of_trees_of_arrays_is_refused() -> None:
+    assert message(lambda: stack([{"f": len}])).startswith("['f'] is len, which is not an array and has no axes.")
+    for trees in ({"w": jnp.ones(2)}, layers()[0]):
+        with pytest.raises(TypeError, match=rf"^stack\(\) takes a list of trees, got a {type(trees).__name__}: stack"):
+            stack(trees)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("index", [True, np.bool_(1), 1.0, jnp.array(True), jnp.array([1]), np.array(1.0), slice(1)])
+def test_what_is_not_the_number_of_a_tree_is_refused_traced_or_not(index: Any) -> None:
+    stacked = stack(layers())
+
+    with pytest.raises(TypeError, match=r"^node_at\(tree, index\) takes the number of a tree, got "):
+        node_at(stacked, index)
+    if not isinstance(index, slice):
+        with pytest.raises(TypeError, match=r"^node_at\(tree, index\) takes the number of a tree, got "):
+            jax.jit(node_at)(stacked, index)
+
+
 def test_leaves_without_a_common_first_axis_are_refused_with_the_places() -> None:
     assert message(lambda: unstack({"a": jnp.ones((2, 1)), "b": jnp.ones(3)})) == (
         "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[2,1], dict['b'] is f32[3]."

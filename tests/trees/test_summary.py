@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import sys
@@ -14,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rich.console
+from jax.sharding import AxisType, NamedSharding
 
-from treewright import Module, Static, TrainState, buffer, count, nbytes, spec_like, stack, static, summary
-from treewright._trees.statistics import Statistics, statistics_of
-from treewright._trees.summary import Row
+from treewright import Module, Static, TrainState, buffer, count, nbytes, spec_like, stack, static, summary, to_refs
+from treewright._trees.summary import Row, Statistics, statistics_of
 from treewright.errors import UnfinishedNodeError
 
 PARTITION: Any = jax.P  # which has no types
@@ -100,8 +101,10 @@ def test_below_the_depth_all_is_summed_up() -> None:
     )
     assert [row.class_name for row in summary(small_net(), depth=2).rows][:2] == ["Linear", "Linear"]
     assert summary([Static(1)], depth=1).rows == (Row("[0]", "Static", "static"),)
-    with pytest.raises(ValueError, match=r"^summary\(depth=\.\.\.\) takes 1 or more steps, got 0\.$"):
-        summary(small_net(), depth=0)
+    wrong: list[Any] = [0, -1, 1.0, "1"]
+    for depth in wrong:
+        with pytest.raises(ValueError, match=rf"^summary\(depth=\.\.\.\) takes 1 or more steps, got {depth!r}\.$"):
+            summary(small_net(), depth=depth)
 
 
 def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
@@ -228,7 +231,19 @@ NUMBERS: dict[str, Any] = {
         jnp.arange(16.0), jax.NamedSharding(jax.make_mesh((4,), ("x",)), PARTITION("x"))
     ),
     "large": lambda: jnp.linspace(-3, 5, 2**18 + 1),
+    "large of numpy": lambda: np.linspace(-3e200, 5e200, 2**18 + 1),
+    "huge": lambda: jnp.linspace(1e38, 3e38, 2**18 + 1),
+    "tiny": lambda: jnp.linspace(1e-30, 3e-30, 2**18 + 1),
+    "far from zero": lambda: jnp.linspace(999_990, 1_000_010, 2**18 + 1),
+    "zeros": lambda: jnp.zeros(2**18 + 1),
+    "64 bits": lambda: in_64_bits([-3e200, 1e200, 5e200]),
+    "large in 64 bits": lambda: in_64_bits(np.linspace(-3e200, 5e200, 2**18 + 1)),
 }
+
+
+def in_64_bits(numbers: Any) -> jax.Array:
+    with jax.enable_x64(True):
+        return jnp.asarray(numbers, jnp.float64)
 
 
 @pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
@@ -239,8 +254,11 @@ def test_the_values_are_those_of_numpy(make: Any) -> None:
     (found,) = statistics_of([array])
 
     assert found is not None
-    expected = (whole.size, whole.mean(), whole.std(), whole.min(), whole.max(), 0)
+    size = max(np.abs(whole).max(), 1e-300)
+    expected = (whole.size, (whole / size).mean() * size, (whole / size).std() * size, whole.min(), whole.max(), 0)
     np.testing.assert_allclose(dataclasses.astuple(found), expected, rtol=1e-5)
+    halves = summary([list(np.split(whole, [whole.size // 3]))], values=True, depth=1).rows[0].values
+    np.testing.assert_allclose(dataclasses.astuple(halves), expected, rtol=1e-5)
 
 
 def test_large_arrays_are_reduced_where_they_are_and_say_the_same() -> None:
@@ -266,8 +284,49 @@ def test_what_has_no_numbers_to_be_read_has_no_values(monkeypatch: pytest.Monkey
     assert nothing.rows[0].cells()[-6:] == ("", "", "", "", "1", "")
     assert summary([[jnp.array([jnp.nan])]], values=True, depth=1).rows[0].cells()[-6:-1] == ("", "", "", "", "1")
     array = jnp.ones(3)
-    monkeypatch.setattr(type(array), "is_fully_addressable", property(lambda _: False))
+    monkeypatch.setattr(type(array.sharding), "is_fully_addressable", property(lambda _: False))
     assert statistics_of([array]) == [None]
+
+
+def test_values_can_be_had_of_arrays_anywhere_under_any_mesh() -> None:
+    auto = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    whole, meshes = jnp.linspace(-3, 5, 2**18 + 4), (auto, explicit)
+    arrays = [jax.device_put(whole, NamedSharding(mesh, PARTITION(mesh.axis_names[0]))) for mesh in meshes]
+    arrays += [whole, jax.device_put(whole, jax.devices()[3])]
+
+    for mesh in (None, *meshes):
+        with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+            for found in statistics_of(arrays):
+                assert found is not None
+                np.testing.assert_allclose((found.mean, found.low, found.high), (1.0, -3.0, 5.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs"])
+def test_values_can_be_had_where_jax_looks_for_nan_itself(option: str) -> None:
+    arrays = [jnp.full(size, value) for size in (3, 2**18 + 1) for value in (jnp.nan, jnp.inf)]
+    before = getattr(jax.config, option)
+    jax.config.update(option, True)
+    try:
+        found = statistics_of(arrays)
+    finally:
+        jax.config.update(option, before)
+
+    assert [one and one.not_finite for one in found] == [3, 3, 2**18 + 1, 2**18 + 1]
+
+
+def test_values_of_refs_are_those_that_they_hold() -> None:
+    refs = to_refs({"kernel": jnp.arange(4.0), "rate": 0.5})
+    refs["kernel"][...] *= 2
+
+    kernel, rate = summary(refs, values=True).rows
+    assert (kernel.dtype, kernel.values and kernel.values.mean) == ("f32 (ref)", 3.0)
+    assert (rate.path, rate.values) == ("['rate'] = 0.5", None)
+
+    def traced(refs: Any) -> None:
+        assert [row.values for row in summary(refs, values=True).rows] == [None, None]
+
+    assert "get" not in str(jax.make_jaxpr(traced)(refs))  # nothing is read in the program
 
 
 def test_under_jit_values_are_those_of_what_is_not_traced() -> None:

@@ -11,12 +11,13 @@ from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.diff import telling_of_classes
-from treewright._trees.level import is_node, is_none
+from treewright._trees.level import Place, is_node, is_none
 from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
 from treewright._values.text import first_text
 
 T = TypeVar("T")
+_MAPPING: Any = Mapping  # after `isinstance` with it, keys and values are still `Any`
 Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
 
 
@@ -43,6 +44,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
 
     Raises:
         MissingPlaceError: If a place is not there.
+        TypeError: If `where` is not a mapping.
         ValueError: If a place is a static, a name alone leads to several places, or `default` is not a prefix of
             `tree`.
 
@@ -58,6 +60,11 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
     """
     leaves: list[tuple[Path, Any]]
     leaves, treedef = jax_trees.tree_flatten_with_path(tree)
+    if where is not None and not isinstance(where, _MAPPING):
+        raise TypeError(
+            f"spec_like(tree, default, where) takes a mapping from places to settings as where, got "
+            f"{first_text(where)}. Write spec_like(tree, default, {{place: setting}})."
+        )
     settings = _broadcast("default=", default, tree)
     for place, setting in (where or {}).items():
         chosen = chosen_leaves(tree, leaves, place)
@@ -89,14 +96,18 @@ def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callab
     """Which leaves `where` points at: those below its places, or those of which a predicate is true."""
     if not isinstance(where, str) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
-    places = {place.path: place.value for place in select(tree, where).places}
+    places = {place.path: place for place in select(tree, where).places}
     chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
-    if not any(chosen) and all(map(jax.tree.leaves, places.values())):
+    if not any(chosen) and all(map(_is_static, places.values())):
         names = ", ".join(map(path_text, places))
         raise ValueError(
             f"{names} of a {class_of(tree).__qualname__} is static. It is not part of the tree, and takes no setting."
         )
     return chosen
+
+
+def _is_static(place: Place) -> bool:
+    return any(all(step.key != child.key for child in step.above.children()) for step in place.way if step.above)
 
 
 def _not_trained(leaf: object) -> bool:

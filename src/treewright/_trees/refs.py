@@ -79,7 +79,7 @@ def _changed(tree: T, where: Any, change: Callable[[str, Any], Any]) -> T:
     leaves, treedef = jax_trees.tree_flatten_with_path(tree)
     chosen = [True] * len(leaves) if where is None else chosen_leaves(tree, leaves, where)
     if where is not None and not any(chosen):
-        raise MissingPlaceError(f"{class_of(tree).__qualname__} has no leaf where the predicate is true.")
+        raise MissingPlaceError(f"where= chooses no leaf of the {class_of(tree).__qualname__}.")
     pairs = zip(leaves, chosen, strict=True)
     changed: T = treedef.unflatten(
         [change(path_text(path), leaf) if is_chosen else leaf for (path, leaf), is_chosen in pairs]
@@ -119,5 +119,4 @@ def write_changes(refs: T, before: T, after: T) -> None:
 
 def first_ref(tree: object) -> str | None:
     """The path of the first ref in a tree; None if there is none."""
-    entries, _ = jax_trees.tree_flatten_with_path(tree)
-    return next((path_text(path) for path, leaf in entries if is_ref(leaf)), None)
+    return next((path_text(path) for path, leaf in jax_trees.tree_leaves_with_path(tree) if is_ref(leaf)), None)

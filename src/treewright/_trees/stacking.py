@@ -1,7 +1,7 @@
 """Many trees of one kind as one tree with a leading axis, and one random key for each leaf."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -14,7 +14,7 @@ from treewright._jax_refs import is_ref
 from treewright._trees.diff import differences
 from treewright._trees.level import is_node
 from treewright._values.reach import class_of
-from treewright._values.text import first_text, short_dtype, text
+from treewright._values.text import first_text, shape_text, text
 
 T = TypeVar("T")
 
@@ -37,22 +37,23 @@ def stack(trees: Sequence[T]) -> T:
         >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
         Layer(kernel=f32[5,2,3])
     """
-    if is_node(trees):
+    if is_node(trees) or isinstance(trees, Mapping):
         raise TypeError(f"stack() takes a list of trees, got a {class_of(trees).__qualname__}: stack([one, another]).")
     trees = list(trees)
     if not trees:
         raise ValueError("stack() takes at least one tree: the result has to have a structure.")
     first, treedef = jax_trees.tree_flatten_with_path(trees[0])
+    types = [_type_of(path, leaf) for path, leaf in first]
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for index, tree in enumerate(trees[1:], 1):
         if jax.tree.structure(tree) != treedef:
             of_structure = (d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
             raise ValueError(f"Tree {index} is not like tree 0: {next(of_structure)}.")
-        for (path, leaf), column, other in zip(first, columns, jax.tree.leaves(tree), strict=True):
-            if _type_of(path, leaf) != _type_of(path, other):
+        for (path, _), kind, column, other in zip(first, types, columns, jax.tree.leaves(tree), strict=True):
+            if _type_of(path, other) != kind:
                 raise ValueError(
-                    f"{_name(tree, path)} is {_type_of(path, other)} in tree {index} and {_type_of(path, leaf)} in "
-                    f"tree 0. Only leaves of one shape and dtype can be stacked."
+                    f"{_name(tree, path)} is {_type_of(path, other)} in tree {index} and {kind} in tree 0. Only leaves "
+                    f"of one shape and dtype can be stacked."
                 )
             column.append(other)
     stacked: T = treedef.unflatten(map(jnp.stack, columns))
@@ -95,7 +96,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
-    if not hasattr(index, "__index__"):
+    if not _is_number(index):
         raise TypeError(f"node_at(tree, index) takes the number of a tree, got {first_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
@@ -103,6 +104,12 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
+
+
+def _is_number(index: Any) -> bool:
+    if hasattr(index, "dtype"):
+        return bool(jnp.issubdtype(index.dtype, jnp.integer)) and jnp.shape(index) == ()
+    return hasattr(index, "__index__") and not isinstance(index, bool)  # which would be a mask
 
 
 def split_key_like(key: jax.Array, tree: T) -> T:
@@ -138,8 +145,7 @@ def _type_of(path: Path, leaf: Any) -> str:
             f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
             f"same in all trees, make it a static."
         )
-    dtype: Any = jnp.result_type(leaf)
-    return f"{short_dtype(dtype)}[{','.join(map(str, jnp.shape(leaf)))}]"
+    return shape_text(jnp.result_type(leaf), jnp.shape(leaf))
 
 
 def _refuse_ref(path: Path, leaf: Any) -> None:

@@ -8,20 +8,22 @@ import functools
 import html
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import Path, jax_trees, path_text
-from treewright._jax_refs import is_ref
+from treewright._jax import Path, jax_trees, path_text, untyped_jax
+from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
-from treewright._trees.statistics import Statistics, statistics_of, together
 from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, first_names, scalar_of, short_dtype, table, text
+from treewright._values.text import array_text, first_names, first_text, scalar_of, short_dtype, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,7 +59,7 @@ class Row:
     count: int = 0
     nbytes: int = 0
     sharding: str = ""
-    values: Statistics | None = None
+    values: "Statistics | None" = None
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the order of the columns."""
@@ -221,9 +223,9 @@ def summary(tree: object, *, depth: int | None = None, values: bool = False) -> 
         tree: A node, or any other tree.
         depth: How many steps of a path to show; what is deeper is summed up in one row. None for all.
         values: Whether to look at the numbers, too: scalars are shown behind their path, and of other arrays the mean,
-            standard deviation, lowest and highest of what is finite, and how many are not. This waits for what is still
-            being computed. Traced, abstract, deleted and complex arrays, and those that other processes hold parts of,
-            have none.
+            standard deviation, lowest and highest of what is finite, and how many are not; of refs those of what they
+            hold. This waits for what is still being computed. Traced, abstract, deleted and complex arrays, and those
+            that other processes hold parts of, have none.
 
     Raises:
         ValueError: If `depth` is less than 1.
@@ -249,12 +251,13 @@ def summary(tree: object, *, depth: int | None = None, values: bool = False) -> 
         ['omega'] = 2.5  dict   child  []     f32        1      4
         5 numbers, 20 bytes
     """
-    if depth is not None and depth < 1:
-        raise ValueError(f"summary(depth=...) takes 1 or more steps, got {depth}.")
+    steps: Any = depth
+    if steps is not None and not (isinstance(steps, int) and steps >= 1):
+        raise ValueError(f"summary(depth=...) takes 1 or more steps, got {first_text(depth)}.")
     return Summary(tree, depth, values=values)
 
 
-_Values = dict[Path, Statistics | None]
+_Values = dict[Path, "Statistics | None"]
 
 
 def _table(tree: object, depth: int | None, *, values: bool) -> _Table:
@@ -276,7 +279,9 @@ def _table(tree: object, depth: int | None, *, values: bool) -> _Table:
 def _row(item: Item, tied: dict[Path, Path], found: _Values) -> Row:
     value, path = item.value, path_text(item.path) or "the tree itself"
     is_array = item.kind != "static" and array_text(value) is not None
-    scalar = scalar_of(value, math.inf) if item.path in found and is_array else None
+    values = found.get(item.path)
+    is_read = item.path in found and is_array
+    scalar = scalar_of(content_of(value) if values else value, math.inf) if is_read else None
     if item.path in tied:
         path = f"{path} = {path_text(tied[item.path])}"
     elif scalar is not None:
@@ -294,7 +299,7 @@ def _row(item: Item, tied: dict[Path, Path], found: _Values) -> Row:
         count=elements_in(value),
         nbytes=bytes_in(value),
         sharding=_sharding(value),
-        values=found.get(item.path) if scalar is None else None,
+        values=values if scalar is None else None,
     )
 
 
@@ -308,7 +313,7 @@ def _merged(tree: object, path: Path, items: Sequence[Item], tied: Collection[Pa
         dtype=", ".join(dict.fromkeys(_dtype(item.value) for item in leaves if elements_in(item.value))),
         count=sum(elements_in(item.value) for item in leaves),
         nbytes=sum(bytes_in(item.value) for item in leaves),
-        values=together(found.get(item.path) for item in leaves),
+        values=_together(found.get(item.path) for item in leaves),
     )
 
 
@@ -363,3 +368,106 @@ def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
 
 def _in_a_node(tree: Any, path: Path) -> bool:
     return any(is_node(functools.reduce(child_of, path[:steps], tree)) for steps in range(len(path)))
+
+
+# What the numbers in arrays are like
+
+_KINDS = (jnp.floating, jnp.integer, jnp.bool)
+_SMALL = 2**18  # numbers that are fetched sooner than a program is compiled for their shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the numbers in one array, or in several together, are like.
+
+    Args:
+        finite: How many of them are finite. The other numbers here are about these.
+        mean: Their mean; NaN if there are none.
+        std: Their standard deviation.
+        low: The lowest.
+        high: The highest.
+        not_finite: How many are NaN or infinite.
+    """
+
+    finite: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    not_finite: int
+
+
+def statistics_of(leaves: Iterable[Any]) -> list[Statistics | None]:
+    """The statistics of each leaf; None for what holds no real numbers, and for what can't be read here.
+
+    Small arrays are fetched, large ones are reduced where they are, and what is left of them is fetched: all in one go.
+    An array of which other processes hold a part is left out, since a program over it has to run in all of them.
+    """
+    nans, infs = jax.debug_nans(new_val=False), jax.debug_infs(new_val=False)  # what is found is shown, and no error
+    with nans, infs, jax.ensure_compile_time_eval():  # under jit, too
+        arrays = [content_of(leaf) if _can_be_read(leaf) else None for leaf in leaves]
+        fetched: list[Any] = jax.device_get([_on_device(a) if _is_reduced_on_device(a) else a for a in arrays])
+    return [None if values is None else _statistics(values) for values in fetched]
+
+
+def _can_be_read(leaf: Any) -> bool:
+    if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)) or not leaf.size:
+        return False
+    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in _KINDS):
+        return False
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return False
+    return isinstance(leaf, np.ndarray) or leaf.sharding.is_fully_addressable
+
+
+def _is_reduced_on_device(array: Any) -> bool:
+    if not isinstance(array, jax.Array) or array.size <= _SMALL:
+        return False
+    if array.dtype.itemsize > jnp.result_type(float).itemsize:  # of 64 bits, where these are turned off
+        return False
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    own = getattr(array.sharding, "mesh", None)
+    return bool(mesh.empty or (own is not None and mesh == own.abstract_mesh))  # JAX takes no array of another one
+
+
+@untyped_jax.jit  # type: ignore[untyped-decorator]
+def _on_device(array: Any) -> tuple[Any, ...]:
+    return _reduced(array.astype(jnp.float64 if array.dtype.itemsize > 4 else jnp.float32), jnp)
+
+
+def _statistics(values: Any) -> Statistics:
+    """The statistics of an array, or of what is left of one that was reduced."""
+    with np.errstate(all="ignore"):  # where nothing is finite
+        reduced = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
+    mean, std, low, high, finite, bad = reduced
+    return Statistics(int(finite), float(mean), float(std), float(low), float(high), int(bad))
+
+
+def _reduced(numbers: Any, numpy: Any) -> tuple[Any, ...]:
+    """Mean, deviation, lowest and highest of what is finite, how many are and are not: by numpy or by JAX's."""
+    finite = numpy.isfinite(numbers)
+    bad = numpy.sum(~finite)
+    count = numbers.size - bad
+    low = numpy.min(numbers, where=finite, initial=numpy.inf)
+    high = numpy.max(numbers, where=finite, initial=-numpy.inf)
+    largest = numpy.maximum(-low, high)
+    is_usual = (largest == 0) | ((largest > 1e-12) & (largest < 1e12))
+    scale = numpy.where(is_usual, 1, largest)  # sums and squares of others would overflow or vanish
+    scaled = numbers / scale
+    mean = numpy.sum(scaled, where=finite) / count
+    std = numpy.sqrt(numpy.sum(numpy.square(scaled - mean), where=finite) / count)
+    return mean * scale, std * scale, low, high, count, bad
+
+
+def _together(parts: Iterable[Statistics | None]) -> Statistics | None:
+    """The statistics of several arrays as if they were one; None if there are none."""
+    every = [part for part in parts if part is not None]
+    if not every:
+        return None
+    some = [part for part in every if part.finite] or every
+    total = sum(part.finite for part in some)
+    shares = [(part, part.finite / total if total else math.nan) for part in some]
+    mean = sum(share * part.mean for part, share in shares)
+    distances = [math.sqrt(share) * math.hypot(part.std, part.mean - mean) for part, share in shares]
+    low, high = min(part.low for part in some), max(part.high for part in some)
+    return Statistics(total, mean, math.hypot(*distances), low, high, sum(part.not_finite for part in every))

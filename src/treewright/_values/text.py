@@ -503,6 +503,12 @@ def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool =
     ]
 
 
+def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> list[str]:
+    """Lines for a message, of which a person reads some: the first, and how many there are besides."""
+    left = len(lines) - count
+    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
+
+
 def first_names(names: Iterable[str]) -> str:
     """The first three of these names, and dots for the others."""
     names = iter(names)

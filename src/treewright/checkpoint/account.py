@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from treewright._values.text import first_of
 from treewright.checkpoint.leaves import Leaf
 from treewright.errors import CheckpointWarning, warn_user
-
-_LISTED = 20  # of each kind
 
 
 def warn(text: str) -> None:
@@ -15,8 +14,7 @@ def warn(text: str) -> None:
 
 def listed(lines: Sequence[str]) -> list[str]:
     """Indented lines; of many, the first and how many more there are."""
-    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
-    return [*(f"  {line}" for line in lines[:_LISTED]), *more]
+    return [f"  {line}" for line in first_of(lines)]
 
 
 def tell_partial(taken: int, dropped: Iterable[Leaf], initial: Iterable[Leaf], others: Iterable[object] = ()) -> None:

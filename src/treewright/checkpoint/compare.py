@@ -11,7 +11,7 @@ from treewright._nodes.as_json import FORMS
 from treewright._nodes.json_kinds import listed, named, number, pair, parts_of, sizes, static, text
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of, public
-from treewright._values.text import did_you_mean, excerpts
+from treewright._values.text import did_you_mean, excerpts, first_of
 from treewright.checkpoint.leaves import (
     ARRAYS,
     NARROWED,
@@ -25,7 +25,7 @@ from treewright.checkpoint.leaves import (
     stored,
 )
 from treewright.checkpoint.manifest import Branch, Manifest
-from treewright.checkpoint.tree import ReadingCodec, first_of, manifest_of, same_name
+from treewright.checkpoint.tree import ReadingCodec, manifest_of, same_name
 from treewright.errors import CheckpointError, CheckpointMismatchError, StaticSerializationError
 
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]

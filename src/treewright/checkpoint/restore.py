@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import jax
 
 from treewright._values.reach import class_of
+from treewright._values.text import first_of
 from treewright.checkpoint.account import tell_partial, warn
 from treewright.checkpoint.compare import (
     Mismatch,
@@ -25,7 +26,7 @@ from treewright.checkpoint.compare import (
 )
 from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
 from treewright.checkpoint.manifest import DICTS, Branch, Manifest
-from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, first_of, refuse, target_of
+from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, refuse, target_of
 from treewright.errors import CheckpointError
 
 T = TypeVar("T")

@@ -15,10 +15,11 @@ from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import Level, level_of
-from treewright._trees.paths import place_of
+from treewright._trees.where import place_of
 from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
+from treewright._values.text import first_of
 from treewright.checkpoint.leaves import NAMES, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static
 from treewright.errors import CheckpointError, StaticSerializationError
@@ -151,12 +152,6 @@ def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
     for inner in vars(value).values():
         if isinstance(inner, type) and inner.__qualname__.startswith(f"{name}."):
             yield from _named(inner, package)
-
-
-def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> list[str]:
-    """Lines for a message, of which a person reads some: the first, and how many there are besides."""
-    left = len(lines) - count
-    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
 
 
 def refuse(title: str, problems: Sequence[str]) -> None:

@@ -5,8 +5,7 @@ from treewright.sharding.init import abstract_state, sharded_init
 from treewright.sharding.processes import assert_same_on_all_processes, assert_same_program_on_all_processes
 from treewright.sharding.program import Collective, ProgramArray, ProgramReport, program_report
 from treewright.sharding.report import ShardedLeaf, ShardingReport, sharding_report
-from treewright.sharding.rules import Rules
-from treewright.sharding.specs import partition_specs, shardings
+from treewright.sharding.specs import Rules, partition_specs, shardings
 
 __all__ = [
     "Collective",

@@ -9,11 +9,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 from treewright._jax import untyped_jax
 from treewright._jax_processes import mesh_of_old_context, part_of_jit_key
+from treewright._jax_refs import is_ref
 from treewright._values.freeze import freeze
 from treewright._values.text import first_text, mesh_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.rules import MeshRules, Rules, partition_spec
-from treewright.sharding.specs import OnMisfit, StackNames, fitted_leaves, with_leaves
+from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec, with_leaves
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
@@ -198,6 +198,11 @@ def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: R
 
 def _split(x: T, spec: PartitionSpec) -> T:
     kinds = {*_mesh().axis_types}
+    if is_ref(x) and kinds & {AxisType.Explicit, AxisType.Auto}:
+        raise TypeError(
+            f"constrain and constrain_tree split arrays, got {text(x)}. Split what the ref holds: ref[...], or "
+            f"from_refs(tree)."
+        )
     if AxisType.Explicit in kinds:
         x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
     if AxisType.Auto in kinds:

@@ -33,14 +33,16 @@ def folded(rows: Sequence[tuple[str, Hashable]]) -> list[Fold]:
     steps = [tuple(_STEP.findall(fold.path)) for fold in folds]
     contents = [rows[fold.members[0]][1] for fold in folds]
     first_of = _repeated_parts(steps, contents)
+    repeated = [[path[:end] for end in range(1, len(path)) if path[:end] in first_of] for path in steps]
+    numbers = {row: number for number, row in enumerate(zip(steps, contents, strict=True))}
     kept: dict[int, Fold] = dict(enumerate(folds))
-    places = {(path, content): number for number, (path, content) in enumerate(zip(steps, contents, strict=True))}
-    for number, path in enumerate(steps):
-        prefix = next((path[:end] for end in range(1, len(path)) if path[:end] in first_of), None)
-        if prefix is not None:
-            first = kept[places[(first_of[prefix], *path[len(prefix) :]), contents[number]]]
-            first.members += kept.pop(number).members
-            first.also.append("".join(prefix))
+    for number, (path, parts) in enumerate(zip(steps, repeated, strict=True)):
+        for part in parts:
+            first = numbers[(first_of[part], *path[len(part) :]), contents[number]]
+            if not repeated[first]:  # else a smaller part of this one repeats what that one does
+                kept[first].members += kept.pop(number).members
+                kept[first].also.append("".join(part))
+                break
     return list(kept.values())
 
 
@@ -60,7 +62,7 @@ def _without_indices(rows: Sequence[tuple[str, Hashable]]) -> list[Fold]:
 
 
 def _repeated_parts(steps: Sequence[tuple[str, ...]], contents: Sequence[Hashable]) -> dict[tuple[str, ...], str]:
-    """The parts of a tree that repeat a part at its top, row by row, each with the first step of that one."""
+    """The parts of a tree that repeat a part at its top, row by row, each with the step of the first such one."""
     sizes: dict[tuple[str, ...], int] = {}
     tops: dict[tuple[tuple[str, ...], Hashable], list[str]] = {}
     for path, content in zip(steps, contents, strict=True):
@@ -74,12 +76,10 @@ def _repeated_parts(steps: Sequence[tuple[str, ...]], contents: Sequence[Hashabl
             for top in tops.get((path[end:], content), ()):
                 equal[path[:end], top] = equal.get((path[:end], top), 0) + 1
     first_of: dict[tuple[str, ...], str] = {}
-    for (prefix, top), count in equal.items():
-        is_enough = len(prefix) > 1 or count >= _FEW
-        is_new = prefix != (top,) and prefix not in first_of and (top,) not in first_of
-        if is_new and is_enough and count == sizes[prefix] == sizes[top,]:
-            first_of[prefix] = top
-    return first_of
+    for (part, top), count in equal.items():
+        if count == sizes[part] == sizes[top,] and (len(part) > 1 or count >= _FEW):
+            first_of.setdefault(part, top)
+    return {part: top for part, top in first_of.items() if part != (top,)}
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

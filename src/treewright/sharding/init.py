@@ -12,20 +12,27 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
 from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
-from treewright._trees.refs import first_ref
+from treewright._jax_refs import is_ref
+from treewright._trees.level import leaf_type_of
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of
-from treewright._values.text import text
+from treewright._values.text import first_of, first_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.exchange import versions
 from treewright.sharding.hlo import arrays_in
 from treewright.sharding.parts import Part, parts_of
-from treewright.sharding.processes import TIMEOUT, compare, described, program_texts
-from treewright.sharding.rules import MeshRules, Rules, partition_spec
-from treewright.sharding.specs import AnyMesh, OnMisfit, by_spec, fitted_leaves, sizes_of
+from treewright.sharding.processes import TIMEOUT, compare, described, program_texts, versions
+from treewright.sharding.specs import (
+    AnyMesh,
+    MeshRules,
+    OnMisfit,
+    Rules,
+    by_spec,
+    fitted_leaves,
+    partition_spec,
+    sizes_of,
+)
 
 T = TypeVar("T")
-_SHOWN = 20  # arrays in one warning
 
 
 def sharded_init(
@@ -61,7 +68,8 @@ def sharded_init(
     Raises:
         ProcessMismatchError: If processes would make different trees, or some have not come in time.
         ShardingError: As for `partition_specs`, or if `fn` returns a ref: give `from_refs(...)`.
-        TypeError: As for `partition_specs`, or if `mesh` is abstract: `abstract_state` takes such.
+        TypeError: As for `partition_specs`, if `mesh` is abstract, which `abstract_state` takes, or if `fn` returns
+            something that is neither an array nor a number.
 
     Warns:
         ShardingWarning: If each device computes all of an array of which it keeps a part. Random keys of the
@@ -185,15 +193,21 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
 
     def leaves_of(arrays: list[Any]) -> list[Any]:
         tree = given.make(arrays)
-        path = first_ref(tree)
-        if path is not None:
-            raise ShardingError(
-                f"{class_of(tree).__qualname__}{path} is a ref, and the function is traced, which returns no refs. "
-                f"Return arrays, from_refs(...), and make refs of the result: to_refs(result, where=...)."
-            )
-        leaves, treedef = jax.tree.flatten(tree)
+        entries, treedef = jax_trees.tree_flatten_with_path(tree)
+        for path, leaf in entries:
+            name = path_text(path, class_of(tree).__qualname__)
+            if is_ref(leaf):
+                raise ShardingError(
+                    f"{name} is a ref, and the function is traced, which returns no refs. Return arrays, "
+                    f"from_refs(...), and make refs of the result: to_refs(result, where=...)."
+                )
+            if leaf_type_of(leaf).aval is None:
+                raise TypeError(
+                    f"{name} is {first_text(leaf)}, and the leaves of what is made are arrays or numbers. Make it a "
+                    f"static, or leave it out."
+                )
         structures.append(treedef)
-        return leaves
+        return [leaf for _, leaf in entries]
 
     with _mesh_for_tracing(_with_auto_axes(mesh)):
         jaxpr: Any = untyped_jax.make_jaxpr(leaves_of)(given.arrays)
@@ -278,15 +292,13 @@ def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced)
             leaf: Any = traced.leaves[place]
             whole, kept = (math.prod(shape) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
             if kept < whole <= largest[id(program)]:
-                lines.append(f"  {path_text(traced.paths[place])}, {text(leaf)}, of which it keeps 1/{whole // kept}")
+                lines.append(f"{path_text(traced.paths[place])}, {text(leaf)}, of which it keeps 1/{whole // kept}")
     if lines:
-        more = [f"  and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN)
         warn_user(
             "\n".join(
                 [
                     "Each device computes all of these arrays, to keep a part:",
-                    *lines[:_SHOWN],
-                    *more,
+                    *(f"  {line}" for line in first_of(lines)),
                     "Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)",
                     "and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its",
                     "program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make",

@@ -1,23 +1,33 @@
 """Whether all processes hold the same tree: as texts that are the same in each, compared."""
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from treewright._jax import path_text, process_count
+from treewright._jax import path_text, process_count, process_index
+from treewright._jax_processes import coordination_client, of_all_processes
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import Place, is_node, walk
 from treewright._values.portable import full_name, portable_text, portable_text_and_modules
 from treewright._values.reach import class_of
 from treewright._values.text import excerpts, first_difference, shape_text
 from treewright.errors import ProcessMismatchError
-from treewright.sharding.exchange import ProcessGroup, groups_of_processes, processes_text, versions
-from treewright.sharding.folding import folded
+from treewright.sharding.folding import folded, ranges_text
 
+_FOLDER = "treewright/processes"  # of our keys in JAX's coordination service
+_GROUPS = 8  # groups of processes whose texts are exchanged
+_ALWAYS = ("jax", "jaxlib", "numpy", "treewright")
 TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
 _TUPLE: Any = tuple
 _ARRAYS: Any = (jax.Array, np.ndarray)
@@ -38,6 +48,121 @@ _SAME_PROGRAM = (
     "Something that the function reads differs: a global or environment variable, the order of a set, the version of a "
     "library, a static(local=True) that the program does depend on."
 )
+
+
+# What each process says, brought together
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Processes that say the same.
+
+    Attributes:
+        processes: Their numbers.
+        texts: What they say, by place; None beyond the first few groups.
+    """
+
+    processes: tuple[int, ...]
+    texts: Mapping[str, str] | None
+
+
+def groups_of_processes(texts: Mapping[str, str], check: str, timeout_seconds: float) -> list[ProcessGroup]:
+    """The processes in groups that say the same, by their lowest number. All processes have to call it.
+
+    Two exchanges, however many processes there are: a digest of each, and where these differ, one text of each group.
+
+    Args:
+        texts: What this process says, by place.
+        check: The name of the check, for the message.
+        timeout_seconds: How long to wait for the other processes.
+
+    Raises:
+        ProcessMismatchError: If some have not come in time; the message names them.
+    """
+    mine = json.dumps(texts).encode()
+    digests = _of_all(hashlib.sha256(mine).digest(), check, timeout_seconds)
+    members: dict[bytes, list[int]] = {}
+    for process, digest in enumerate(digests):
+        members.setdefault(digest, []).append(process)
+    if len(members) == 1:
+        return [ProcessGroup(tuple(range(len(digests))), texts)]
+    speakers = [processes[0] for processes in members.values()][:_GROUPS]
+    said = _of_all(zlib.compress(mine) if process_index() in speakers else b"", check, timeout_seconds)
+    return [
+        ProcessGroup(tuple(processes), json.loads(zlib.decompress(said[processes[0]])) if said[processes[0]] else None)
+        for processes in members.values()
+    ]
+
+
+def _of_all(mine: bytes, check: str, timeout_seconds: float) -> list[bytes]:
+    """The bytes of each process, in their order."""
+    client = coordination_client()
+    if client is None:
+        return of_all_processes(mine)
+    # The service counts the turns, and not this module: a run that joins another service begins anew.
+    me, count = process_index(), process_count()
+    turn = client.key_value_increment(f"{_FOLDER}/turn of {me}", 1)
+    folder = f"{_FOLDER}/{turn}/"
+    client.key_value_set_bytes(f"{folder}{me}", mine)
+
+    def said() -> dict[int, bytes]:
+        return {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get_bytes(folder)}
+
+    began = time.monotonic()
+    try:
+        client.wait_at_barrier(f"{folder}all", max(1, int(timeout_seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        waited = time.monotonic() - began
+        absent = {*range(count)} - said().keys()
+        raise ProcessMismatchError(_late_message(me, absent, check, timeout_seconds, waited)) from error
+    by_process = said()
+    if me == 0:  # all have read what the turn before has left
+        client.key_value_delete(f"{_FOLDER}/{turn - 1}/")
+    return [by_process[process] for process in range(count)]
+
+
+def _late_message(me: int, absent: Collection[int], check: str, timeout_seconds: float, waited: float) -> str:
+    if absent or waited >= timeout_seconds / 2:
+        who = processes_text(sorted(absent)) if absent else "another process"
+        verb = "have" if len(absent) > 1 else "has"
+        return (
+            f"{who[0].upper()}{who[1:]} {verb} not come to {check} after {timeout_seconds:g} s; "
+            f"{processes_text([me])} has.\n"
+            f"Look at the log of {who}: it may have ended, may wait for something else, or may take another way "
+            f"through the program. If it is slow to start, give more time with timeout_seconds=."
+        )
+    return (
+        f"{processes_text([me]).capitalize()} has come to {check} when others had stopped waiting for it, after at "
+        f"most {timeout_seconds:g} s.\nIf it is slow to start, give more time with timeout_seconds= in every process."
+    )
+
+
+def processes_text(processes: Collection[int]) -> str:
+    """`process 3`, or `processes 0-2, 4`."""
+    return f"process{'es' * (len(processes) > 1)} {ranges_text(processes)}"
+
+
+def versions(modules: Collection[str]) -> dict[str, str]:
+    """The versions of Python, of JAX, and of the packages of some modules, each by a place of its own."""
+    packages = sorted({*_ALWAYS, *(module.partition(".")[0] for module in modules)} - sys.stdlib_module_names)
+    known = {package: _version(package) for package in packages}
+    python = ".".join(platform.python_version_tuple()[:2])  # whose last part changes no program
+    return {f"version of {name}": version for name, version in {"Python": python, **known}.items() if version}
+
+
+def _version(package: str) -> str | None:
+    told: Any = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(told, str):
+        return told
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # a module of the user's own, or none
+        return None
+
+
+# Trees and programs as texts, compared
 
 
 def described(tree: object, modules: set[str] | None = None, *, values: bool = False) -> dict[str, str]:
@@ -193,19 +318,20 @@ def _message(title: str, groups: Sequence[ProcessGroup]) -> str:
     else:
         cure = _SAME_TREE
         programs = differing.pop(_PROGRAM, None)
-        # A version that only some have is that of a package that only their trees use.
-        of_all = {
-            p: values for p, values in differing.items() if not (p.startswith("version of") and _ABSENT in values)
+        # Versions first. One that only some have is that of a package that only their trees use.
+        versions_of_all = {
+            place: values for place, values in differing.items() if _is_version(place) and _ABSENT not in values
         }
-        differing = {**dict(filter(_is_version, of_all.items())), **of_all}
+        others = {place: values for place, values in differing.items() if not _is_version(place)}
+        differing = versions_of_all | others
         if not differing and programs is not None:
             title, cure = _PROGRAMS, _SAME_PROGRAM
             differing = _first_line_that_differs(programs)
     return "\n".join([title, *_lines(differing, groups), cure])
 
 
-def _is_version(entry: tuple[str, object]) -> bool:
-    return entry[0].startswith("version of")
+def _is_version(place: str) -> bool:
+    return place.startswith("version of")
 
 
 def _first_line_that_differs(programs: Sequence[str]) -> dict[str, tuple[str, ...]]:

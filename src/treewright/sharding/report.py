@@ -13,8 +13,7 @@ from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
 from treewright._values.text import in_html, table, text
 from treewright.sharding.folding import first_steps, folded
-from treewright.sharding.rules import MeshRules, Rules
-from treewright.sharding.specs import AnyMesh, OnMisfit, StackNames, fitted_leaves, sizes_of
+from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, sizes_of
 
 Order: TypeAlias = Literal["tree", "bytes", "excess"]
 Units: TypeAlias = Literal["auto", "bytes"]
