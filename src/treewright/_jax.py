@@ -244,9 +244,13 @@ class EventListener:
         elif event.startswith(CACHE_EVENTS):
             self._on_cache(event, seconds)
 
+    def is_told(self) -> bool:
+        """Whether JAX still tells of everything."""
+        return _RELAY.is_known_to_jax()
+
     def stop(self) -> bool:
         """Hear nothing more; whether JAX has told of everything until now."""
-        was_told = _RELAY.is_known_to_jax()
+        was_told = self.is_told()
         _RELAY.remove(self)
         return was_told
 
@@ -282,10 +286,11 @@ OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
 
-# The options of `jax.jit` for which a program is compiled again.
-_COMPARED_OPTIONS = (
-    *("donate_argnums", "donate_argnames", "device", "backend", "keep_unused"),
-    *("inline", "in_shardings_leaves", "out_shardings_leaves", "compiler_options_kvs"),
+# The options of `jax.jit` for which a program is compiled again, as users write them and as JAX keeps them.
+_COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
+    {name: name for name in ("donate_argnums", "donate_argnames", "device", "backend", "keep_unused", "inline")}
+    | {name: f"{name}_leaves" for name in ("in_shardings", "out_shardings")}
+    | {"compiler_options": "compiler_options_kvs"}
 )
 
 
@@ -333,8 +338,8 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) 
     def is_static(name: str, place: int, _: Any) -> bool:
         return place in places or name in names
 
-    compared = {name: options[name] for name in _COMPARED_OPTIONS if name in options}
-    return Call(function, tuple(args), kwargs, compared, is_static)
+    compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
+    return Call(function, tuple(args), kwargs, compared | {"jitted": "once"}, is_static)
 
 
 def call_on_stack() -> Call | None:
@@ -346,9 +351,12 @@ def call_on_stack() -> Call | None:
             options = _options_near(frames[index : index + 3])
             if options is None:
                 return None
-            jitted_by = jit_call(function, args, kwargs, options)
             inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            call = jitted_by if inner is None else jit_call(function.__wrapped__, args, kwargs, inner)
+            if inner is None:
+                call = jit_call(function, args, kwargs, options)
+            else:
+                call = jit_call(function.__wrapped__, args, kwargs, inner)
+                call = dataclasses.replace(call, options={**call.options, "jitted": "twice"})
             return dataclasses.replace(
                 _as_the_user_wrote_it(call, frames[index:]),
                 jit_name=_jit_name(function),
@@ -391,13 +399,19 @@ def _is_bound(inside: list[types.FrameType]) -> bool:
 
 def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
     """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
+    home = str(getattr(call.function, "__module__", ""))
+    if _package(home) in {"jax", "jaxlib"} and home != PMAP:  # an operation that one of these calls for itself
+        return call
     # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
     for frame in itertools.takewhile(_is_of_a_library, frames):
         names, module = frame.f_locals, _module(frame)
         if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
             return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
         if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
-            function = names["jit_wrapper"].__wrapped__
+            wrapper = names["jit_wrapper"]
+            function = wrapper.__wrapped__
+            if function is not wrapper.__wrapped__:  # a callable tree, which equinox puts together at each look
+                function = wrapper
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
         if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
             args, kwargs = tuple(names["args"]), names["kwargs"]
@@ -415,6 +429,19 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
     # Where the arrays lie does not count: pmap spreads them itself.
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
+
+
+# What JAX puts around `grad`, `vmap` and others to filter tracebacks. Without these names, a report on a function that
+# was jitted under another of them calls all of them by the name of this wrapper.
+BOUNDARY = "reraise_with_filtered_traceback"
+BOUNDARY_CAPTURES = "fun"
+
+
+def inside_of_boundary(function: Any) -> Any:
+    """The function that JAX calls inside of a wrapper that filters tracebacks; any other as it is."""
+    if getattr(getattr(function, "__code__", None), "co_name", "") != BOUNDARY:
+        return function
+    return inspect.getclosurevars(function).nonlocals.get(BOUNDARY_CAPTURES, function)
 
 
 def _jit_name(function: Any) -> str:
