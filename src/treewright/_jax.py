@@ -42,14 +42,12 @@ def field_key(name: str) -> Key:
 
 def process_count() -> int:
     """How many processes the job has."""
-    count: int = untyped_jax.process_count()
-    return count
+    return int(untyped_jax.process_count())
 
 
 def process_index() -> int:
     """Which of the processes this one is, from 0."""
-    index: int = untyped_jax.process_index()
-    return index
+    return int(untyped_jax.process_index())
 
 
 def is_first_process() -> bool:
@@ -132,8 +130,7 @@ def options_of(function: Any) -> Mapping[str, Any] | None:
 
 def _as_options(info: Any) -> Mapping[str, Any] | None:
     """JAX's record of the options of a jitted function as a mapping."""
-    as_dict: Any = getattr(info, "_asdict", dict[str, Any])
-    options: dict[str, Any] = as_dict()
+    options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 
@@ -143,7 +140,6 @@ TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
-
 
 register_event_listener: Any = jax.monitoring.register_event_listener
 
@@ -293,7 +289,6 @@ _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
     | {"compiler_options": "compiler_options_kvs"}
 )
 
-
 Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
 
 
@@ -352,10 +347,8 @@ def call_on_stack() -> Call | None:
             if options is None:
                 return None
             inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            if inner is None:
-                call = jit_call(function, args, kwargs, options)
-            else:
-                call = jit_call(function.__wrapped__, args, kwargs, inner)
+            call = jit_call(function if inner is None else function.__wrapped__, args, kwargs, inner or options)
+            if inner is not None:
                 call = dataclasses.replace(call, options={**call.options, "jitted": "twice"})
             return dataclasses.replace(
                 _as_the_user_wrote_it(call, frames[index:]),
@@ -408,10 +401,9 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
             return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
         if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
-            wrapper = names["jit_wrapper"]
-            function = wrapper.__wrapped__
-            if function is not wrapper.__wrapped__:  # a callable tree, which equinox puts together at each look
-                function = wrapper
+            function = names["jit_wrapper"].__wrapped__
+            if function is not names["jit_wrapper"].__wrapped__:  # a tree, which equinox puts together at each look
+                function = names["jit_wrapper"]
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
         if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
             args, kwargs = tuple(names["args"]), names["kwargs"]
@@ -431,17 +423,10 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
 
 
-# What JAX puts around `grad`, `vmap` and others to filter tracebacks. Without these names, a report on a function that
-# was jitted under another of them calls all of them by the name of this wrapper.
-BOUNDARY = "reraise_with_filtered_traceback"
-BOUNDARY_CAPTURES = "fun"
-
-
 def inside_of_boundary(function: Any) -> Any:
-    """The function that JAX calls inside of a wrapper that filters tracebacks; any other as it is."""
-    if getattr(getattr(function, "__code__", None), "co_name", "") != BOUNDARY:
-        return function
-    return inspect.getclosurevars(function).nonlocals.get(BOUNDARY_CAPTURES, function)
+    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` and `vmap` by that of the filter."""
+    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == "reraise_with_filtered_traceback"
+    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
 
 
 def _jit_name(function: Any) -> str:
@@ -592,8 +577,7 @@ def look() -> Sight:
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]
-    told = any(call.outcome == "traced" for call in read)
-    return Sight(next(iter(tracers), None), bool(calls), bool(read), told)
+    return Sight(next(iter(tracers), None), bool(calls), bool(read), any(call.outcome == "traced" for call in read))
 
 
 def tells_of_compilations() -> bool:

@@ -25,7 +25,7 @@ from treewright._values.reach import innermost
 from treewright._values.text import array_text
 from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.record import Record
+from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
 from treewright.retrace.report import KINDS, RetraceReport
 from treewright.retrace.watch import CLEARED, Watch
@@ -203,9 +203,6 @@ class EventRecorder:
         if settings != self._settings:
             self._settings = settings
             self._record.write({"kind": "settings", "settings": settings})
-
-
-LOWERED = ".mlir.z"
 
 
 def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str, Any]:
