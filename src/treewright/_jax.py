@@ -324,7 +324,7 @@ class Call:
     in_transformation: bool = False
 
 
-def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Call:
+def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
     numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
     # Negative numbers count from the last positional argument of the call.
@@ -334,7 +334,7 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) 
         return place in places or name in names
 
     compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
-    return Call(function, tuple(args), kwargs, compared | {"jitted": "once"}, is_static)
+    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, is_static)
 
 
 def call_on_stack() -> Call | None:
@@ -347,9 +347,8 @@ def call_on_stack() -> Call | None:
             if options is None:
                 return None
             inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            call = jit_call(function if inner is None else function.__wrapped__, args, kwargs, inner or options)
-            if inner is not None:
-                call = dataclasses.replace(call, options={**call.options, "jitted": "twice"})
+            wrapped = function if inner is None else function.__wrapped__
+            call = jit_call(wrapped, args, kwargs, inner or options, jitted="once" if inner is None else "twice")
             return dataclasses.replace(
                 _as_the_user_wrote_it(call, frames[index:]),
                 jit_name=_jit_name(function),
@@ -444,9 +443,8 @@ def is_inside_another_trace() -> bool:
 
 def called_by_the_user() -> bool:
     """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
-    frames = list(itertools.takewhile(_is_of_a_library, frames_above()))
-    inside = any(_module(frame).startswith(OPERATIONS) for frame in frames)
-    return not inside and all(frame.f_code.co_name != "apply_primitive" for frame in frames)
+    frames = itertools.takewhile(_is_of_a_library, frames_above())
+    return not any(_module(each).startswith(OPERATIONS) or each.f_code.co_name == "apply_primitive" for each in frames)
 
 
 def called_by_a_library() -> bool:
