@@ -140,7 +140,6 @@ TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
-
 register_event_listener: Any = jax.monitoring.register_event_listener
 
 
@@ -347,8 +346,8 @@ def call_on_stack() -> Call | None:
             if options is None:
                 return None
             inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            wrapped = function if inner is None else function.__wrapped__
-            call = jit_call(wrapped, args, kwargs, inner or options, jitted="once" if inner is None else "twice")
+            wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
+            call = jit_call(wrapped, args, kwargs, inner or options, jitted=jitted)
             return dataclasses.replace(
                 _as_the_user_wrote_it(call, frames[index:]),
                 jit_name=_jit_name(function),
@@ -400,9 +399,9 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
             return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
         if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
-            function = names["jit_wrapper"].__wrapped__
-            if function is not names["jit_wrapper"].__wrapped__:  # a tree, which equinox puts together at each look
-                function = names["jit_wrapper"]
+            wrapper = names["jit_wrapper"]
+            is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # which equinox puts together at each look
+            function = wrapper if is_tree else wrapper.__wrapped__
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
         if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
             args, kwargs = tuple(names["args"]), names["kwargs"]
@@ -423,7 +422,7 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
 
 
 def inside_of_boundary(function: Any) -> Any:
-    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` and `vmap` by that of the filter."""
+    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` and `vmap` by the filter's."""
     is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == "reraise_with_filtered_traceback"
     return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
 
