@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compute_on import compute_on
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treewright import Module, static
 
@@ -25,6 +25,7 @@ UNTOLD = (  # before JAX 0.10 it does tell of these traces
     else " | under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in "
     "this block, and may have been traced before"
 )
+PartitionSpec: Any = jax.sharding.PartitionSpec  # untyped
 CPU0, CPU1 = jax.devices()[:2]  # cpu:0, or TFRT_CPU_0 before JAX 0.10
 CLEARED = (
     "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, or a setting "

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from tests.retrace.support import details, reported
 from treewright import Module, explain, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PartitionSpec: Any = jax.sharding.PartitionSpec  # untyped
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 

@@ -181,7 +181,7 @@ def test_what_is_made_and_never_used_says_so_at_its_line(make: Any) -> None:
 
 
 def test_what_was_used_does_not_say_that_it_was_not() -> None:
-    for block in (treewright.explain_retraces(on_report=list), treewright.max_traces(1)):
+    for block in (treewright.explain_retraces(on_report=str), treewright.max_traces(1)):
         with block, block:
             pass
     treewright.max_traces(1)(double)

@@ -231,8 +231,8 @@ def fields_of(node: NodeClass, program: CodeBase) -> dict[str, Field]:
     """The fields that a class declares itself."""
     found: dict[str, Field] = {}
     body = node.definition.body
-    suites = [body, *(line for line in body.body if isinstance(line, cst.SimpleStatementLine))]
-    lines = [part for suite in suites for part in suite.body]
+    within = [part for line in body.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    lines = [*body.body, *within]
     for line in lines:
         if isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name):
             annotation = line.annotation.annotation
