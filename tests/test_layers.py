@@ -91,7 +91,7 @@ retrace.call: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.level, _values.r
     _values.text, _values.why
 retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values.plain, _values.reach, _values.text,
     _values.why
-retrace.history: _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
+retrace.history: _jax, _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
 retrace.remedies: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
 retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
@@ -104,7 +104,7 @@ retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, re
     retrace.record, retrace.remedies, retrace.report, retrace.watch
 retrace.inject: retrace.record, retrace.recorder
 retrace.tally
-retrace.cache: retrace.tally
+retrace.cache: retrace.record, retrace.tally
 retrace.words: retrace.cache, retrace.tally
 retrace.page: retrace.cache, retrace.tally, retrace.words
 retrace.command: retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally, retrace.words

@@ -42,14 +42,12 @@ def field_key(name: str) -> Key:
 
 def process_count() -> int:
     """How many processes the job has."""
-    count: int = untyped_jax.process_count()
-    return count
+    return int(untyped_jax.process_count())
 
 
 def process_index() -> int:
     """Which of the processes this one is, from 0."""
-    index: int = untyped_jax.process_index()
-    return index
+    return int(untyped_jax.process_index())
 
 
 def is_first_process() -> bool:
@@ -132,8 +130,7 @@ def options_of(function: Any) -> Mapping[str, Any] | None:
 
 def _as_options(info: Any) -> Mapping[str, Any] | None:
     """JAX's record of the options of a jitted function as a mapping."""
-    as_dict: Any = getattr(info, "_asdict", dict[str, Any])
-    options: dict[str, Any] = as_dict()
+    options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 
@@ -143,8 +140,6 @@ TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
-
-
 register_event_listener: Any = jax.monitoring.register_event_listener
 
 
@@ -244,9 +239,13 @@ class EventListener:
         elif event.startswith(CACHE_EVENTS):
             self._on_cache(event, seconds)
 
+    def is_told(self) -> bool:
+        """Whether JAX still tells of everything."""
+        return _RELAY.is_known_to_jax()
+
     def stop(self) -> bool:
         """Hear nothing more; whether JAX has told of everything until now."""
-        was_told = _RELAY.is_known_to_jax()
+        was_told = self.is_told()
         _RELAY.remove(self)
         return was_told
 
@@ -282,12 +281,12 @@ OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
 
-# The options of `jax.jit` for which a program is compiled again.
-_COMPARED_OPTIONS = (
-    *("donate_argnums", "donate_argnames", "device", "backend", "keep_unused"),
-    *("inline", "in_shardings_leaves", "out_shardings_leaves", "compiler_options_kvs"),
+# The options of `jax.jit` for which a program is compiled again, as users write them and as JAX keeps them.
+_COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
+    {name: name for name in ("donate_argnums", "donate_argnames", "device", "backend", "keep_unused", "inline")}
+    | {name: f"{name}_leaves" for name in ("in_shardings", "out_shardings")}
+    | {"compiler_options": "compiler_options_kvs"}
 )
-
 
 Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
 
@@ -324,7 +323,7 @@ class Call:
     in_transformation: bool = False
 
 
-def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Call:
+def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
     numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
     # Negative numbers count from the last positional argument of the call.
@@ -333,8 +332,8 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) 
     def is_static(name: str, place: int, _: Any) -> bool:
         return place in places or name in names
 
-    compared = {name: options[name] for name in _COMPARED_OPTIONS if name in options}
-    return Call(function, tuple(args), kwargs, compared, is_static)
+    compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
+    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, is_static)
 
 
 def call_on_stack() -> Call | None:
@@ -346,9 +345,9 @@ def call_on_stack() -> Call | None:
             options = _options_near(frames[index : index + 3])
             if options is None:
                 return None
-            jitted_by = jit_call(function, args, kwargs, options)
             inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            call = jitted_by if inner is None else jit_call(function.__wrapped__, args, kwargs, inner)
+            wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
+            call = jit_call(wrapped, args, kwargs, inner or options, jitted=jitted)
             return dataclasses.replace(
                 _as_the_user_wrote_it(call, frames[index:]),
                 jit_name=_jit_name(function),
@@ -391,13 +390,18 @@ def _is_bound(inside: list[types.FrameType]) -> bool:
 
 def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
     """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
+    home = str(getattr(call.function, "__module__", ""))
+    if _package(home) in {"jax", "jaxlib"} and home != PMAP:  # an operation that one of these calls for itself
+        return call
     # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
     for frame in itertools.takewhile(_is_of_a_library, frames):
         names, module = frame.f_locals, _module(frame)
         if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
             return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
         if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
-            function = names["jit_wrapper"].__wrapped__
+            wrapper = names["jit_wrapper"]
+            is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # which equinox puts together at each look
+            function = wrapper if is_tree else wrapper.__wrapped__
             return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
         if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
             args, kwargs = tuple(names["args"]), names["kwargs"]
@@ -417,6 +421,12 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
 
 
+def inside_of_boundary(function: Any) -> Any:
+    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` and `vmap` by the filter's."""
+    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == "reraise_with_filtered_traceback"
+    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
+
+
 def _jit_name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
@@ -432,9 +442,8 @@ def is_inside_another_trace() -> bool:
 
 def called_by_the_user() -> bool:
     """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
-    frames = list(itertools.takewhile(_is_of_a_library, frames_above()))
-    inside = any(_module(frame).startswith(OPERATIONS) for frame in frames)
-    return not inside and all(frame.f_code.co_name != "apply_primitive" for frame in frames)
+    frames = itertools.takewhile(_is_of_a_library, frames_above())
+    return not any(_module(each).startswith(OPERATIONS) or each.f_code.co_name == "apply_primitive" for each in frames)
 
 
 def called_by_a_library() -> bool:
@@ -565,8 +574,7 @@ def look() -> Sight:
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]
-    told = any(call.outcome == "traced" for call in read)
-    return Sight(next(iter(tracers), None), bool(calls), bool(read), told)
+    return Sight(next(iter(tracers), None), bool(calls), bool(read), any(call.outcome == "traced" for call in read))
 
 
 def tells_of_compilations() -> bool:

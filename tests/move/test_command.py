@@ -215,3 +215,11 @@ def test_help_says_what_the_exit_status_means(capsys: pytest.CaptureFixture[str]
         move("--help")
     assert "1 if something could not be decided" in " ".join(capsys.readouterr().out.split())
     assert command.__doc__ is not None
+
+
+def test_a_diff_has_the_lines_that_python_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.py").write_text(f"# one\x0c line\n{BEFORE}", newline="")
+
+    move("a.py")
+
+    assert "\n # one\x0c line\n" in capsys.readouterr().out

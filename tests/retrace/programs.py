@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compute_on import compute_on
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treewright import Module, static
 
@@ -25,6 +25,7 @@ UNTOLD = (  # before JAX 0.10 it does tell of these traces
     else " | under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in "
     "this block, and may have been traced before"
 )
+PartitionSpec: Any = jax.sharding.PartitionSpec  # untyped
 CPU0, CPU1 = jax.devices()[:2]  # cpu:0, or TFRT_CPU_0 before JAX 0.10
 CLEARED = (
     "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, or a setting "
@@ -64,6 +65,10 @@ class Foreign:
 class Layer(Module):
     weight: Any
     setting: Any = static(default="relu")
+
+
+def mesh_of(count: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:count]), ("d",))
 
 
 # A trace that is shared is no trace
@@ -259,6 +264,28 @@ def a_keyword_in_the_place_of_a_static_argument_is_traced() -> None:
     jitted(f32(4), z=2.0)
 
 
+@says(
+    "shared",
+    "recompile 2: out_shardings[0] (option of jit): UnspecifiedValue -> NamedSharding(mesh=Mesh('d': 2, "
+    "axis_t...(Auto,)), spec=P(), memory_kind=device)",
+)
+def an_option_is_called_what_users_call_it() -> None:
+    def function(x: Any) -> Any:
+        return x * 2
+
+    jax.jit(function)(f32(4))
+    jax.jit(function, out_shardings=NamedSharding(mesh_of(2), PartitionSpec()))(f32(4))
+
+
+@says("shared", "recompile 2: jitted (option of jit): 'once' -> 'twice'", "trace 2: x: float32[4] -> float32[3]")
+def a_jitted_function_is_jitted_again() -> None:
+    jitted: Any = jax.jit(lambda x: x * 2)
+    jitted(f32(4))
+    again = jax.jit(jitted)
+    for x in (f32(4), f32(3), f32(4)):
+        again(x)
+
+
 # What equinox compares
 
 
@@ -290,6 +317,43 @@ def equal_numbers_of_two_types_are_one_to_equinox() -> None:
 
     call(1, f32(4))
     call(True, f32(3))
+
+
+@says("equinox", "trace 2: x: float32[4] -> float32[3]")
+def a_transformation_of_equinox_is_jitted() -> None:
+    def loss(model: Any, x: Any) -> Any:
+        return model["weight"].sum() * x.sum()
+
+    jitted: Any = eqx.filter_jit(eqx.filter_value_and_grad(loss))
+    for x in (f32(4), f32(3), f32(4)):
+        jitted({"weight": jnp.ones(2), "name": "a"}, x)
+
+
+class Scale(eqx.Module):
+    factor: jax.Array
+
+    def __call__(self, x: Any) -> Any:
+        return self.factor * x
+
+
+@says("equinox", "trace 2: x: float32[4] -> float32[3]")
+def a_module_of_equinox_is_jitted() -> None:
+    jitted: Any = eqx.filter_jit(Scale(jnp.ones(())))
+    for x in (f32(4), f32(3), f32(4)):
+        jitted(x)
+
+
+@says(
+    "equinox",
+    "trace 2: the function itself: the same function under other decorators: JitWrapper, GradWrapper -> JitWrapper, "
+    "ValueAndGradWrapper",
+)
+def a_function_is_jitted_under_another_transformation_of_equinox() -> None:
+    def loss(x: Any) -> Any:
+        return (x * 2).sum()
+
+    for transformation in (eqx.filter_grad, eqx.filter_value_and_grad):
+        eqx.filter_jit(transformation(loss))(f32(4))
 
 
 @says("equinox", "trace 2: n (static): 1 -> 2 | mode (static): 'a' -> 'b'")

@@ -48,6 +48,10 @@ def double(x: Any) -> Any:
     return x * 2
 
 
+def total(x: Any) -> Any:
+    return (x * x).sum()
+
+
 # Functions made anew
 
 
@@ -168,6 +172,36 @@ def a_function_is_mapped_and_jitted_again() -> None:
         jax.jit(jax.vmap(double))(f32(4))
 
 
+OTHER = "trace 2: the function itself: the same function"
+
+
+@says("made anew", f"{OTHER} under other decorators: grad -> value_and_grad")
+def a_function_is_jitted_under_another_transformation() -> None:
+    jax.jit(jax.grad(total))(f32(4))
+    jax.jit(jax.value_and_grad(total))(f32(4))
+
+
+@says("made anew", f"{OTHER} under other decorators: none -> checkpoint")
+def a_function_is_jitted_without_a_transformation_and_with_one() -> None:
+    jax.jit(double)(f32(4))
+    jax.jit(jax.checkpoint(double))(f32(4))
+
+
+@says("made anew", f"{OTHER}, decorated with argnums: 0 -> 1")
+def a_function_is_differentiated_by_another_argument() -> None:
+    def product(a: Any, b: Any) -> Any:
+        return (a * b).sum()
+
+    jax.jit(jax.grad(product))(f32(4), f32(4))
+    jax.jit(jax.grad(product, argnums=1))(f32(4), f32(4))
+
+
+@says("made anew", f"{OTHER}, decorated with in_axes: 0 -> 1, out_axes: 0 -> 1")
+def a_function_is_mapped_over_another_axis() -> None:
+    jax.jit(jax.vmap(double))(f32(4, 4))
+    jax.jit(jax.vmap(double, in_axes=1, out_axes=1))(f32(4, 4))
+
+
 @says("made anew", ANEW + "the same method of another object")
 def a_method_is_jitted_on_another_object() -> None:
     class Model:
@@ -209,3 +243,10 @@ def a_pmapped_function_gets_another_key() -> None:
     mapped: Any = jax.pmap(lambda d: d["x"] * 2)
     mapped({"x": f32(1, 4)})
     mapped({"x": f32(1, 4), "y": f32(1, 4)})
+
+
+@says("pmap", "trace 2: x: float32[2,4] -> float32[2,3]")
+def pmap_splits_an_array_by_an_operation_of_its_own() -> None:
+    mapped: Any = jax.pmap(lambda x: x * 2)
+    for x in (jnp.ones((2, 4)), jnp.ones((2, 3)), jnp.ones((2, 4))):
+        mapped(x)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
 
 from tests.retrace.support import details, reported
-from treewright import Module, static
+from treewright import Module, explain, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PartitionSpec: Any = jax.sharding.PartitionSpec  # untyped
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 
@@ -53,6 +58,11 @@ class Plain:
 
     def grow(self, x: Any) -> Any:
         return x * self.size
+
+
+class Size(enum.Enum):
+    SMALL = 1
+    LARGE = 2
 
 
 class Picky:
@@ -325,3 +335,43 @@ def test_a_report_names_the_path_and_what_it_was_and_is(name: str, form: str) ->
     assert details(report) == [*lines, "compared with trace 1"]
     assert str(report).startswith("step retraced (2nd trace, ")
     assert "called from test_causes.py:" in str(report)
+
+
+def test_members_of_an_enum_differ_by_their_names_and_are_not_numbers_to_trace() -> None:
+    [report] = reported(
+        lambda x, size: x * size.value,
+        lambda f: f(1.0, Size.SMALL),
+        lambda f: f(1.0, Size.LARGE),
+        form="explain_retraces",
+        static_argnums=1,
+    )
+
+    assert details(report) == ["size (static): <Size.SMALL: 1> -> <Size.LARGE: 2>", "compared with trace 1"]
+
+
+def spread(devices: list[jax.Device], memory: str = "device") -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"), memory_kind=memory)
+
+
+def test_placements_that_print_alike_are_told_apart_by_their_devices() -> None:
+    one = np.ones(8, np.float32)
+    [report] = reported(
+        lambda x: x * 2,
+        lambda f: f(jax.device_put(one, spread(jax.devices()))),
+        lambda f: f(jax.device_put(one, spread(jax.devices()[::-1]))),
+        form="explain_retraces",
+    )
+
+    told = "devices 0, 1, 2, ... -> devices 3, 2, 1, ..."
+    assert details(report)[1] == f"    {told}; put it there once, before the loop: jax.device_put"
+
+
+def test_an_array_in_another_memory_is_not_said_to_be_sharded_otherwise() -> None:
+    one = np.ones(8, np.float32)
+    report = explain(
+        lambda x: x * 2,
+        (jax.device_put(one, spread(jax.devices())),),
+        (jax.device_put(one, spread(jax.devices(), "pinned_host")),),
+    )
+
+    assert "    the memory that it lies in is part of the type" in details(report)[1]

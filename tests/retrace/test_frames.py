@@ -68,8 +68,9 @@ def test_a_function_is_described_past_the_wrappers_of_libraries() -> None:
     assert innermost(functools.partial(jax.jit(made.method))) is Callable.method
     assert described(made) == described(made) != described(Callable())
     assert described(made.method) == described(made.method) != described(Callable().method)
-    assert described(jax.vmap(jax.jit(scale))) == described(treewright.traced(scale)) == described(scale)
-    assert described(functools.partial(scale, 1.0)).func == described(scale)
+    decorated = (jax.vmap(jax.jit(scale)), treewright.traced(scale), scale)
+    assert len({described(function).function for function in decorated}) == 1
+    assert described(functools.partial(scale, 1.0)).function.func == described(scale).function
 
 
 def test_callable_objects_are_watched_like_functions() -> None:

@@ -171,11 +171,29 @@ def test_a_name_that_is_never_traced_is_told() -> None:
 # Listeners
 
 
+@pytest.mark.parametrize("make", [treewright.explain_retraces, lambda: treewright.max_traces(1)])
+def test_what_is_made_and_never_used_says_so_at_its_line(make: Any) -> None:
+    with pytest.warns(RetraceWarning, match=r"was made here and never used, so it sees nothing: write `with ") as told:
+        make()
+
+    [warning] = told
+    assert warning.filename == __file__
+
+
+def test_what_was_used_does_not_say_that_it_was_not() -> None:
+    for block in (treewright.explain_retraces(on_report=str), treewright.max_traces(1)):
+        with block, block:
+            pass
+    treewright.max_traces(1)(double)
+    with pytest.raises(TypeError, match="decorates double"):
+        treewright.max_traces(1, only="double")(double)
+
+
 def test_listeners_that_were_cleared_are_made_anew_and_a_block_says_so() -> None:
     jitted: Any = jax.jit(fresh(double))
     others = list(monitoring.get_event_duration_listeners())
 
-    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called within the block"):
+    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called meanwhile"):
         with treewright.max_traces(0):
             clear()
             jitted(jnp.ones(2))
@@ -251,7 +269,9 @@ def test_a_trace_from_before_the_block_is_known_as_such() -> None:
 
     [report] = reports
     assert str(report).splitlines()[0].startswith("double retraced (1st trace, ")
-    assert str(report).splitlines()[-1] == "    compared with a trace from before the block"
+    assert str(report).splitlines()[-1] == (
+        "    compared with a trace that was not seen: from before the block, or inside of another"
+    )
 
 
 def test_what_was_traced_before_the_block_is_compiled_in_it_in_silence() -> None:
@@ -313,4 +333,4 @@ def test_each_argument_has_a_line_however_many_places_of_another_changed() -> No
     lines = str(report).splitlines()
     assert len(lines) == 52
     assert lines[3] == "    other: Python float -> float32[3]"
-    assert lines[-1] == "    ... and 72 more lines"
+    assert lines[-1] == "    ... and 71 more lines"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import types
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import monitoring
 
 import treewright
 from tests.retrace.support import fresh
@@ -302,6 +304,26 @@ def test_a_record_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
     record.close()
     record.write({"a": 3})
     assert list(reader.new_lines()) == []
+
+
+def test_a_program_that_makes_jax_forget_its_listeners_is_told_that_not_all_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    recorder = EventRecorder(Record(tmp_path / "record.jsonl"))
+    recorder.start()
+    [end] = at_exit
+    end()
+    assert not [line for line in RecordReader(tmp_path / "record.jsonl").new_lines() if line["kind"] == "note"]
+
+    with monkeypatch.context() as context:
+        context.setattr(monitoring, "get_event_duration_listeners", list)
+        end()
+    recorder.stop()
+
+    notes = [line["text"] for line in RecordReader(tmp_path / "record.jsonl").new_lines() if line["kind"] == "note"]
+    assert [note.partition("(")[0] for note in notes] == ["jax.monitoring.clear_event_listeners"]
 
 
 def test_what_a_record_can_not_be_written_to_is_left(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def has_one_of(source: Source, annotation: cst.BaseExpression, names: frozenset[
 
 def kinds_of(source: Source, annotation: cst.BaseExpression) -> frozenset[str]:
     """The full names of a type, without its parameters."""
+    annotation = source.unquoted(annotation)
     return source.names_of(annotation.value if isinstance(annotation, cst.Subscript) else annotation)
 
 
@@ -38,6 +39,7 @@ def items_of(annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 def _parts(source: Source, annotation: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """The parts of a union, without None."""
+    annotation = source.unquoted(annotation)
     if isinstance(annotation, cst.BinaryOperation):
         yield from _parts(source, annotation.left)
         yield from _parts(source, annotation.right)

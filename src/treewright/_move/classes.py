@@ -106,6 +106,17 @@ class CodeBase:
         is_known = any(rule == name or rule.startswith(f"{name}.") for rule in self.rules for name in known)
         return is_known or any(node.source is source for node in self.classes.values())
 
+    def fields_with_bases(self, node: NodeClass) -> set[str]:
+        """The names of the fields of a class, and of the classes of the program that it extends."""
+        found, waiting = dict[int, NodeClass](), [node]
+        while waiting:
+            each = waiting.pop()
+            found[id(each)] = each
+            names = (each.source.names_of(_unsubscripted(base.value)) for base in each.definition.bases)
+            above = (self.named(name.rpartition(".")[2]) for every in names for name in every)
+            waiting += [other for other in above if other is not None and id(other) not in found]
+        return {name for each in found.values() for name in each.fields}
+
     def named(self, name: str) -> NodeClass | None:
         """The class of this name, wherever it is defined."""
         return next((node for node in self.classes.values() if node.name == name), None)
@@ -117,13 +128,19 @@ class CodeBase:
             rule, library = self.rule_of(source, registered(source, by) or function_of(by))
             if isinstance(rule, Decorates) and library is not None:
                 frozen = option(arguments_of(dataclass_of(source, definition) if rule.registers else by), "frozen")
-                mutable = not (rule.frozen and not rule.registers) and frozen != "True"
+                mutable = (frozen or str(rule.frozen and not rule.registers)) != "True"
                 self.classes[definition] = NodeClass(source, definition, library, rule, by, mutable)
         for base in definition.bases:
             rule, library = self.rule_of(source, _unsubscripted(base.value))
-            if isinstance(rule, Base) and library is not None:
+            if isinstance(rule, Base) and library is not None and not self._mixes(source, definition, library):
                 mutable = rule.mutable is not None and option(definition.keywords, rule.mutable) == "True"
                 self.classes[definition] = NodeClass(source, definition, library, rule, base, mutable)
+
+    def _mixes(self, source: Source, definition: cst.ClassDef, library: Library) -> bool:
+        """Whether a class also extends one of the library that does not move, as `equinox.nn.Linear`."""
+        packages = {name.partition(".")[0] for name in library.rules}
+        others = (names for base in definition.bases if (names := source.names_of(_unsubscripted(base.value))))
+        return any(name.partition(".")[0] in packages and name not in self.rules for names in others for name in names)
 
     def _begin_registered(self, source: Source) -> None:
         """Note the classes that a statement registers: `register_dataclass(Layer, ["kernel"], ["width"])`."""
@@ -213,8 +230,9 @@ def literal(source: Source, expression: cst.BaseExpression) -> object:
 def fields_of(node: NodeClass, program: CodeBase) -> dict[str, Field]:
     """The fields that a class declares itself."""
     found: dict[str, Field] = {}
-    body = node.definition.body.body
-    lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    body = node.definition.body
+    within = [part for line in body.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    lines = [*body.body, *within]
     for line in lines:
         if isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name):
             annotation = line.annotation.annotation

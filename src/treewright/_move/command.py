@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,9 +98,11 @@ def _write(changed: Iterable[tuple["Source", bytes]]) -> None:
 
 
 def _diff(source: "Source", text: bytes) -> Iterator[str]:
-    before, after = (part.decode(source.encoding).splitlines(keepends=True) for part in (source.content, text))
+    # As Python reads lines, and not at form feeds and the like, where str.splitlines splits too.
+    texts = (io.StringIO(part.decode(source.encoding), newline="") for part in (source.content, text))
+    before, after = (part.readlines() for part in texts)
     for line in difflib.unified_diff(before, after, str(source.path), str(source.path)):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        yield line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"
 
 
 def _account(sources: Sequence["Source"], texts: Sequence[bytes], *, written: bool) -> Iterator[str]:

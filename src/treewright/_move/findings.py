@@ -59,8 +59,9 @@ def _of_class(node: NodeClass, program: CodeBase) -> _Noted:
             )
             yield methods["__post_init__"], f"{node.name}.__post_init__ {text}", False
     elif not node.rule.declared and "__init__" in methods:
+        declared = program.fields_with_bases(node)
         for line, name in _assigned(methods["__init__"]):
-            if not any(name in each.fields for each in program.classes.values()):
+            if name not in declared:
                 yield (
                     line,
                     f"{node.name}.{name} is not declared: annotate it in the class body, with static() if it was",
@@ -74,13 +75,20 @@ def _assigned(method: cst.FunctionDef) -> list[tuple[cst.CSTNode, str]]:
 
     class Visitor(cst.CSTVisitor):
         def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-            target = node.target
-            if (
-                isinstance(target, cst.Attribute)
-                and isinstance(target.value, cst.Name)
-                and target.value.value == "self"
-            ):
-                found.append((target, target.attr.value))
+            self.look_at(node.target)
+
+        def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+            self.look_at(node.target)
+
+        def look_at(self, target: cst.BaseExpression) -> None:
+            match target:
+                case cst.Attribute(value=cst.Name(value="self")):
+                    found.append((target, target.attr.value))
+                case cst.Tuple() | cst.List():
+                    for element in target.elements:
+                        self.look_at(element.value)
+                case _:
+                    pass
 
     method.visit(Visitor())
     return found

@@ -129,6 +129,7 @@ class _Imports(cst.CSTTransformer):
         self._removed = 0
         self._removed_before: list[int] = []
         self._names = plan.names
+        self._dropped: list[cst.CSTNode] = []
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         target = decoded(updated_node.value)
@@ -182,7 +183,10 @@ class _Imports(cst.CSTTransformer):
         changed = self._removed > self._removed_before.pop()
         rest = updated_node.orelse
         is_empty = _passes(updated_node.body) and (rest is None or (isinstance(rest, cst.Else) and _passes(rest.body)))
-        return cst.RemoveFromParent() if changed and is_empty else updated_node
+        if not (changed and is_empty):
+            return updated_node
+        self._dropped.append(original_node)
+        return cst.RemoveFromParent()
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -195,16 +199,20 @@ class _Imports(cst.CSTTransformer):
         new = [cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine) for line in lines]
         body: list[cst.SimpleStatementLine | cst.BaseCompoundStatement] = []
         above: list[cst.EmptyLine] = []
-        for line in updated_node.body:
+        before_use: int | None = None  # the place of the first statement that needs what is imported
+        originals = [line for line in original_node.body if not any(line is dropped for dropped in self._dropped)]
+        for original, line in zip(originals, updated_node.body, strict=True):
+            if before_use is None and targets_in(original_node.code_for_node(original)):
+                before_use = len(body)
             if not _is_empty(line):
                 body.append(_under(above, line))
                 above = []
-            elif new:
+            elif new and before_use is None:
                 body += [_under([*above, *line.leading_lines], new[0]), *new[1:]]
                 new, above = [], []
             else:
                 above += line.leading_lines
-        place = _after_imports(body)
+        place = _after_imports(body[:before_use])
         if place == 1 and new and _is_docstring(body[0]):
             new[0] = _under([cst.EmptyLine(indent=False)], new[0])
         return updated_node.with_changes(body=[*body[:place], *new, *body[place:]])

@@ -35,6 +35,7 @@ class _Plain:
         self._arrays = libraries.ARRAYS - libraries.NOT_FLOATS if floats else libraries.ARRAYS
 
     def holds(self, source: Source, annotation: cst.BaseExpression, inside: tuple[NodeClass, ...]) -> bool:
+        annotation = source.unquoted(annotation)
         kinds = kinds_of(source, annotation)
         if kinds & libraries.CONTAINERS:
             items = [item for item in items_of(annotation) if not isinstance(item, cst.Ellipsis)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import libcst as cst
-from libcst import metadata
+from libcst import matchers, metadata
 
 N = TypeVar("N", bound=cst.CSTNode)
 
@@ -44,6 +44,7 @@ class Source:
         self.content = content
         self.module = cst.parse_module(content)
         self.findings: list[Notice] = []
+        self._of_texts: dict[cst.CSTNode, metadata.Scope] = {}  # the scopes of the names in annotations that are texts
 
     def find(self, node: cst.CSTNode, text: str, page: str, *, undecided: bool = False) -> None:
         """Note that a place has to be looked at."""
@@ -64,8 +65,20 @@ class Source:
         More than one where branches import different things under one name; none for what is not a name.
         """
         first = first_name(node)
-        scope = None if first is None else self._scopes.get(first)
+        scope = None if first is None else self._of_texts.get(first) or self._scopes.get(first)
         return frozenset() if scope is None else frozenset(name.name for name in scope.get_qualified_names_for(node))
+
+    def unquoted(self, annotation: cst.BaseExpression) -> cst.BaseExpression:
+        """An annotation that is written as a text as an expression whose names can be followed; any other as it is."""
+        if not isinstance(annotation, cst.SimpleString):
+            return annotation
+        try:
+            parsed = cst.parse_expression(str(annotation.evaluated_value))
+        except cst.ParserSyntaxError:
+            return annotation
+        names = matchers.findall(parsed, matchers.Name())
+        self._of_texts |= dict.fromkeys(names, self._scopes[annotation])
+        return parsed
 
     def imported(self) -> Iterator[metadata.ImportAssignment]:
         """Each name that an import binds."""

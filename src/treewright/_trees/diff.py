@@ -312,6 +312,9 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
         return "dtype", weak
     if _read(a, "weak_type") != _read(b, "weak_type"):
         return "weak_type", weak
+    memories = [_read(aval, "memory_space") for aval in (a, b)]
+    if memories[0] != memories[1]:
+        return "sharding", "the memory that it lies in is part of the type"
     if str(a) == str(b):
         return "sharding", f"made under {_mesh(a)}, and now under {_mesh(b)}"
     return "sharding", "the sharding is part of the type on a mesh of explicit axes"

@@ -4,9 +4,10 @@ Each may be live, or a `Remembered` of a snapshot.
 """
 
 import dataclasses
+import enum
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Self, TypeAlias, cast
 
@@ -141,6 +142,7 @@ CauseName: TypeAlias = Literal[
     "function made anew",
     "other function",
     "other method",
+    "other decorators",
     "partial made anew",
     "wrapped anew",
     "nan",
@@ -226,6 +228,32 @@ def _change(old: Any, new: Any) -> str:
     return f"another {left}" if left == right else f"{left} -> {right}"
 
 
+def why_decorated(left: Sequence[Any], right: Sequence[Any]) -> Cause | None:
+    """How the wrappers of libraries around one function differ, such as `grad` and `vmap`; None where they do not."""
+    names, others = (", ".join(map(_decorator, wrappers)) or "none" for wrappers in (left, right))
+    if names != others:
+        return Cause("other decorators", f"the same function under other decorators: {names} -> {others}")
+    pairs = list(zip(left, right, strict=True))
+    held = (change for pair in pairs for change in _held_changes(*pair))
+    captured = _listed((name.rpartition(".")[2], old, new) for name, old, new in held)
+    told = ((facts_of(a).attributes, facts_of(b).attributes) for a, b in pairs if facts_of(a).code is None)
+    texts = [
+        f"{name.strip('_')}: {ours[name]} -> {theirs.get(name)}"
+        for ours, theirs in told
+        for name in ours
+        if ours[name] != theirs.get(name)
+    ]
+    changed = ", ".join(filter(None, [captured, *texts[:_SHOWN]]))
+    return Cause("other decorators", f"the same function, decorated with {changed}") if changed else None
+
+
+def _decorator(wrapper: Any) -> str:
+    """`vmap`, by the function that a decorator made, or by its class."""
+    facts = facts_of(wrapper)
+    name = facts.kind.__qualname__ if facts.code is None else reach.name_of(facts.code)
+    return name.partition(".")[0].strip("_")
+
+
 def _of_methods(left: Any, right: Any) -> Cause | None:
     function = facts_of(left).method_of
     if function is None or function is not facts_of(right).method_of:
@@ -293,7 +321,7 @@ def _of_identity(left: Any, right: Any) -> Cause | None:
     a, b = facts_of(left), facts_of(right)
     if a.kind is not b.kind or isinstance(left, type) or a.kind.__eq__ is not _OBJECT.__eq__:
         return None
-    if issubclass(a.kind, _CALLABLES) or a.wrapped is not None:  # whose names tell them apart
+    if issubclass(a.kind, (*_CALLABLES, enum.Enum)) or a.wrapped is not None:  # whose names tell them apart
         return None
     text = f"{a.kind.__qualname__} has no __eq__, so each instance is a value of its own"
     changed = [name for name in a.attributes if a.attributes[name] != b.attributes.get(name, a.attributes[name])]

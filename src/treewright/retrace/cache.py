@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from treewright.retrace.record import LOWERED
 from treewright.retrace.tally import Program, Run
 
-LOWERED = ".mlir.z"  # what the program leaves in its folder
 _KEPT = ".json.z"  # what is kept in the cache
 _OF_JAX = "-cache"
 _CALLBACKS = "calls Python (jax.debug.print, pure_callback and the like), and this JAX keeps no such program"

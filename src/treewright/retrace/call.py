@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
@@ -16,7 +17,7 @@ from treewright._trees.flat import FlatTree
 from treewright._trees.level import LeafType, Level, remembered_tree
 from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
-from treewright._values.text import mesh_text, short_text
+from treewright._values.text import first_names, mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit
 
 
@@ -214,7 +215,16 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
             if name in old.traced:
-                yield from differences(a, b, values=False, path=(name,))
+                yield from map(_told_apart, differences(a, b, values=False, path=(name,)))
+
+
+def _told_apart(difference: Difference) -> Difference:
+    """A difference of placements that print alike, with the devices; any other as it is."""
+    if difference.kind != "placement" or str(difference.left.placement) != str(difference.right.placement):
+        return difference
+    meshes = (getattr(side.placement.sharding, "mesh", None) for side in (difference.left, difference.right))
+    orders = [first_names(str(device.id) for device in getattr(mesh, "devices", np.array(())).flat) for mesh in meshes]
+    return dataclasses.replace(difference, reason=f"devices {orders[0]} -> devices {orders[1]}")
 
 
 def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

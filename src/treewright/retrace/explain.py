@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
-from treewright._jax import Call, is_jitted, jit_call, options_of
+from treewright._jax import Call, is_jitted, jit_call, options_of, user_frame
 from treewright._values.cures import cured, options_cure
 from treewright._values.text import did_you_mean, first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
@@ -73,7 +73,25 @@ def explain(
     return RetraceReport(name_of(function), event, 0, of_trace or differences, unseen=unseen)
 
 
-class explain_retraces:  # noqa: N801  it is used like a function
+class _ToBeUsed:
+    """What does nothing by itself: where it is dropped and was not used, a warning says so."""
+
+    _made_at: tuple[str, int] | None = None  # the file and line, until it is used
+
+    def __del__(self) -> None:
+        if self._made_at is not None:
+            name = type(self).__name__
+            wrong = f"{name}(...) was made here and never used, so it sees nothing"
+            text = f"{wrong}: write `with {name}(...):` around the calls."
+            warnings.warn_explicit(text, RetraceWarning, *self._made_at)
+
+
+def _line_of_the_user() -> tuple[str, int] | None:
+    frame = user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
     """In a `with` block, a report of every retrace and recompile of every jitted function in the process.
 
     No function needs a decorator, and `equinox.filter_jit` and `flax.nnx.jit` are seen too. Only outermost jitted
@@ -100,20 +118,24 @@ class explain_retraces:  # noqa: N801  it is used like a function
     @cured(options_cure("on_report", positional="`with explain_retraces():` around the calls"))
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
         self._on_report = on_report or to_log_and_stderr
-        self._watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: tell(self._on_report, report))
+        self._watches: list[Watch] = []  # of the blocks that are open, the innermost last
+        self._made_at = _line_of_the_user()
 
     def __enter__(self) -> None:
-        self._watch.__enter__()
+        self._made_at = None
+        watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: tell(self._on_report, report))
+        watch.__enter__()
+        self._watches.append(watch)
 
     def __exit__(self, *_: object) -> None:
-        self._watch.__exit__()
+        self._watches.pop().__exit__()
 
     def _trace_ended(self, report: RetraceReport) -> None:
         if report.is_retrace:
             tell(self._on_report, report)
 
 
-class max_traces:  # noqa: N801  it is used like a function
+class max_traces(_ToBeUsed):  # noqa: N801  it is used like a function
     """No function may be traced more often than this: one trace more raises before it is compiled.
 
     In a `with` block, this counts the traces of each jitted function within the block, in all threads. Counted are all
@@ -163,9 +185,11 @@ class max_traces:  # noqa: N801  it is used like a function
         self._only = only
         self._recompiles = recompiles
         self._blocks: list[_Block] = []  # that are open, the innermost last
+        self._made_at = _line_of_the_user()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which may not be traced more often."""
+        self._made_at = None
         if self._only is not None or self._recompiles is not None:
             name = "only" if self._only is not None else "recompiles"
             raise TypeError(
@@ -175,6 +199,7 @@ class max_traces:  # noqa: N801  it is used like a function
         return traced(max_traces=self._limit)(function)
 
     def __enter__(self) -> None:
+        self._made_at = None
         sight = PROCESS.sight
         if not sight.events:
             raise RuntimeError(

@@ -8,11 +8,12 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from treewright._jax import inside_of_boundary
 from treewright._trees.diff import Difference
 from treewright._values import reach
 from treewright._values.reach import class_of, innermost
 from treewright._values.snapshot import Remembered, remembered, remembered_function
-from treewright._values.why import Cause, cause_of_partials, why
+from treewright._values.why import Cause, cause_of_partials, why, why_decorated
 from treewright.retrace.call import Signature, call_differences, is_placement
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ class Finding:
         return len(self.of_trace), len(self.differences)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """What is kept of a function, and of what wrappers libraries have put around it, the outermost first."""
+
+    function: Any
+    decorators: tuple[Remembered, ...]
+
+
 class Definition:
     """All functions that one `def` or `lambda` has made: `jit` keeps programs for each of them apart."""
 
@@ -70,7 +79,7 @@ class Definition:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.traces: int = 0
         self.compiles: int = 0
-        self.last: tuple[Any, Entry] | None = None  # what to keep of the function that was traced last, and how it was
+        self.last: tuple[Described, Entry] | None = None  # the function that was traced last, and how it was called
 
 
 class History:
@@ -112,10 +121,9 @@ class History:
         )
         if closest is not None or entries or shares_trace or last is None:
             return closest or Finding()
-        described_last, entry = last
-        this = described(self._function())
-        reason = why_another(described_last, this)
-        difference = Difference(("the function itself",), described_last, this, "function", reason)
+        (before, entry), this = last, described(self._function())
+        reason = why_another(before, this)
+        difference = Difference(("the function itself",), before.function, this.function, "function", reason)
         return Finding((difference, *call_differences(entry.signature, signature)), entry)
 
     def begin(self) -> tuple[int, int]:
@@ -155,6 +163,7 @@ class Histories:
         self._lock = threading.RLock()
         self._definitions: weakref.WeakKeyDictionary[Any, dict[str, Definition]] = weakref.WeakKeyDictionary()
         self._functions: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+        self._unhashable: dict[int, History] = {}  # by the ids of functions that live: callable trees of equinox
 
     def new(self, function: Any) -> History:
         """A history for a function that nobody else asks for."""
@@ -168,9 +177,15 @@ class Histories:
     def of(self, function: Any) -> History:
         """The history of a function."""
         with self._lock:
-            if function not in self._functions:
-                self._functions[function] = self.new(function)
-            return self._functions[function]
+            try:
+                if function not in self._functions:
+                    self._functions[function] = self.new(function)
+                return self._functions[function]
+            except TypeError:
+                if id(function) not in self._unhashable:
+                    self._unhashable[id(function)] = self.new(function)
+                    weakref.finalize(function, self._unhashable.pop, id(function)).atexit = False
+                return self._unhashable[id(function)]
 
 
 def definition_of(function: Any) -> tuple[Any, str]:
@@ -188,15 +203,20 @@ def name_of(function: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def described(function: Any) -> Any:
+def described(function: Any) -> Described:
     """What to keep of a function that is traced, to say later how another one of its definition differs."""
     if isinstance(function, functools.partial):
         named = {name: remembered(value) for name, value in function.keywords.items()}
-        return functools.partial(described(function.func), *map(remembered, function.args), **named)
-    if getattr(function, "__self__", None) is not None:
-        return Remembered(function)
-    while hasattr(function, "__wrapped__") and not _is_of_the_user(function):
+        inner = described(function.func)
+        return Described(functools.partial(inner.function, *map(remembered, function.args), **named), inner.decorators)
+    decorators: list[Remembered] = []
+    while hasattr(function, "__wrapped__") and not (_is_of_the_user(function) or hasattr(function, "__self__")):
+        decorators.append(_remembered(inside_of_boundary(function)))
         function = function.__wrapped__
+    return Described(_remembered(function), tuple(decorators))
+
+
+def _remembered(function: Any) -> Remembered:
     return remembered_function(function) if isinstance(function, types.FunctionType) else Remembered(function)
 
 
@@ -205,10 +225,12 @@ def _is_of_the_user(function: Any) -> bool:
     return isinstance(function, types.FunctionType) and not reach.library_made(function)
 
 
-def why_another(last: Any, this: Any) -> str:
+def why_another(last: Described, this: Described) -> str:
     """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
-    if last == this:
-        return Cause("function made anew", "the same function, decorated and jitted anew")
-    if class_of(last) is class_of(this) is functools.partial:
-        return cause_of_partials(last, this) or why(last.func, this.func)
-    return why(last, this)
+    a, b = last.function, this.function
+    if a == b:
+        anew = Cause("function made anew", "the same function, decorated and jitted anew")
+        return why_decorated(last.decorators, this.decorators) or anew
+    if class_of(a) is class_of(b) is functools.partial:
+        return cause_of_partials(a, b) or why(a.func, b.func)
+    return why(a, b)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+LOWERED = ".mlir.z"  # of the files beside the record with the lowered texts of programs
+
 
 class Record:
     """A file that lines are added to. Each is there in full at once, so that a program may die at any moment."""

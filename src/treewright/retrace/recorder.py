@@ -1,5 +1,6 @@
 """What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
+import atexit
 import os
 import threading
 import time
@@ -24,10 +25,10 @@ from treewright._values.reach import innermost
 from treewright._values.text import array_text
 from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.record import Record
+from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
 from treewright.retrace.report import KINDS, RetraceReport
-from treewright.retrace.watch import Watch
+from treewright.retrace.watch import CLEARED, Watch
 
 # What decides whether the persistent compilation cache keeps a program.
 _CACHE_SETTINGS = (
@@ -41,7 +42,9 @@ _SPANS = 64  # of a thread, newest last: those that a later one may contain
 _OPERANDS = 4
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD = os.__file__.removesuffix("os.py")
-_CLEARED = "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a setting"
+_NOTHING_DIFFERS = (
+    "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache), or a setting"
+)
 _UNREAD = "the arguments could not be read in this version of JAX"
 
 
@@ -94,12 +97,18 @@ class EventRecorder:
         self._listeners = [first, last]
         about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "ours": time.monotonic() - began}
         self._record.write({"kind": "jax", **about})
+        atexit.register(self._say_what_was_missed)
 
     def stop(self) -> None:
         """Write nothing more."""
+        atexit.unregister(self._say_what_was_missed)
         for listener in self._listeners:
             listener.stop()
         self._watch.__exit__()
+
+    def _say_what_was_missed(self) -> None:
+        if not self._watch.is_told():
+            self.note(CLEARED)
 
     def note(self, text: str) -> None:
         """Write down what the report can't know."""
@@ -196,9 +205,6 @@ class EventRecorder:
             self._record.write({"kind": "settings", "settings": settings})
 
 
-LOWERED = ".mlir.z"
-
-
 def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str, Any]:
     """A report as JSON: its text, and a reason and a cure for each difference of another kind.
 
@@ -212,7 +218,7 @@ def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str,
                 reason["cure"] = ""
             reasons.setdefault((reason["path"], reason["kind"], reason["cure"]), reason)
     if not reasons:
-        why, cure = (_UNREAD, "") if report.event == "count" else (_CLEARED, "find what clears them")
+        why, cure = (_UNREAD, "") if report.event == "count" else (_NOTHING_DIFFERS, "find what clears them")
         reasons["", "", ""] = {"path": "", "kind": report.event, "change": why, "reason": "", "cure": cure}
     inevitable = of_a_library and any(reason["kind"] == "function" for reason in reasons.values())
     about = {"event": report.event, "number": report.number, "inevitable": inevitable, "text": str(report)}

@@ -69,7 +69,8 @@ def _of_static(difference: Difference) -> str:
             return "build the optimiser once and reuse it, or keep it in a TrainState"
         return _OF_CAUSES[difference.reason.name]
     numbers = (int, float, complex)
-    left, right = (getattr(value, "value", value) for value in (difference.left, difference.right))
+    both = (difference.left, difference.right)
+    left, right = (value.value if isinstance(value, LeafType) else value for value in both)
     if type(left) in numbers and type(right) in numbers:
         return "if it changes often, pass it as an array that is traced, not as a static"
     return ""
@@ -81,18 +82,19 @@ def _is_of_optimizer(function: Any) -> bool:
 
 
 def _of_function(difference: Difference) -> str:
-    if isinstance(difference.reason, Cause) and difference.reason.name == "other method":
-        return "jit a function that takes the object as an argument, and jit it once"
-    anew = "jit keeps programs for each function object: make and jit it once, outside of the loop"
-    return anew if difference.reason else ""
+    match difference.reason:
+        case Cause(name="other method"):
+            return "jit a function that takes the object as an argument, and jit it once"
+        case "" | Cause(name="other decorators"):  # two functions, and each needs its program
+            return ""
+        case _:
+            return "jit keeps programs for each function object: make and jit it once, outside of the loop"
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:
     a, b = old.aval.shape, new.aval.shape
     if is_key_dtype(old.aval.dtype) != is_key_dtype(new.aval.dtype):
         return _KEYS
-    if old.python is not None or new.python is not None:
-        return _FIXED
     if len(a) != len(b):
         return ""
     if sorted(a) == sorted(b):

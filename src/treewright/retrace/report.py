@@ -16,7 +16,7 @@ from treewright.errors import RetraceWarning
 from treewright.retrace.history import Finding, History
 from treewright.retrace.remedies import remedy_of
 
-_BEFORE = "compared with a trace from before the block"
+_BEFORE = "compared with a trace that was not seen: from before the block, or inside of another"
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.

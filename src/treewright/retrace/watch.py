@@ -39,9 +39,9 @@ _NOT_TOLD = (
     "under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in this "
     "block, and may have been traced before"
 )
-_CLEARED = (
-    "jax.monitoring.clear_event_listeners() was called within the block, which made JAX forget Treewright too: what "
-    "was traced after it was not seen."
+CLEARED = (
+    "jax.monitoring.clear_event_listeners() was called meanwhile, which made JAX forget Treewright too: what was "
+    "traced after it was not seen."
 )
 _NO_COMPILATIONS = (
     f"JAX {jax.__version__} does not tell of compilations as Treewright knows it: neither recompiles nor traces under "
@@ -125,9 +125,13 @@ class Watch:
         for begun in left:
             self._end(begun)
         if not was_told:
-            self.warn(_CLEARED)
+            self.warn(CLEARED)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
             self.warn(_NO_COMPILATIONS)
+
+    def is_told(self) -> bool:
+        """Whether JAX still tells of what it does."""
+        return self._listener.is_told()
 
     def warn(self, text: str) -> None:
         """Say what is not seen."""

@@ -121,10 +121,13 @@ def _table(run: Run) -> Iterator[str]:
         yield "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])])
 
 
+def _named(one: TableRow | Program) -> str:
+    return f"{one.function} ({one.where})" if one.where else one.function
+
+
 def _cells(row: TableRow, run: Run) -> tuple[str, ...]:
-    name = f"{row.function} ({row.where})" if row.where else row.function
     times = (duration(row.tracing), duration(row.compiling), share(row.seconds, run))
-    return (name, str(row.traces), str(row.compilations), *times)
+    return (_named(row), str(row.traces), str(row.compilations), *times)
 
 
 def group_lines(group: Group, number: int | None = None) -> Iterator[str]:
@@ -146,7 +149,7 @@ def group_lines(group: Group, number: int | None = None) -> Iterator[str]:
 def group_title(group: Group) -> str:
     """Which function, how often, how long."""
     first = group.first
-    name = f"{first.function} ({first.where})" if first.where else first.function
+    name = _named(first)
     if first.operation:
         return f"{first.place}: {counted(len(group.programs), 'program')}, {duration(group.seconds)}"
     if first.retrace and first.retrace["event"] == "recompile":
@@ -192,7 +195,7 @@ def cache_lines(cache: CacheReport) -> Iterator[str]:
 
 
 def _missed_lines(missed: Missed) -> Iterator[str]:
-    name = f"{missed.program.function} ({missed.program.where})" if missed.program.where else missed.program.function
+    name = _named(missed.program)
     if not missed.line:
         yield f"  {name} was kept by an earlier run, and missed: {missed.cause}"
         if missed.old != missed.new:
