@@ -15,6 +15,9 @@ PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 # pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
+# Tests start a hundred processes, and each would compile the package anew where a container says to write no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo quick test exhaustive format docs pictures bench clean

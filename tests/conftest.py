@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # a fourth of the time of tests that compile
+# The newer code generators of XLA are half of the time that is left. Later XLA has nothing else, and ends a process that
+# names a flag which it does not know.
+if [int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3]] <= [0, 11, 0]:
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+# Importing the tests makes little garbage and much that stays: looking through it would be a fourth of the time.
+gc.disable()
 
 import hypothesis
 import pytest
@@ -113,7 +121,25 @@ SLOW = {
 
 
 # Where coverage would cost as much as the tests, and find no line that other tests do not run.
-WITHOUT_COVERAGE = {"nodes/test_static_law.py"}
+WITHOUT_COVERAGE = {
+    "conformance",
+    "examples",
+    "interop",
+    "move/test_moved.py",
+    "nodes/test_laws.py",
+    "nodes/test_static_law.py",
+    "retrace/test_command_programs.py",
+    "retrace/test_law.py",
+    "test_docs.py",
+    "test_house.py",
+    "test_jit_cache.py",
+    "test_layers.py",
+    "test_map.py",
+    "test_site.py",
+    "test_threads.py",
+    "trees/test_tree_laws.py",
+    "typing",
+}
 
 
 def is_in(path: Path, listed: set[str]) -> bool:
@@ -141,12 +167,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_collection_finish() -> None:
-    """Modules live until the end, so the many full collections of garbage need not look through them each time."""
+def set_aside() -> None:
+    """What lives now lives until the end, so later collections of garbage need not look through it each time."""
     gc.collect()
     # From 3.14 on Hypothesis asks for referrers, and those that are frozen are not found.
     if sys.version_info < (3, 14):
         gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    set_aside()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_this_file_only(request: pytest.FixtureRequest) -> None:
+    """Tests that ask for full collections do so hundreds of times, after thousands of tests that left programs in JAX."""
+    if hasattr(request.module, "gc"):
+        set_aside()
 
 
 # Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of
