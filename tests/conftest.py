@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import importlib.metadata
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -16,13 +16,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # a fourth of the time of tests that compile
-# The newer code generators of XLA are half of the time that is left. Later XLA has nothing else, and ends a process that
-# names a flag which it does not know.
-if [int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3]] <= [0, 11, 0]:
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-
-# Importing the tests makes little garbage and much that stays: looking through it would be a fourth of the time.
-gc.disable()
+# The newer code generators of XLA take half of what is left. JAX 0.12 has no others, and XLA ends a process that names a
+# flag which it does not know.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith(("0.9.", "0.10.", "0.11.0")) else "",
+)
 
 import hypothesis
 import pytest
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, so that coverage sees it
+
+# Until all tests are imported: that makes little garbage and much that stays, and to look through it takes 4 s of 15.
+gc.disable()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,6 +97,7 @@ SLOW = {
     "nodes/test_static_wrapper.py",
     "nodes/test_treescope_page.py",
     "retrace/test_command.py",
+    "nodes/test_transforms.py",
     "retrace/test_command_programs.py",
     "retrace/test_explain.py",
     "retrace/test_hash_seeds.py",
@@ -128,6 +131,7 @@ WITHOUT_COVERAGE = {
     "move/test_moved.py",
     "nodes/test_laws.py",
     "nodes/test_static_law.py",
+    "nodes/test_transforms.py",
     "retrace/test_command_programs.py",
     "retrace/test_law.py",
     "test_docs.py",
@@ -160,6 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_in(item.path, WITHOUT_COVERAGE) and config.pluginmanager.hasplugin("pytest_cov"):
             item.add_marker("no_cover")
 
+    # What takes seconds comes first, so that no worker is left alone with it at the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
     # What takes too long for `make test` runs only where it is asked for by its marker, as `make exhaustive` does.
     if "exhaustive" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -183,7 +190,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def garbage_of_this_file_only(request: pytest.FixtureRequest) -> None:
-    """Tests that ask for full collections do so hundreds of times, after thousands of tests that left programs in JAX."""
+    """Full collections that tests ask for need not look through what thousands of tests before have left in JAX."""
     if hasattr(request.module, "gc"):
         set_aside()
 
@@ -214,12 +221,12 @@ def pytest_runtest_call() -> Generator[None]:
         pytest.skip(f"{package} is not installed")
 
 
-def skip_before_jax(*version: int) -> None:
+def skip_before_jax(*release: int) -> None:
     """Skip a test that holds words or names which JAX itself has had only since a release, and we repeat."""
     import jax
 
-    if jax.__version_info__ < version:
-        pytest.skip(f"says what JAX says since {'.'.join(map(str, version))}")
+    if jax.__version_info__ < release:
+        pytest.skip(f"says what JAX says since {'.'.join(map(str, release))}")
 
 
 class Absent:
