@@ -16,8 +16,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # a fourth of the time of tests that compile
-# The newer code generators of XLA take half of what is left. JAX 0.12 has no others, and XLA ends a process that names a
-# flag which it does not know.
+# The newer code generators of XLA take half of what is left. JAX 0.12 has no others, and XLA ends a process that names
+# a flag which it does not know.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith(("0.9.", "0.10.", "0.11.0")) else "",
@@ -123,7 +123,7 @@ SLOW = {
 }
 
 
-# Where coverage would cost as much as the tests, and find no line that other tests do not run.
+# Where coverage would cost half as much as the tests, and find no line that other tests do not run.
 WITHOUT_COVERAGE = {
     "conformance",
     "examples",
