@@ -125,9 +125,12 @@ SLOW = {
 
 # Where coverage would cost half as much as the tests, and find no line that other tests do not run.
 WITHOUT_COVERAGE = {
-    "conformance",
     "examples",
-    "interop",
+    "interop/test_optax.py",
+    "interop/test_optax_statics.py",
+    "interop/test_orbax.py",
+    "interop/test_solvers.py",
+    "interop/test_suites.py",
     "move/test_moved.py",
     "nodes/test_laws.py",
     "nodes/test_static_law.py",
