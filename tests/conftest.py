@@ -123,14 +123,9 @@ SLOW = {
 }
 
 
-# Where coverage would cost half as much as the tests, and find no line that other tests do not run.
+# Where coverage would cost as much as half of the tests, and find no line that other tests do not run.
 WITHOUT_COVERAGE = {
     "examples",
-    "interop/test_optax.py",
-    "interop/test_optax_statics.py",
-    "interop/test_orbax.py",
-    "interop/test_solvers.py",
-    "interop/test_suites.py",
     "move/test_moved.py",
     "nodes/test_laws.py",
     "nodes/test_static_law.py",
