@@ -10,10 +10,13 @@ PYTHON ?=
 PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 # More arguments for the demo and for pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
-PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
 
 # pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# Tests start a hundred processes, and each would compile the package anew where a container says to write no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -18,7 +18,6 @@ from treewright.checkpoint import CheckpointManager, load
 
 ROOT = Path(__file__).parents[2]
 LIKE = {"a": jax.ShapeDtypeStruct((SIZE,), jnp.int32), "b": [jax.ShapeDtypeStruct((10,), jnp.int32)] * 5}  # type: ignore[no-untyped-call]
-ROUNDS = 30
 
 
 def number_in(tree: Any) -> int:
@@ -27,7 +26,10 @@ def number_in(tree: Any) -> int:
     return number
 
 
-def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_folder(
+    rounds: int, tmp_path: Path
+) -> None:
     pytest.importorskip("orbax.checkpoint")
     chance = random.Random(0)
     command = [sys.executable, "-m", "tests.checkpoint.killed"]
@@ -37,7 +39,7 @@ def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_fo
         latest: int | None = None
         assert killer.stdin is not None
         assert killer.stdout is not None
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             print(tmp_path, chance.uniform(0, 120), file=killer.stdin, flush=True)
             told = int(killer.stdout.readline())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import Any
 
@@ -16,12 +17,18 @@ from treewright.sharding.folding import ranges_text
 SECONDS = 180  # a hard limit; a run takes a few
 
 
-def results(scenario: str, count: int = 2) -> list[dict[str, Any]]:
-    """What each process of a scenario gave, with hashes of its own, as a pod has them."""
-    command = [sys.executable, "-m", "tests.sharding.worker", scenario]
-    outputs = run(command, count, devices=2, seconds=SECONDS)
-    lines = [line for output in outputs for line in output.splitlines() if line.startswith("result: ")]
-    return [json.loads(line.removeprefix("result: ")) for line in lines]
+def results(*scenarios: str, count: int = 2) -> list[list[dict[str, Any]]]:
+    """What the processes gave for each scenario, with hashes of their own, as a pod has them."""
+    outputs = run([sys.executable, "-m", "tests.sharding.worker", *scenarios], count, devices=2, seconds=SECONDS)
+    found = [re.findall(r"^result: (.*)$", output, re.MULTILINE) for output in outputs]
+    return [[json.loads(result) for result in of_all] for of_all in zip(*found, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def of_two() -> dict[str, list[dict[str, Any]]]:
+    """What two processes gave for the scenarios that both of them live through."""
+    scenarios = ("mismatches", "late", "made", "looped")
+    return dict(zip(scenarios, results(*scenarios), strict=True))
 
 
 def is_there(process: int) -> bool:
@@ -32,14 +39,12 @@ def is_there(process: int) -> bool:
     return True
 
 
-def hold_to_the_table(count: int) -> None:
+def hold_to_the_table(found: list[dict[str, Any]]) -> None:
     """Each case is named in each process, by field and process, within seconds."""
-    found = results("mismatches", count)
-
+    count = len(found)
     odd = count // 2
     rest = [process for process in range(count) if process != odd]
     who = {"odd": f"process {odd}", "rest": "process 0" if count == 2 else f"processes {ranges_text(rest)}"}
-    assert len(found) == count
     for name, (_, said) in CASES.items():
         messages = {one[name][0] for one in found}
         assert len(messages) == 1, (name, messages)
@@ -50,19 +55,23 @@ def hold_to_the_table(count: int) -> None:
         assert max(one[name][1] for one in found) < 5, name
 
 
-def test_every_kind_of_difference_is_named_in_every_process() -> None:
+def test_every_kind_of_difference_is_named_in_every_process(of_two: Any) -> None:
     assert len(CASES) >= 30
+    assert len(of_two["mismatches"]) == 2
 
-    hold_to_the_table(2)
+    hold_to_the_table(of_two["mismatches"])
 
 
 @pytest.mark.exhaustive
 def test_one_of_four_processes_that_differs_is_named_in_every_process() -> None:
-    hold_to_the_table(4)
+    (found,) = results("mismatches", count=4)
+
+    assert len(found) == 4
+    hold_to_the_table(found)
 
 
-def test_a_process_that_does_not_come_in_time_is_named_and_all_can_meet_again() -> None:
-    waiting, late = results("late")
+def test_a_process_that_does_not_come_in_time_is_named_and_all_can_meet_again(of_two: Any) -> None:
+    waiting, late = of_two["late"]
 
     assert waiting["said"].startswith(
         "Process 1 has not come to assert_same_on_all_processes after 1 s; process 0 has.\nLook at the log of process 1"
@@ -72,12 +81,12 @@ def test_a_process_that_does_not_come_in_time_is_named_and_all_can_meet_again() 
     assert late["seconds"] < 1
 
 
-def test_a_state_is_made_over_two_processes_as_over_one_device() -> None:
-    assert results("made") == [{"held": 32, "like": True, "values": True}] * 2
+def test_a_state_is_made_over_two_processes_as_over_one_device(of_two: Any) -> None:
+    assert of_two["made"] == [{"held": 32, "like": True, "values": True}] * 2
 
 
-def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device() -> None:
-    assert results("looped") == [{"kept": True, "step": 3, "values": True}] * 2
+def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device(of_two: Any) -> None:
+    assert of_two["looped"] == [{"kept": True, "step": 3, "values": True}] * 2
 
 
 @pytest.mark.parametrize(

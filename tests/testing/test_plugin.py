@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["pytester"]
 
-PLUGIN = ("-p", "no:treewright", "-p", "treewright.testing.plugin", "-p", "no:cacheprovider", "--strict-markers")
+PLUGIN = ("--disable-plugin-autoload", "-p", "treewright.testing.plugin", "-p", "no:cacheprovider", "--strict-markers")
 HEAD = """
     import jax, jax.numpy as jnp, pytest, treewright
 
@@ -284,7 +284,7 @@ def loads_jax(folder: Path, *plugins: str) -> bool:
         "    assert 'jax' not in sys.modules\n"
     )
     names = [option for name in plugins for option in ("-p", name)]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:treewright", *names]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", *names]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode in {0, 1}, ended.stdout
