@@ -17,7 +17,7 @@ from treewright.checkpoint.compare import leaf_mismatches, node_mismatches, show
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
 from treewright.checkpoint.leaves import Leaf
-from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.manifest import DIGEST, Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
 from treewright.checkpoint.take import local_path
@@ -138,7 +138,7 @@ def _listed(found: list[_Checkpoint], *, whole: bool, verify: bool) -> Iterator[
 def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
     arrays, disk = sum(leaf.form.nbytes for leaf in manifest.leaves), checkpoint.nbytes
     count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
-    digest = manifest.to_json()["digest"]
+    digest = manifest.to_metadata()[DIGEST]
     yield f"{checkpoint.path}  {checkpoint.saved_at}  {count}, {_size(arrays)} ({_size(disk)} on disk)  {digest}"
     for name, value in checkpoint.metadata.items():
         yield f"  {name} = {value!r}"

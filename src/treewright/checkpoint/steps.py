@@ -16,7 +16,7 @@ from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
-from treewright.checkpoint.manifest import Manifest, from_text, with_digests
+from treewright.checkpoint.manifest import Manifest, from_metadata, parsed, with_digests
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -82,7 +82,7 @@ def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
     arrays = [stored(leaf.value) for leaf in manifest.leaves]
     manifest = with_digests(manifest, gathered(digests_of(arrays)))
     args = engine().args
-    items = {STATE: args.PyTreeSave(_nested(manifest.leaves, arrays)), MANIFEST: args.JsonSave(manifest.to_json())}
+    items = {STATE: args.PyTreeSave(_nested(manifest.leaves, arrays)), MANIFEST: args.JsonSave(manifest.to_metadata())}
     if extras.metadata or extras.items:
         items[EXTRAS] = args.JsonSave(_extras_document(extras))
     return items
@@ -219,7 +219,7 @@ def saved_manifest(folder: Path) -> Manifest:
         )
     with _reading(f"The manifest of step {folder.name}"):
         text = _text(folder / MANIFEST / _JSON)
-    return from_text(text)
+    return from_metadata(parsed(text, "manifest"))
 
 
 def reader_of(folder: Path) -> Reader:
