@@ -16,10 +16,8 @@ from tests.checkpoint.engines import ByManager
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import STATICS, Net, Other, Settings, net, scaled, twice
 from treewright import replace
-from treewright.checkpoint import Mismatch, load, read_manifest, save
+from treewright.checkpoint import Mismatch, load, save
 from treewright.checkpoint.file import SafetensorsFile
-from treewright.checkpoint.manifest import from_json
-from treewright.checkpoint.restore import LoadOptions, restored
 from treewright.errors import CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:

@@ -235,7 +235,11 @@ NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "version 0": (("version",), 0, "there is no format version 0"),
     "version of another type": (("version",), True, "'version' is not of the type int"),
     "containers": (("containers",), {}, "'containers' is not of the type list"),
-    "a container that is no object": (("containers", 0), 3, r"containers\[0\]: there should be an object, and there is 3"),
+    "a container that is no object": (
+        ("containers", 0),
+        3,
+        r"containers\[0\]: there should be an object, and there is 3",
+    ),
     "children": (("containers", 0, "children"), [1, 2], "'children' holds more than strings"),
     "children of one name": (("containers", 0, "children"), ["a", "a"], "two of its children have one name"),
     "paths": (("containers", 0, "paths"), [".layers"], "or it has other paths than children"),
@@ -550,10 +554,9 @@ def test_children_that_would_get_one_name_are_not_saved(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="has children of one name, which could not be told apart: 1, 1"):
         save(tmp_path / "x", tree)
-    with pytest.raises(CheckpointError, match="has children of one name"):
-        load_into = {"x": tree}
-        save(tmp_path / "x", {"x": 1})
-        load(tmp_path / "x", like=load_into)
+    save(tmp_path / "x", {"x": 1})
+    with pytest.raises(CheckpointError, match=r"\['x'\] has children of one name"):
+        load(tmp_path / "x", like={"x": tree})
 
 
 @pytest.mark.parametrize(

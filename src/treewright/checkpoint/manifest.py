@@ -9,7 +9,7 @@ recurse, and everything is checked before any of it is used: nothing is imported
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -101,7 +101,7 @@ class Manifest:
             CheckpointError: If the tree is larger than any that is loaded again.
         """
         entries: dict[Steps, Branch | Leaf] = {entry.steps: entry for entry in (*self.branches, *self.leaves)}
-        containers: dict[str, tuple[int, dict[str, Any]]] = {}
+        containers: dict[Any, tuple[int, Branch]] = {}
         forms: dict[Form, int] = {}
         tree: list[int] = []
         digests: list[Any] = []
@@ -114,15 +114,14 @@ class Manifest:
                 tree.append(~forms.setdefault(entry.form, len(forms)))
                 digests.append(entry.digests.get(WHOLE) or dict(entry.digests))
             else:
-                container = _container_json(entry)
-                tree.append(containers.setdefault(repr(container), (len(containers), container))[0])
+                tree.append(containers.setdefault(_kind_of(entry), (len(containers), entry))[0])
                 waiting += [(*entry.steps, child) for child in reversed(entry.children)]
         if room < 0:
             raise CheckpointError(f"The tree can't be saved: its {len(entries):,} parts take more than {ROOM:,} bytes.")
         return {
             "format": FORMAT,
             "version": VERSION,
-            "containers": [container for _, container in containers.values()],
+            "containers": [_container_json(container) for _, container in containers.values()],
             "forms": list(map(_form_json, forms)),
             "tree": tree,
             "digests": digests,
@@ -142,15 +141,15 @@ class Manifest:
         return {TEXT: text, DIGEST: digest_of(text.encode())}
 
 
-def with_digests(manifest: Manifest, digests: Iterable[Mapping[str, str]]) -> Manifest:
-    """The manifest of a tree as it is saved: its leaves with their digests, and without their values."""
-    pairs = zip(manifest.leaves, digests, strict=True)
-    return Manifest(manifest.branches, tuple([Leaf(leaf.steps, leaf.path, leaf.form, each) for leaf, each in pairs]))
-
-
 def _room_of(steps: Steps, path: str) -> int:
     """About how many bytes an entry takes."""
     return 200 + 8 * len(steps) + len(path)
+
+
+def _kind_of(branch: Branch) -> Any:
+    """What branches that are the same in all but their place have in common: they share what can't be compared."""
+    shared = branch.keys, branch.fields, branch.statics
+    return (branch.kind, branch.cls, branch.children, branch.paths, *map(id, shared))
 
 
 def _container_json(branch: Branch) -> dict[str, Any]:
@@ -265,7 +264,7 @@ def from_json(content: Any) -> Manifest:
 
 def _manifest(containers: list[Branch], forms: list[Form], tree: list[Any], digests: list[Any]) -> Manifest:
     """The entries of a tree, each with the place that it has."""
-    if not _INTS.issuperset(map(type, tree)) or not all(-len(forms) <= number < len(containers) for number in tree):
+    if not _INTS.issuperset(map(type, tree)) or not _between(tree, -len(forms), len(containers)):
         raise _WrongError("'tree' holds more than numbers of containers and forms")
     # By their number first: the places of children that are nowhere could take any memory.
     children = sum(len(containers[number].children) for number in tree if number >= 0)
@@ -293,6 +292,10 @@ def _manifest(containers: list[Branch], forms: list[Form], tree: list[Any], dige
         pairs = zip(reversed(like.children), reversed(like.paths), strict=True)
         waiting += [((*steps, child), path + more) for child, more in pairs]
     return Manifest(tuple(branches), tuple(leaves))
+
+
+def _between(numbers: Sequence[int], first: int, end: int) -> bool:
+    return not numbers or first <= min(numbers) <= max(numbers) < end
 
 
 def check_static(encoded: Any) -> None:
@@ -374,11 +377,7 @@ def _form(entry: Any) -> Form:
     kind, dtype, shape = entry["kind"], entry["dtype"], tuple(entry["shape"])
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"no {shown(kind)} of {shown(dtype)} can be saved")
-    if (
-        len(shape) > 64
-        or not _INTS.issuperset(map(type, shape))
-        or (shape and not 0 <= min(shape) <= max(shape) < 2**63)
-    ):
+    if len(shape) > 64 or not _INTS.issuperset(map(type, shape)) or not _between(shape, 0, 2**63):
         raise _WrongError("a leaf has an impossible shape")
     if not can_be(kind, shape, dtype):
         raise _WrongError(f"a leaf of kind {kind} has the shape {shape} and the dtype {dtype}")

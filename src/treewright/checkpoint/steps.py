@@ -16,7 +16,7 @@ from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
-from treewright.checkpoint.manifest import Manifest, from_metadata, parsed, with_digests
+from treewright.checkpoint.manifest import Manifest, from_metadata, parsed
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -80,7 +80,8 @@ def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
     if not manifest.leaves:
         raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
     arrays = [stored(leaf.value) for leaf in manifest.leaves]
-    manifest = with_digests(manifest, gathered(digests_of(arrays)))
+    for leaf, digests in zip(manifest.leaves, gathered(digests_of(arrays)), strict=True):
+        leaf.digests = digests
     args = engine().args
     items = {STATE: args.PyTreeSave(_nested(manifest.leaves, arrays)), MANIFEST: args.JsonSave(manifest.to_metadata())}
     if extras.metadata or extras.items:
