@@ -552,7 +552,7 @@ def test_a_tree_that_could_not_be_loaded_for_its_size_is_not_saved(
 def test_children_that_would_get_one_name_are_not_saved(tmp_path: Path) -> None:
     tree: Any = OrderedDict([(1, {"a": 1.0}), ("1", {"b": 2.0})])
 
-    with pytest.raises(CheckpointError, match="has children of one name, which could not be told apart: 1, 1"):
+    with pytest.raises(CheckpointError, match="has children of one name, not to be told apart: 1, 1"):
         save(tmp_path / "x", tree)
     save(tmp_path / "x", {"x": 1})
     with pytest.raises(CheckpointError, match=r"\['x'\] has children of one name"):
