@@ -131,7 +131,7 @@ checkpoint.layout: checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
 checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.restore, checkpoint.tree, errors
+    checkpoint.restore, checkpoint.take, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.leaves, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
 checkpoint.api: _collector, _values.cures, checkpoint.file, checkpoint.foreign, checkpoint.manifest,
     checkpoint.restore, checkpoint.take, checkpoint.tree
@@ -140,8 +140,8 @@ checkpoint.retention: errors
 checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.account, checkpoint.atomic,
     checkpoint.digests, checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention,
     checkpoint.steps, checkpoint.take, errors
-checkpoint.command: checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.restore, checkpoint.steps, checkpoint.take, errors
+checkpoint.command: _values.text, checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves,
+    checkpoint.manifest, checkpoint.restore, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
 sharding.folding
 sharding.hlo
 sharding.parts: _jax_processes, _values.reach

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from treewright.checkpoint.digests import digest_of, digests_of, gathered, verif
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
 from treewright.checkpoint.manifest import Manifest, from_text, with_digests
 from treewright.checkpoint.restore import Reader
+from treewright.checkpoint.take import local_path
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -41,6 +43,32 @@ def engine() -> Any:
     except ImportError as error:
         raise missing_extra("CheckpointManager", "orbax-checkpoint", "checkpoint") from error
     return orbax.checkpoint
+
+
+def folder_of_run(directory: str | os.PathLike[str]) -> Path:
+    """Where the steps of a run are: a folder on a local or mounted disk, or in a bucket that Orbax writes to.
+
+    Raises:
+        CheckpointError: If it is another address, or the bucket can't be reached.
+        ImportError: If it is in a bucket, and gcsfs is not installed.
+    """
+    if not str(directory).startswith("gs:/"):
+        return local_path(directory).absolute()
+    from etils import epath  # on which Orbax stands
+
+    folder = epath.Path("gs://" + str(directory)[4:].lstrip("/"))  # `Path` drops a slash
+    try:
+        folder.exists()
+    except ImportError as error:
+        raise missing_extra("CheckpointManager('gs://...')", "gcsfs", "gcs") from error
+    except Exception as error:  # each library below has errors of its own
+        raise CheckpointError(f"{folder} can't be reached: {error}") from error
+    return cast("Path", folder)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether it is on a local or mounted disk, with locks and `fsync`."""
+    return isinstance(folder, Path)
 
 
 # Writing
@@ -169,7 +197,7 @@ def saved_extras(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Raises:
         CheckpointDamagedError: If it can't be read.
     """
-    if EXTRAS not in _items_in(folder):
+    if EXTRAS not in items_in(folder):
         return {}, [{}]
     with _reading(f"What is beside the tree of step {folder.name}"):
         document = json.loads(_text(folder / EXTRAS / _JSON))
@@ -193,12 +221,12 @@ def _reading(what: str) -> Generator[None]:
 
 def _text(path: Path) -> str:
     """The text of a regular file."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not path.is_file():
         raise ValueError(f"{path} is not a file")
     return path.read_text(encoding="utf-8")
 
 
-def _items_in(folder: Path) -> frozenset[str]:
+def items_in(folder: Path) -> frozenset[str]:
     """The names of the items that were saved in a step."""
     with _reading(f"The list of items of step {folder.name}"):
         listed = json.loads(_text(folder / _ORBAX))["item_handlers"]
@@ -212,7 +240,7 @@ def saved_manifest(folder: Path) -> Manifest:
         CheckpointDamagedError: If it can't be read.
         CheckpointError: If a newer Treewright wrote it, or the step is another program's.
     """
-    if not (folder / MANIFEST).exists() and MANIFEST not in _items_in(folder):
+    if not (folder / MANIFEST).exists() and MANIFEST not in items_in(folder):
         raise CheckpointError(
             f"Step {folder.name} in {folder.parent} has no manifest: another program saved it with Orbax. "
             f"from_names(read_names({str(folder)!r}), like=...) puts its arrays into a tree."
@@ -252,8 +280,8 @@ def reader_of(folder: Path) -> Reader:
 
 
 def _refuse_special_files(folder: Path) -> None:
-    """A pipe in place of a file would let a reader wait for ever."""
-    for path in folder.rglob("*"):
+    """A pipe in place of a file would let a reader wait for ever. In a bucket there are none."""
+    for path in folder.rglob("*") if is_local(folder) else ():
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ValueError(f"{path} is neither a file nor a folder")

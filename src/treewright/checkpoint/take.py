@@ -35,8 +35,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         ) from None
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
-            f"{text} is not on a local or mounted disk, and Treewright saves nowhere else: renaming and locks, by "
-            f"which a checkpoint appears whole or not at all, are not there. Mount it, or save to a disk and copy."
+            f"{text} is not on a local or mounted disk, without which a file can't appear whole or not at all. Mount "
+            f"it, or save to a disk and copy. A CheckpointManager can save into a bucket: gs://..."
         )
     return Path(text)
 
