@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treewright._values.text import excerpts
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, shown_static
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
@@ -22,7 +23,6 @@ from treewright.checkpoint.leaves import Leaf
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
-from treewright.checkpoint.take import local_path
 from treewright.checkpoint.tree import first_of
 from treewright.errors import CheckpointError
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treewright._values.text import did_you_mean
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.leaves import NAMES
 from treewright.checkpoint.steps import engine as orbax_engine
-from treewright.checkpoint.take import local_path
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 

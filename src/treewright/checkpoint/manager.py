@@ -15,12 +15,11 @@ from treewright._jax import is_first_process, process_index
 from treewright._values.cures import cured, options_cure
 from treewright._values.reach import public
 from treewright._values.text import first_text
-from treewright.checkpoint.account import warn
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import UNFINISHED, Preemption
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic
+from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, taken, warn
 from treewright.checkpoint.retention import Mode, Retention
 from treewright.checkpoint.steps import (
     engine,
@@ -34,7 +33,6 @@ from treewright.checkpoint.steps import (
     saved_extras,
     saved_manifest,
 )
-from treewright.checkpoint.take import ALONE, Modules, taken
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 T = TypeVar("T")
@@ -464,9 +462,9 @@ class CheckpointManager:
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
-        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         folder = self._folder(step)
-        return taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
+        return taken(saved_manifest(folder), reader_of(folder), like, options)
 
     @overload
     def restore_latest_valid(
@@ -507,14 +505,14 @@ class CheckpointManager:
             CheckpointMismatchError: If a whole step does not fit `like`. It is not damaged, so it is not skipped.
             CheckpointDamagedError: If there are steps, and all are damaged.
         """
-        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         skipped: dict[int, str] = {}
         self.wait()
         for step in reversed(self.all_steps()):
             folder = self.directory / str(step)
             try:
                 saved_extras(folder)
-                tree = taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
+                tree = taken(saved_manifest(folder), reader_of(folder), like, options)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue

@@ -15,11 +15,11 @@ import numpy as np
 from treewright._jax import process_count
 from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
 from treewright.checkpoint.manifest import Manifest, from_text, with_digests
 from treewright.checkpoint.restore import Reader
-from treewright.checkpoint.take import local_path
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
