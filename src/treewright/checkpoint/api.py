@@ -25,8 +25,8 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
 
     The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
     that was there before is replaced in that step, and its owner and permissions are kept; a symbolic link stays, and
-    what it leads to is replaced. An array that stands in several places of the tree is written for each of them, and
-    comes back as several.
+    what it leads to is replaced. An array that stands in several places of the tree is written once, and comes back as
+    one.
 
     Args:
         path: Where to. Its folder must exist, and what is there already must be a regular file.

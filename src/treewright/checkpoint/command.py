@@ -19,7 +19,7 @@ from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, shown_static
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
-from treewright.checkpoint.leaves import Leaf
+from treewright.checkpoint.leaves import Leaf, name_of, untied
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
@@ -139,7 +139,7 @@ def _listed(found: list[_Checkpoint], *, whole: bool, verify: bool) -> Iterator[
 
 
 def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
-    arrays, disk = sum(leaf.form.nbytes for leaf in manifest.leaves), checkpoint.nbytes
+    arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), checkpoint.nbytes
     count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
     digest = manifest.to_json()["digest"]
     size = f"{count}, {_size(arrays)} ({_size(disk)} on disk)"
@@ -149,7 +149,10 @@ def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
 
 
 def _contents(manifest: Manifest) -> Iterator[str]:
-    rows = [(leaf.name, str(leaf.form), _digest(leaf)) for leaf in manifest.leaves]
+    rows = [
+        (leaf.name, str(leaf.form), _digest(leaf) if leaf.tied is None else f"is {name_of(leaf.tied)}")
+        for leaf in manifest.leaves
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     for name, form, digest in rows:
         yield _fitted([f"  {name:{widths[0]}}", f"{form:{widths[1]}}", digest])

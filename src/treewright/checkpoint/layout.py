@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from treewright.checkpoint.leaves import DTYPES, Form, Leaf
+from treewright.checkpoint.leaves import DTYPES, Form, Leaf, name_of, untied
 from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -46,8 +46,8 @@ _OTHERS = (
 
 
 def in_order(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """Leaves in the order in which a file holds them: wide dtypes first, so that each array is aligned."""
-    return sorted(leaves, key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
+    """Arrays in the order in which a file holds them: wide dtypes first, so that each is aligned."""
+    return sorted(untied(leaves), key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
 
 
 def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
@@ -123,15 +123,16 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
     if type(text) is not str:
         raise CheckpointDamagedError(f"in place of the manifest it has {str(text)[:80]!r}.")
     manifest = from_text(text)
-    starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in manifest.leaves}
+    kept = untied(manifest.leaves)
+    starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in kept}
     end = 0
-    for start, length in sorted((starts[leaf.name], leaf.form.nbytes) for leaf in manifest.leaves):
+    for start, length in sorted((starts[leaf.name], leaf.form.nbytes) for leaf in kept):
         end = end + length if start == end else -1
     if end != size or len(tensors) != len(starts):
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
-    return manifest, starts
+    return manifest, {leaf.name: starts[name_of(leaf.array)] for leaf in manifest.leaves}
 
 
 def _start_of(tensor: Any, form: Form) -> int:

@@ -15,7 +15,18 @@ from treewright._nodes.as_json import FORMS
 from treewright._nodes.json_kinds import PLAIN, shown, statics_in
 from treewright._values.reach import class_of, public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
-from treewright.checkpoint.leaves import DTYPES, KINDS, ON_DEVICE, Form, Leaf, Steps, can_be, of_one_name
+from treewright.checkpoint.leaves import (
+    DTYPES,
+    KINDS,
+    ON_DEVICE,
+    Form,
+    Leaf,
+    Steps,
+    can_be,
+    name_of,
+    of_one_name,
+    untied,
+)
 from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
 
 VERSION = 2
@@ -99,13 +110,20 @@ class Manifest:
             "version": self.version,
             "nodes": [_branch_json(branch) for branch in self.branches],
             "leaves": [_leaf_json(leaf) for leaf in self.leaves],
+            **_given("ties", {leaf.name: name_of(leaf.tied) for leaf in self.leaves if leaf.tied is not None}),
         }
 
 
 def with_digests(manifest: Manifest, digests: Iterable[Mapping[str, str]]) -> Manifest:
-    """The manifest of a tree as it is saved: its leaves with their digests, and without their values."""
-    pairs = zip(manifest.leaves, digests, strict=True)
-    return Manifest(manifest.branches, tuple(Leaf(leaf.steps, leaf.path, leaf.form, each) for leaf, each in pairs))
+    """The manifest of a tree as it is saved: its leaves with their digests, and without their values.
+
+    Args:
+        manifest: The tree, taken apart.
+        digests: Those of each array, in the order of the leaves that are not tied to another.
+    """
+    of_array = dict(zip((leaf.steps for leaf in untied(manifest.leaves)), digests, strict=True))
+    leaves = [Leaf(leaf.steps, leaf.path, leaf.form, of_array[leaf.array], tied=leaf.tied) for leaf in manifest.leaves]
+    return Manifest(manifest.branches, tuple(leaves))
 
 
 def _canonical(content: Any) -> bytes:
@@ -227,6 +245,7 @@ def from_json(document: Any, text: str = "") -> Manifest:
         branches = tuple(map(_branch, _take(content, "nodes", list)))
         leaves = tuple(map(_leaf, _take(content, "leaves", list)))
         _check_whole(branches, leaves)
+        leaves = _tied(leaves, _take_if_there(content, "ties", dict, {}))
     except (_WrongError, RecursionError) as error:
         raise CheckpointDamagedError(f"The manifest is damaged: {error}.") from error
     return Manifest(branches, leaves, version)
@@ -354,6 +373,20 @@ def _check_digests(digests: dict[str, Any], shape: tuple[int, ...], path: str) -
 
 def _size_of(place: str, shape: tuple[int, ...]) -> int:
     return math.prod(part.stop - part.start for part in index_of(place, shape))
+
+
+def _tied(leaves: tuple[Leaf, ...], ties: dict[str, Any]) -> tuple[Leaf, ...]:
+    """The leaves, some of them tied to others, which have to be the same but for their place."""
+    if not ties:
+        return leaves
+    named = {leaf.name: leaf for leaf in leaves}
+    for name, other in ties.items():
+        pair = named.get(name), named.get(other) if type(other) is str else None
+        if None in pair or other in ties or len({(str(leaf.form), str(leaf.digests)) for leaf in pair if leaf}) != 1:
+            raise _WrongError(f"{shown(name)} can't be tied to {shown(other)}")
+    return tuple(
+        dataclasses.replace(leaf, tied=named[ties[leaf.name]].steps) if leaf.name in ties else leaf for leaf in leaves
+    )
 
 
 def _check_whole(branches: tuple[Branch, ...], leaves: tuple[Leaf, ...]) -> None:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -24,7 +24,7 @@ from treewright.checkpoint.compare import (
     renamed_manifest,
     shown_static,
 )
-from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
+from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, sharding_of, stored
 from treewright.checkpoint.manifest import DICTS, Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, first_of, refuse, target_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
@@ -115,7 +115,7 @@ def _of_part(manifest: Manifest, read: Reader, part: str) -> tuple[Manifest, Rea
     root = named[part]
     depth = len(root)
     whole = {leaf.steps[depth:]: leaf for leaf in manifest.leaves if leaf.steps[:depth] == root}
-    parts = {leaf.steps: dataclasses.replace(leaf, steps=steps) for steps, leaf in whole.items()}
+    parts = {leaf.steps: dataclasses.replace(leaf, steps=steps, tied=leaf.array) for steps, leaf in whole.items()}
     branches = tuple(
         dataclasses.replace(branch, steps=branch.steps[depth:])
         for branch in manifest.branches
@@ -219,12 +219,31 @@ def _values(
         for original, leaf in leaves
         if options.migrate is not None or leaf.name in targets or leaf.name in moves.to_static
     }
+    read_as = _read_as((original, _place_of(targets.get(leaf.name))) for original, leaf in needed.values())
+    if options.migrate is not None:  # which may change one in place
+        read_as = {name: name for name in needed}
     values: dict[str, Any] = {}
-    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in needed.values()):
-        renamed = [needed[original.name][1] for original in originals]
-        becoming = [_becoming(leaf, targets, options) for leaf in renamed]
-        values.update(zip((leaf.name for leaf in renamed), restored_leaves(arrays, becoming), strict=True))
-    return values
+    wanted = [needed[name] for name in dict.fromkeys(read_as.values())]
+    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in wanted):
+        becoming = [_becoming(needed[original.name][1], targets, options) for original in originals]
+        values.update(zip((original.name for original in originals), restored_leaves(arrays, becoming), strict=True))
+    return {leaf.name: values[read_as[name]] for name, (_, leaf) in needed.items()}
+
+
+def _read_as(leaves: Iterable[tuple[Leaf, Hashable]]) -> dict[str, str]:
+    """By the names of leaves, those of the leaves that are read for them: one for all that are to be one array."""
+    first: dict[tuple[Steps, Hashable], str] = {}
+    return {leaf.name: first.setdefault((leaf.array, place), leaf.name) for leaf, place in leaves}
+
+
+def _place_of(target: Leaf | None) -> Hashable:
+    """What has to be the same of two leaves of a tree, so that one array may stand for both.
+
+    A live tree says itself whether it has one array there. Two can be donated, and one can't be twice.
+    """
+    if target is None or isinstance(target.value, jax.ShapeDtypeStruct):
+        return target and (target.form, sharding_of(target))
+    return id(target.value)
 
 
 def _becoming(leaf: Leaf, targets: Mapping[str, Leaf], options: LoadOptions) -> Leaf:
@@ -302,10 +321,11 @@ def restored_alone(
         CheckpointDamagedError: If an array is not what was saved.
     """
     parts = _Parts(manifest, codec, statics)
-    values: dict[Steps, Any] = {}
-    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves):
-        values.update(zip((leaf.steps for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
-    return parts.part((), values)
+    read_as = _read_as((leaf, None) for leaf in manifest.leaves)
+    values: dict[str, Any] = {}
+    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves if read_as[leaf.name] == leaf.name):
+        values.update(zip((leaf.name for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
+    return parts.part((), {leaf.steps: values[read_as[leaf.name]] for leaf in manifest.leaves})
 
 
 class _Parts:

@@ -17,7 +17,7 @@ from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
-from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored
+from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied
 from treewright.checkpoint.manifest import Manifest, from_text, with_digests
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
@@ -107,10 +107,11 @@ def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
     manifest = manifest_of(tree, _problems)
     if not manifest.leaves:
         raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
-    arrays = [stored(leaf.value) for leaf in manifest.leaves]
+    kept = untied(manifest.leaves)
+    arrays = [stored(leaf.value) for leaf in kept]
     manifest = with_digests(manifest, gathered(digests_of(arrays)))
     args = engine().args
-    items = {STATE: args.PyTreeSave(_nested(manifest.leaves, arrays)), MANIFEST: args.JsonSave(manifest.to_json())}
+    items = {STATE: args.PyTreeSave(_nested(kept, arrays)), MANIFEST: args.JsonSave(manifest.to_json())}
     if extras.metadata or extras.items:
         items[EXTRAS] = args.JsonSave(_extras_document(extras))
     return items
@@ -130,7 +131,7 @@ def _nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
     """The values as nested dicts by the steps of their leaves."""
     root: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
-        *above, last = leaf.steps or ("value",)
+        *above, last = leaf.array or ("value",)
         inside = root
         for step in above:
             inside = inside.setdefault(step, {})
@@ -268,7 +269,7 @@ def reader_of(folder: Path) -> Reader:
             )
             with _reading(f"Step {folder.name}"):
                 nested = engine.restore(folder / STATE, args=args)
-                arrays = [_at(nested, leaf.steps) for leaf in leaves]
+                arrays = [_at(nested, leaf.array) for leaf in leaves]
             del nested
             for array, leaf in zip(arrays, leaves, strict=True):
                 _check_form(array, leaf)
@@ -288,18 +289,18 @@ def _refuse_special_files(folder: Path) -> None:
 
 
 def _parts(wanted: list[tuple[Leaf, Leaf | None]]) -> Iterator[list[tuple[Leaf, Leaf | None]]]:
-    """Leaves in parts that are read one after the other."""
-    total = sum(leaf.form.nbytes for leaf, _ in wanted)
-    part: list[tuple[Leaf, Leaf | None]] = []
+    """Leaves in parts that are read one after the other, so that an array may become several."""
+    enough = max(_PART, sum(leaf.form.nbytes for leaf, _ in wanted) // _MOST_PARTS)
+    part: dict[Steps, tuple[Leaf, Leaf | None]] = {}
     size = 0
-    for pair in wanted:
-        part.append(pair)
-        size += pair[0].form.nbytes
-        if size >= max(_PART, total // _MOST_PARTS):
-            yield part
-            part, size = [], 0
+    for leaf, target in wanted:
+        if leaf.array in part or size >= enough:
+            yield list(part.values())
+            part, size = {}, 0
+        part[leaf.array] = leaf, target
+        size += leaf.form.nbytes
     if part:
-        yield part
+        yield list(part.values())
 
 
 def _at(nested: Any, steps: Steps) -> Any:

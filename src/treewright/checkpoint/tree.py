@@ -28,6 +28,7 @@ DECLARED = "__checkpoint_name__"
 _DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = frozenset({*_DICTS, list, tuple})
 _BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
+_SHARED = frozenset({"array", "numpy", "key"})  # the kinds of leaves that may be one object in several places
 _ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
 
 
@@ -201,6 +202,7 @@ class _TakenApart:
         self.codec = WritingCodec()
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
+        self.arrays: dict[int, Steps] = {}  # where each was met first
         self.problems: list[str] = []
         self.visit(tree, "", ())
         for leaf, other in of_one_name(self.leaves):
@@ -246,7 +248,10 @@ class _TakenApart:
         """Add a leaf, or why it can't be saved."""
         try:
             form = form_of(leaf, abstract=self.abstract)
-            self.leaves.append(Leaf(steps, path, form, value=leaf if self.abstract else content_of(leaf)))
+            # Objects live as long as the tree, so no two have one id. Numbers have no identity.
+            first = self.arrays.setdefault(id(leaf), steps) if form.kind in _SHARED and not self.abstract else steps
+            value = leaf if self.abstract else content_of(leaf)
+            self.leaves.append(Leaf(steps, path, form, value=value, tied=None if first == steps else first))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
