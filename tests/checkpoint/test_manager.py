@@ -326,7 +326,7 @@ def test_plain_orbax_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         found.state["opt_state"]["0"]["mu"]["layers"]["1"]["bias"], state.opt_state[0].mu.layers[1].bias
     )
-    assert found.manifest["manifest"]["nodes"][0]["class"] == "treewright.train:TrainState"
+    assert json.loads(found.manifest["treewright"])["containers"][0]["class"] == "treewright.train:TrainState"
 
 
 def test_steps_of_plain_orbax_go_by_names(tmp_path: Path) -> None:

@@ -14,7 +14,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import spec
+from treewright._jax_refs import new_ref
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save, to_names
+from treewright.checkpoint.manifest import from_json, with_digests
+from treewright.checkpoint.tree import manifest_of
+from treewright.errors import CheckpointDamagedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +53,14 @@ def test_ties_come_back_without_a_template_into_one_that_has_them_and_into_an_ab
     assert same(engine.load(like=tree))[:3] == expected
     abstract = jax.eval_shape(lambda: {name: tree[name] for name in ("a", "b", "k")}) | {"h": tree["h"], "n": tree["n"]}
     assert same(engine.load(like=abstract))[:3] == expected
+
+
+def test_a_ref_in_two_places_comes_back_as_one(engine: Any) -> None:
+    ref = new_ref(jnp.zeros(2))
+    engine.save({"a": ref, "b": ref, "c": new_ref(jnp.zeros(2))})
+
+    found = engine.load(like={"a": ref, "b": ref, "c": new_ref(jnp.ones(2))})
+    assert found["a"] is found["b"] is not found["c"]
 
 
 def test_a_live_template_with_two_arrays_gets_two_which_can_be_donated(engine: Any) -> None:
@@ -114,6 +126,45 @@ def test_a_tied_array_is_written_once_and_the_manifest_says_what_it_is(tmp_path:
     assert [leaf.tied for leaf in read_manifest(tmp_path / "three").leaves] == [None, ("a",), ("a",)]
     assert len({str(leaf.digests) for leaf in read_manifest(tmp_path / "three").leaves}) == 1
     assert list(read_names(tmp_path / "three")) == ["a"]  # as plain safetensors reads it
+
+
+@jax.tree_util.register_pytree_node_class
+class Made:
+    """Makes its leaf anew each time that it is flattened, so that one may get the id of another."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (new_ref(jnp.full(2, self.number)),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Any:
+        return int(children[0][0])
+
+
+def test_leaves_that_live_for_a_moment_are_not_tied(engine: Any) -> None:
+    tree = [Made(number) for number in range(20)]
+    engine.save(tree)
+
+    assert engine.load(like=tree) == list(range(20))
+
+
+@pytest.mark.parametrize("tie", [1, 2, -1, 3, True, 0.0, "0"])
+def test_a_forged_tie_is_damage(tie: Any) -> None:
+    arrays = {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5}
+    document = with_digests(manifest_of(arrays), [{"all": "0" * 32}] * 3).to_json()
+    assert document["digests"][2] == 1
+    assert from_json(document).leaves[2].tied == ("b",)
+    document["digests"][2] = tie
+
+    if tie == 1 and type(tie) is int:
+        document["digests"] = [0, *document["digests"][1:]]  # to itself
+    with pytest.raises(CheckpointDamagedError, match=r"can't be one array with the leaf|has the digest|is no digest"):
+        from_json(document)
+    document["digests"][2:] = [1, 1]  # a number of Python's
+    with pytest.raises(CheckpointDamagedError, match="can't be one array with the leaf"):
+        from_json(document)
 
 
 def test_names_hold_tied_leaves_like_any_other() -> None:

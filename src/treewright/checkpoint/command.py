@@ -20,7 +20,7 @@ from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, n
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
 from treewright.checkpoint.leaves import Leaf, name_of, untied
-from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.manifest import DIGEST, Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
 from treewright.checkpoint.tree import first_of
@@ -141,7 +141,7 @@ def _listed(found: list[_Checkpoint], *, whole: bool, verify: bool) -> Iterator[
 def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
     arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), checkpoint.nbytes
     count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
-    digest = manifest.to_json()["digest"]
+    digest = manifest.to_metadata()[DIGEST]
     size = f"{count}, {_size(arrays)} ({_size(disk)} on disk)"
     yield _fitted([str(checkpoint.path), checkpoint.saved_at, size, digest])
     for name, value in checkpoint.metadata.items():

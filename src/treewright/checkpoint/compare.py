@@ -125,7 +125,7 @@ def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Ite
     theirs = {branch.steps: branch for branch in wanted.branches}
     for steps, branch in ours.items():
         if steps in theirs:
-            yield from _both(branch, theirs[steps], moved, statics=_have_statics(branch, theirs[steps], saved.version))
+            yield from _both(branch, theirs[steps], moved)
     yield from _lone(saved, {*theirs, *(leaf.steps for leaf in wanted.leaves)}, "unexpected")
     yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
@@ -145,12 +145,7 @@ def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator
             yield Mismatch(branch.path or "the tree", kind, saved, wanted)
 
 
-def _have_statics(old: Branch, new: Branch, version: int) -> bool:
-    """Whether both know their statics: of dicts one kind has them, of other libraries' nodes version 1 has none."""
-    return "node" in {old.kind, new.kind} or (old.kind == new.kind and version > 1)
-
-
-def _both(old: Branch, new: Branch, moved: set[Steps], *, statics: bool) -> Iterator[Mismatch]:
+def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     if "node" in {old.kind, new.kind}:
         same = same_name(saved, wanted)
@@ -158,6 +153,7 @@ def _both(old: Branch, new: Branch, moved: set[Steps], *, statics: bool) -> Iter
         same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
     if not same:
         yield Mismatch(new.path or "the tree", "class", saved, wanted)
+    statics = "node" in {old.kind, new.kind} or old.kind == new.kind  # a dict of another kind has others
     for name in {**old.statics, **new.statics} if statics else ():
         if (*new.steps, name) in moved:
             continue

@@ -44,7 +44,7 @@ def write(path: Path, tree: Any, *, progress: bool | None) -> None:
         untyped_jax.copy_to_host_async(values)
     arrays = {leaf.name: contiguous(value) for leaf, value in zip(kept, values, strict=True)}
     ordered = in_order(manifest.leaves)
-    header = header_of(ordered, with_digests(manifest, digests_of(arrays.values())).to_text())
+    header = header_of(ordered, with_digests(manifest, digests_of(arrays.values())).to_metadata())
     total = sum(array.nbytes for array in arrays.values())
     try:
         with progress_bar(total, f"saving {path.name}", show=progress) as done, replacing(path) as descriptor:

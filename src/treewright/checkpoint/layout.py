@@ -5,17 +5,16 @@ nothing. Tests hold that it reads what is written here, and the other way round.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
 from treewright.checkpoint.leaves import DTYPES, Form, Leaf, name_of, untied
-from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, parsed
+from treewright.checkpoint.manifest import LONGEST, TEXT, Manifest, from_metadata, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 RESERVED = "__metadata__"  # the name that is not an array's
 LENGTH = 8  # bytes of the number that says how long the header is
-_KEY = "treewright"  # of the manifest in the metadata
 
 # What safetensors has a name for. Anything else is written as bytes, with one dimension more.
 _CODES = MappingProxyType(
@@ -50,13 +49,13 @@ def in_order(leaves: Iterable[Leaf]) -> list[Leaf]:
     return sorted(untied(leaves), key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
 
 
-def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
+def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     """All that stands before the arrays.
 
     Raises:
         CheckpointError: If that is more than a safetensors file may have.
     """
-    header: dict[str, Any] = {RESERVED: {_KEY: manifest}}
+    header: dict[str, Any] = {RESERVED: metadata}
     end = 0
     for leaf in ordered:
         code, shape = _stored_as(leaf.form)
@@ -114,15 +113,12 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
     """
     tensors = parsed(header, "header")
     metadata: Any = tensors.pop(RESERVED, None)
-    text = cast("dict[str, Any]", metadata).get(_KEY) if type(metadata) is dict else None
-    if text is None:
+    if type(metadata) is not dict or TEXT not in metadata:
         raise CheckpointError(
             "it is a safetensors file without a manifest: another program wrote it. "
             "from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
         )
-    if type(text) is not str:
-        raise CheckpointDamagedError(f"in place of the manifest it has {str(text)[:80]!r}.")
-    manifest = from_text(text)
+    manifest = from_metadata(cast("dict[str, Any]", metadata))
     kept = untied(manifest.leaves)
     starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in kept}
     end = 0

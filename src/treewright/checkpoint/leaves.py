@@ -27,6 +27,7 @@ ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
 ON_HOST = KINDS - ON_DEVICE
+SHARED = frozenset({"array", "numpy", "key"})  # of which one object may stand in several places
 # What JAX makes of 64 bits where they are switched off.
 NARROWED = MappingProxyType({"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"})
 _DTYPE_NAMES = (
@@ -92,7 +93,7 @@ def name_of(steps: Steps) -> str:
 
 
 @public("treewright.checkpoint")
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen, which takes three times as long to make
 class Leaf:
     """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
 
@@ -119,7 +120,7 @@ class Leaf:
     name: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", name_of(self.steps))
+        self.name = name_of(self.steps)
 
     @property
     def array(self) -> Steps:

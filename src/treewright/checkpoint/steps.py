@@ -18,7 +18,7 @@ from treewright._values.reach import class_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied
-from treewright.checkpoint.manifest import Manifest, from_text, with_digests
+from treewright.checkpoint.manifest import Manifest, from_metadata, parsed, with_digests
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -111,7 +111,7 @@ def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
     arrays = [stored(leaf.value) for leaf in kept]
     manifest = with_digests(manifest, gathered(digests_of(arrays)))
     args = engine().args
-    items = {STATE: args.PyTreeSave(_nested(kept, arrays)), MANIFEST: args.JsonSave(manifest.to_json())}
+    items = {STATE: args.PyTreeSave(_nested(kept, arrays)), MANIFEST: args.JsonSave(manifest.to_metadata())}
     if extras.metadata or extras.items:
         items[EXTRAS] = args.JsonSave(_extras_document(extras))
     return items
@@ -248,7 +248,7 @@ def saved_manifest(folder: Path) -> Manifest:
         )
     with _reading(f"The manifest of step {folder.name}"):
         text = _text(folder / MANIFEST / _JSON)
-    return from_text(text)
+    return from_metadata(parsed(text, "manifest"))
 
 
 def reader_of(folder: Path) -> Reader:
