@@ -554,10 +554,9 @@ def test_children_that_would_get_one_name_are_not_saved(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="has children of one name, which could not be told apart: 1, 1"):
         save(tmp_path / "x", tree)
-    with pytest.raises(CheckpointError, match="has children of one name"):
-        load_into = {"x": tree}
-        save(tmp_path / "x", {"x": 1})
-        load(tmp_path / "x", like=load_into)
+    save(tmp_path / "x", {"x": 1})
+    with pytest.raises(CheckpointError, match=r"\['x'\] has children of one name"):
+        load(tmp_path / "x", like={"x": tree})
 
 
 @pytest.mark.parametrize(

@@ -124,21 +124,23 @@ def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Ite
     ours = {branch.steps: branch for branch in saved.branches}
     theirs = {branch.steps: branch for branch in wanted.branches}
     for steps, branch in ours.items():
-        if steps in theirs:
-            yield from _both(branch, theirs[steps], moved)
+        other = theirs.get(steps)
+        if other is not None and (branch.cls or other.cls or branch.statics or other.statics):
+            yield from _both(branch, other, moved)
     yield from _lone(saved, {*theirs, *(leaf.steps for leaf in wanted.leaves)}, "unexpected")
     yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
 
 def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator[Mismatch]:
     """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
+    lone = [branch for branch in entries.branches if branch.statics and branch.steps not in others]
     above_leaves: set[Steps] = set()
-    for leaf in entries.leaves:
+    for leaf in entries.leaves if lone else ():
         steps = leaf.steps
         while steps and (steps := steps[:-1]) not in above_leaves:
             above_leaves.add(steps)
-    for branch in entries.branches:
-        if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
+    for branch in lone:
+        if branch.steps not in above_leaves:
             statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
             shown = f"{branch.cls}({statics})"
             saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
@@ -255,7 +257,8 @@ def leaf_mismatches(
                 yield Mismatch(leaf.path, "unexpected", str(leaf.form), "nothing")
     for name, leaf in wanted.items():
         if name in saved:
-            yield from _forms_differ(leaf.path, saved[name].form, leaf.form, allow_cast=allow_cast)
+            if saved[name].form != leaf.form:
+                yield from _forms_differ(leaf.path, saved[name].form, leaf.form, allow_cast=allow_cast)
         elif strict:
             yield Mismatch(leaf.path, "missing", "nothing", str(leaf.form))
 

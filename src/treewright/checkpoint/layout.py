@@ -45,8 +45,10 @@ _OTHERS = (
 
 
 def in_order(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """Arrays in the order in which a file holds them: wide dtypes first, so that each is aligned."""
-    return sorted(untied(leaves), key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
+    """Leaves in the order in which a file holds them: wide dtypes first, so that each is aligned, and small arrays."""
+    leaves = list(leaves)
+    keys = {form: (-DTYPES[form.dtype].itemsize, form.nbytes) for form in {leaf.form for leaf in leaves}}
+    return sorted(leaves, key=lambda leaf: keys[leaf.form])
 
 
 def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
@@ -56,10 +58,11 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
         CheckpointError: If that is more than a safetensors file may have.
     """
     header: dict[str, Any] = {RESERVED: metadata}
+    stored = _stored_as(ordered)
     end = 0
     for leaf in ordered:
-        code, shape = _stored_as(leaf.form)
-        start, end = end, end + leaf.form.nbytes
+        code, shape, size = stored[leaf.form]
+        start, end = end, end + size
         header[leaf.name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > LONGEST:
@@ -71,10 +74,13 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(LENGTH, "little") + text
 
 
-def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
-    """The dtype code and shape under which the header has an array of this form."""
-    code = _CODES.get(form.dtype)
-    return ("U8", (*form.shape, DTYPES[form.dtype].itemsize)) if code is None else (code, form.shape)
+def _stored_as(leaves: Iterable[Leaf]) -> dict[Form, tuple[str, list[int], int]]:
+    """For each form of these leaves the dtype code and shape under which the header has it, and its bytes."""
+    stored: dict[Form, tuple[str, list[int], int]] = {}
+    for form in {leaf.form for leaf in leaves}:
+        code, width = _CODES.get(form.dtype), DTYPES[form.dtype].itemsize
+        stored[form] = ("U8", [*form.shape, width], form.nbytes) if code is None else (code, [*form.shape], form.nbytes)
+    return stored
 
 
 def length_of(head: bytes, size: int) -> int:
@@ -100,8 +106,8 @@ def length_of(head: bytes, size: int) -> int:
     raise CheckpointDamagedError(f"{found}: it was cut short, or its beginning is damaged.")
 
 
-def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
-    """The manifest in a header, and where each array begins after it, by the name of its leaf.
+def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, int]]]:
+    """The manifest in a header, and where each array begins after it and how many bytes it has, by name of its leaf.
 
     Args:
         header: The header, without its length.
@@ -120,23 +126,23 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
         )
     manifest = from_metadata(cast("dict[str, Any]", metadata))
     kept = untied(manifest.leaves)
-    starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in kept}
+    stored = _stored_as(kept)
+    spans = {leaf.name: _span_of(tensors.get(leaf.name), *stored[leaf.form]) for leaf in kept}
     end = 0
-    for start, length in sorted((starts[leaf.name], leaf.form.nbytes) for leaf in kept):
+    for start, length in sorted(spans.values()):
         end = end + length if start == end else -1
-    if end != size or len(tensors) != len(starts):
+    if end != size or len(tensors) != len(spans):
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
-    return manifest, {leaf.name: starts[name_of(leaf.array)] for leaf in manifest.leaves}
+    return manifest, {leaf.name: spans[name_of(leaf.array)] for leaf in manifest.leaves}
 
 
-def _start_of(tensor: Any, form: Form) -> int:
-    """Where an array begins, as its entry says, which has to be that of an array of this form; else -1."""
-    offsets: Any = cast("dict[str, Any]", tensor).get("data_offsets") if type(tensor) is dict else None
-    start: Any = next(iter(cast("Any", offsets))) if type(offsets) is list and offsets else None
-    if type(start) is not int:
-        return -1
-    code, shape = _stored_as(form)
-    expected = {"dtype": code, "shape": [*shape], "data_offsets": [start, start + form.nbytes]}
-    return start if tensor == expected else -1
+def _span_of(tensor: Any, code: str, shape: list[int], size: int) -> tuple[int, int]:
+    """Where an array begins, as its entry says, which has to be that of such an array; else -1. And its bytes."""
+    match tensor:
+        case {"data_offsets": [int(start), *_]}:
+            expected = {"dtype": code, "shape": shape, "data_offsets": [start, start + size]}
+            return (start if tensor == expected else -1), size
+        case _:
+            return -1, size

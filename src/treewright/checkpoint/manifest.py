@@ -10,7 +10,7 @@ recurse, and everything is checked before any of it is used: nothing is imported
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -28,7 +28,6 @@ from treewright.checkpoint.leaves import (
     Steps,
     can_be,
     of_one_name,
-    untied,
 )
 from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
 
@@ -113,7 +112,7 @@ class Manifest:
             CheckpointError: If the tree is larger than any that is loaded again.
         """
         entries: dict[Steps, Branch | Leaf] = {entry.steps: entry for entry in (*self.branches, *self.leaves)}
-        containers: dict[str, tuple[int, dict[str, Any]]] = {}
+        containers: dict[Any, tuple[int, Branch]] = {}
         forms: dict[Form, int] = {}
         tree: list[int] = []
         digests: list[Any] = []
@@ -129,15 +128,14 @@ class Manifest:
                 digest = entry.digests.get(WHOLE) or dict(entry.digests)
                 digests.append(digest if entry.tied is None else places[entry.tied])
             else:
-                container = _container_json(entry)
-                tree.append(containers.setdefault(repr(container), (len(containers), container))[0])
+                tree.append(containers.setdefault(_kind_of(entry), (len(containers), entry))[0])
                 waiting += [(*entry.steps, child) for child in reversed(entry.children)]
         if room < 0:
             raise CheckpointError(f"The tree can't be saved: its {len(entries):,} parts take more than {ROOM:,} bytes.")
         return {
             "format": FORMAT,
             "version": VERSION,
-            "containers": [container for _, container in containers.values()],
+            "containers": [_container_json(container) for _, container in containers.values()],
             "forms": list(map(_form_json, forms)),
             "tree": tree,
             "digests": digests,
@@ -157,21 +155,15 @@ class Manifest:
         return {TEXT: text, DIGEST: digest_of(text.encode())}
 
 
-def with_digests(manifest: Manifest, digests: Iterable[Mapping[str, str]]) -> Manifest:
-    """The manifest of a tree as it is saved: its leaves with their digests, and without their values.
-
-    Args:
-        manifest: The tree, taken apart.
-        digests: Those of each array, in the order of the leaves that are not tied to another.
-    """
-    of_array = dict(zip((leaf.steps for leaf in untied(manifest.leaves)), digests, strict=True))
-    leaves = [Leaf(leaf.steps, leaf.path, leaf.form, of_array[leaf.array], tied=leaf.tied) for leaf in manifest.leaves]
-    return Manifest(manifest.branches, tuple(leaves))
-
-
 def _room_of(steps: Steps, path: str) -> int:
     """About how many bytes an entry takes."""
     return 200 + 8 * len(steps) + len(path)
+
+
+def _kind_of(branch: Branch) -> Any:
+    """What branches that are the same in all but their place have in common: they share what can't be compared."""
+    shared = branch.keys, branch.fields, branch.statics
+    return (branch.kind, branch.cls, branch.children, branch.paths, *map(id, shared))
 
 
 def _container_json(branch: Branch) -> dict[str, Any]:
@@ -286,7 +278,7 @@ def from_json(content: Any) -> Manifest:
 
 def _manifest(containers: list[Branch], forms: list[Form], tree: list[Any], digests: list[Any]) -> Manifest:
     """The entries of a tree, each with the place that it has."""
-    if not _INTS.issuperset(map(type, tree)) or not all(-len(forms) <= number < len(containers) for number in tree):
+    if not _INTS.issuperset(map(type, tree)) or not _between(tree, -len(forms), len(containers)):
         raise _WrongError("'tree' holds more than numbers of containers and forms")
     # By their number first: the places of children that are nowhere could take any memory.
     children = sum(len(containers[number].children) for number in tree if number >= 0)
@@ -323,6 +315,10 @@ def _leaf(steps: Steps, path: str, form: Form, digest: Any, before: list[Leaf]) 
     if first is None or first.form != form or first.tied is not None or form.kind not in SHARED:
         raise _WrongError(f"{shown(path)} can't be one array with the leaf {digest}")
     return Leaf(steps, path, form, first.digests, tied=first.steps)
+
+
+def _between(numbers: Sequence[int], first: int, end: int) -> bool:
+    return not numbers or first <= min(numbers) <= max(numbers) < end
 
 
 def check_static(encoded: Any) -> None:
@@ -404,11 +400,7 @@ def _form(entry: Any) -> Form:
     kind, dtype, shape = entry["kind"], entry["dtype"], tuple(entry["shape"])
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"no {shown(kind)} of {shown(dtype)} can be saved")
-    if (
-        len(shape) > 64
-        or not _INTS.issuperset(map(type, shape))
-        or (shape and not 0 <= min(shape) <= max(shape) < 2**63)
-    ):
+    if len(shape) > 64 or not _INTS.issuperset(map(type, shape)) or not _between(shape, 0, 2**63):
         raise _WrongError("a leaf has an impossible shape")
     if not can_be(kind, shape, dtype):
         raise _WrongError(f"a leaf of kind {kind} has the shape {shape} and the dtype {dtype}")

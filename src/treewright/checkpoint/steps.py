@@ -18,7 +18,7 @@ from treewright._values.reach import class_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied
-from treewright.checkpoint.manifest import Manifest, from_metadata, parsed, with_digests
+from treewright.checkpoint.manifest import Manifest, from_metadata, parsed
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -109,7 +109,8 @@ def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
         raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
     kept = untied(manifest.leaves)
     arrays = [stored(leaf.value) for leaf in kept]
-    manifest = with_digests(manifest, gathered(digests_of(arrays)))
+    for leaf, digests in zip(kept, gathered(digests_of(arrays)), strict=True):
+        leaf.digests = digests
     args = engine().args
     items = {STATE: args.PyTreeSave(_nested(kept, arrays)), MANIFEST: args.JsonSave(manifest.to_metadata())}
     if extras.metadata or extras.items:

@@ -261,7 +261,7 @@ class _TakenApart:
             self.problems.append(f"{path} {problem}")
 
     def container(self, part: Any, level: Level) -> Branch:
-        """The entry of a node or container as it would be at the root, made once for those that are the same.
+        """The entry of a node or container as it would be at the root: one object for those that are the same.
 
         Raises:
             StaticSerializationError: If no checkpoint holds a static or key.
@@ -272,13 +272,13 @@ class _TakenApart:
         elif cls is dict and _TEXTS.issuperset(map(type, part)):
             same = (cls, *aux)
         else:
-            same = (cls, len(level.children)) if cls in _SEQUENCES else object()
+            same = (cls, len(level.children)) if cls in _SEQUENCES else None
         branch = self.containers.get(same)
         if branch is None:
             branch = dataclasses.replace(_bare(level), **self.described(part, level))
             for static in (*branch.statics.values(), *(branch.keys or ())):
                 check_static(static)
-            self.containers[same] = branch
+            branch = self.containers.setdefault(same or repr(branch), branch)
         return branch
 
     def described(self, part: Any, level: Level) -> dict[str, Any]:
