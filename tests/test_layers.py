@@ -137,7 +137,7 @@ checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
 checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.atomic,
     checkpoint.digests, checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention,
-    checkpoint.steps, errors
+    checkpoint.steps, checkpoint.tree, errors
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.steps, checkpoint.tree, errors
 sharding.folding

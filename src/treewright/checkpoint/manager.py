@@ -33,6 +33,7 @@ from treewright.checkpoint.steps import (
     saved_extras,
     saved_manifest,
 )
+from treewright.checkpoint.tree import first_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 T = TypeVar("T")
@@ -519,10 +520,12 @@ class CheckpointManager:
             with self._mutex:
                 self._damaged.update(skipped)
             if skipped:
-                warn("\n".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)]))
+                warn("\n  ".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)]))
             return Restored(step, tree, skipped)
         if skipped:
-            raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
+            raise CheckpointDamagedError(
+                "\n  ".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)])
+            )
         return None
 
     def _folder(self, step: int | None) -> Path:
@@ -554,4 +557,4 @@ class _Policy:
 
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:
-    return [f"  {step}: {reason}" for step, reason in skipped.items()]
+    return first_of([f"{step}: {reason}" for step, reason in skipped.items()])
