@@ -100,13 +100,13 @@ def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
     raise CheckpointMismatchError("\n".join([*lines, "What to do:", *remedies]), tuple(mismatches))
 
 
-def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
+def lines_of(mismatches: Sequence[Mismatch], line: Callable[[Mismatch], str] = str) -> list[str]:
     """A line for each; where there are very many, for some of each kind, and how many there are besides."""
     if len(mismatches) <= _MANY:
-        return list(map(str, mismatches))
+        return list(map(line, mismatches))
     of_kind: dict[MismatchKind, list[str]] = {}
     for mismatch in mismatches:
-        of_kind.setdefault(mismatch.kind, []).append(str(mismatch))
+        of_kind.setdefault(mismatch.kind, []).append(line(mismatch))
     return [line for kind, lines in of_kind.items() for line in first_of(lines, 5, more=f"more of the kind {kind!r}")]
 
 

@@ -17,7 +17,7 @@ from treewright._jax import untyped_jax
 from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write_all
 from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
-from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored
+from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored, untied
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
@@ -39,13 +39,14 @@ def write(path: Path, tree: Any, *, progress: bool | None) -> None:
         CheckpointError: If something in the tree can't be saved, or the file can't be written.
     """
     manifest = manifest_of(tree, _problems)
-    values = [stored(leaf.value) for leaf in manifest.leaves]
+    kept = untied(manifest.leaves)
+    values = [stored(leaf.value) for leaf in kept]
     if jax.default_backend() != "cpu":
         untyped_jax.copy_to_host_async(values)
-    arrays = {leaf.name: contiguous(value) for leaf, value in zip(manifest.leaves, values, strict=True)}
-    for leaf, digests in zip(manifest.leaves, digests_of(arrays.values()), strict=True):
+    arrays = {leaf.name: contiguous(value) for leaf, value in zip(kept, values, strict=True)}
+    for leaf, digests in zip(kept, digests_of(arrays.values()), strict=True):
         leaf.digests = digests
-    ordered = in_order(manifest.leaves)
+    ordered = in_order(kept)
     header = header_of(ordered, manifest.to_metadata())
     total = sum(array.nbytes for array in arrays.values())
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from treewright.checkpoint.leaves import DTYPES, Form, Leaf
+from treewright.checkpoint.leaves import DTYPES, Form, Leaf, name_of, untied
 from treewright.checkpoint.manifest import LONGEST, TEXT, Manifest, from_metadata, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -125,8 +125,9 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, i
             "from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
         )
     manifest = from_metadata(cast("dict[str, Any]", metadata))
-    stored = _stored_as(manifest.leaves)
-    spans = {leaf.name: _span_of(tensors.get(leaf.name), *stored[leaf.form]) for leaf in manifest.leaves}
+    kept = untied(manifest.leaves)
+    stored = _stored_as(kept)
+    spans = {leaf.name: _span_of(tensors.get(leaf.name), *stored[leaf.form]) for leaf in kept}
     end = 0
     for start, length in sorted(spans.values()):
         end = end + length if start == end else -1
@@ -134,7 +135,7 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, i
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
-    return manifest, spans
+    return manifest, {leaf.name: spans[name_of(leaf.array)] for leaf in manifest.leaves}
 
 
 def _span_of(tensor: Any, code: str, shape: list[int], size: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 A table of the distinct containers, a table of the distinct forms of leaves, the tree as a list of numbers, and a digest
 for each leaf. The tree is in JAX's order: 2 stands for container 2, whose children follow, and ~2 for a leaf of form 2.
+In place of a digest stands the number of an earlier leaf, where both are one array.
 So 100,000 leaves take little more than their digests, and each thing that is the same is checked once. Reading does not
 recurse, and everything is checked before any of it is used: nothing is imported, made or allocated here.
 """
@@ -17,7 +18,17 @@ from treewright._nodes.as_json import FORMS
 from treewright._nodes.json_kinds import PLAIN, shown, statics_in
 from treewright._values.reach import class_of, public
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
-from treewright.checkpoint.leaves import DTYPES, KINDS, ON_DEVICE, Form, Leaf, Steps, can_be, of_one_name
+from treewright.checkpoint.leaves import (
+    DTYPES,
+    KINDS,
+    ON_DEVICE,
+    SHARED,
+    Form,
+    Leaf,
+    Steps,
+    can_be,
+    of_one_name,
+)
 from treewright.errors import CheckpointDamagedError, CheckpointError, StaticSerializationError
 
 VERSION = 1
@@ -105,6 +116,7 @@ class Manifest:
         forms: dict[Form, int] = {}
         tree: list[int] = []
         digests: list[Any] = []
+        places: dict[Steps, int] = {}
         waiting: list[Steps] = [()]
         room = ROOM
         while waiting:
@@ -112,7 +124,9 @@ class Manifest:
             room -= _room_of(entry.steps, entry.path)
             if isinstance(entry, Leaf):
                 tree.append(~forms.setdefault(entry.form, len(forms)))
-                digests.append(entry.digests.get(WHOLE) or dict(entry.digests))
+                places[entry.steps] = len(digests)
+                digest = entry.digests.get(WHOLE) or dict(entry.digests)
+                digests.append(digest if entry.tied is None else places[entry.tied])
             else:
                 tree.append(containers.setdefault(_kind_of(entry), (len(containers), entry))[0])
                 waiting += [(*entry.steps, child) for child in reversed(entry.children)]
@@ -284,14 +298,23 @@ def _manifest(containers: list[Branch], forms: list[Form], tree: list[Any], dige
         if room < 0:
             raise _WrongError(f"its entries would take more than {ROOM:,} bytes")
         if number < 0:
-            form, path = forms[~number], path or "the tree"
-            leaves.append(Leaf(steps, path, form, _digests(digests[len(leaves)], form.shape, path)))
+            leaves.append(_leaf(steps, path or "the tree", forms[~number], digests[len(leaves)], leaves))
             continue
         like = containers[number]
         branches.append(placed(like, steps, path))
         pairs = zip(reversed(like.children), reversed(like.paths), strict=True)
         waiting += [((*steps, child), path + more) for child, more in pairs]
     return Manifest(tuple(branches), tuple(leaves))
+
+
+def _leaf(steps: Steps, path: str, form: Form, digest: Any, before: list[Leaf]) -> Leaf:
+    """A leaf with its digests, or with the number of an earlier one whose array it is."""
+    if type(digest) is not int:
+        return Leaf(steps, path, form, _digests(digest, form.shape, path))
+    first = before[digest] if 0 <= digest < len(before) else None
+    if first is None or first.form != form or first.tied is not None or form.kind not in SHARED:
+        raise _WrongError(f"{shown(path)} can't be one array with the leaf {digest}")
+    return Leaf(steps, path, form, first.digests, tied=first.steps)
 
 
 def _between(numbers: Sequence[int], first: int, end: int) -> bool:

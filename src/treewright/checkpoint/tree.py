@@ -20,7 +20,7 @@ from treewright._trees.paths import place_of
 from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
-from treewright.checkpoint.leaves import NAMES, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
 from treewright.errors import CheckpointError, StaticSerializationError
 
@@ -205,6 +205,7 @@ class _TakenApart:
         self.containers: dict[Any, Branch] = {}
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
+        self.met: dict[int, tuple[Steps, Any]] = {}  # where each array was met first; kept, so that no two have one id
         self.problems: list[str] = []
         self.visit(tree, "", ())
         for leaf, other in of_one_name(self.leaves):
@@ -250,7 +251,10 @@ class _TakenApart:
         """Add a leaf, or why it can't be saved."""
         try:
             form = form_of(leaf, abstract=self.abstract)
-            self.leaves.append(Leaf(steps, path, form, value=leaf if self.abstract else content_of(leaf)))
+            shared = form.kind in SHARED and not self.abstract
+            first = self.met.setdefault(id(leaf), (steps, leaf))[0] if shared else steps
+            value = leaf if self.abstract else content_of(leaf)
+            self.leaves.append(Leaf(steps, path, form, value=value, tied=None if first == steps else first))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
