@@ -252,6 +252,7 @@ NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "dtype": (("forms", 0, "dtype"), "object", "of 'object' can be saved"),
     "negative shape": (("forms", 0, "shape"), [-1], "has an impossible shape"),
     "huge shape": (("forms", 0, "shape"), [2**64], "has an impossible shape"),
+    "huge shape of nothing": (("forms", 0, "shape"), [0, 2**62], "has an impossible shape"),
     "long shape": (("forms", 0, "shape"), [1] * 65, "has an impossible shape"),
     "digest": (("digests", 0), "0", "'.layers.0..kernel' has the digest '0'"),
     "digest of a block": (("digests", 0), {"all": "0"}, "has the digest '0'"),
