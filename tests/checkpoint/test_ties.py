@@ -16,7 +16,7 @@ from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest f
 from tests.checkpoint.models import spec
 from treewright._jax_refs import new_ref
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save, to_names
-from treewright.checkpoint.manifest import from_json, with_digests
+from treewright.checkpoint.manifest import from_json
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError
 
@@ -153,7 +153,10 @@ def test_leaves_that_live_for_a_moment_are_not_tied(engine: Any) -> None:
 @pytest.mark.parametrize("tie", [1, 2, -1, 3, True, 0.0, "0"])
 def test_a_forged_tie_is_damage(tie: Any) -> None:
     arrays = {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5}
-    document = with_digests(manifest_of(arrays), [{"all": "0" * 32}] * 3).to_json()
+    manifest = manifest_of(arrays)
+    for leaf in manifest.leaves:
+        leaf.digests = {"all": "0" * 32}
+    document = manifest.to_json()
     assert document["digests"][2] == 1
     assert from_json(document).leaves[2].tied == ("b",)
     document["digests"][2] = tie
