@@ -22,12 +22,12 @@ from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, taken, warn
 from treewright.checkpoint.retention import Mode, Retention
 from treewright.checkpoint.steps import (
+    LISTING,
     engine,
     extras_of,
     folder_of_run,
     handlers,
     is_local,
-    items_in,
     items_of,
     reader_of,
     saved_extras,
@@ -194,8 +194,10 @@ class CheckpointManager:
             if self._pending:
                 with self._telling(f"Step {self._step} could not be saved"):
                     self._saver.wait_until_finished()
-                    if self._brings_to_disk:
-                        sync(self.directory)
+                    if self._brings_to_disk:  # what Orbax wrote last, and the names
+                        folder = self.directory / str(self._step)
+                        for path in (folder / LISTING, folder, self.directory):
+                            sync(path)
                 self._settle()
 
     def close(self) -> None:
@@ -307,7 +309,6 @@ class CheckpointManager:
         """Bring the small files of a step to the disk before it gets its name: Orbax does that for its arrays only."""
         if self._brings_to_disk:
             for path in self.directory.glob(f"{self._step}.*"):
-                items_in(path)  # somebody may have removed what was written
                 for inside in (path, *path.rglob("*")):
                     sync(inside)
 
@@ -357,9 +358,11 @@ class CheckpointManager:
         return self._steps_on_disk()
 
     def _steps_on_disk(self) -> tuple[int, ...]:
-        if not self.directory.is_dir():
-            return ()
-        return tuple(sorted(self._orbax.utils.checkpoint_steps(self.directory)))
+        try:
+            there = self._orbax.utils.checkpoint_steps(self.directory) if self.directory.is_dir() else ()
+        except OSError as error:
+            raise CheckpointError(f"The steps in {self.directory} can't be listed: {error}") from error
+        return tuple(sorted(there))
 
     def latest_step(self) -> int | None:
         """The step with the highest number that is wholly on disk; None if there is none.
@@ -465,7 +468,12 @@ class CheckpointManager:
         """
         options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         folder = self._folder(step)
-        return taken(saved_manifest(folder), reader_of(folder), like, options)
+        try:
+            return taken(saved_manifest(folder), reader_of(folder), like, options)
+        except CheckpointDamagedError as error:
+            if int(folder.name) in self._steps_on_disk():
+                raise
+            raise CheckpointError(f"{folder} was deleted while it was read, perhaps by whoever saves there.") from error
 
     @overload
     def restore_latest_valid(
@@ -509,7 +517,9 @@ class CheckpointManager:
         options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         skipped: dict[int, str] = {}
         self.wait()
-        for step in reversed(self.all_steps()):
+        # Listed anew each time: another process that saves may have deleted one that was being read, and has a newer.
+        while untried := [step for step in self.all_steps() if step not in skipped]:
+            step = untried[-1]
             folder = self.directory / str(step)
             try:
                 saved_extras(folder)
@@ -517,6 +527,8 @@ class CheckpointManager:
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
+            there = self._steps_on_disk()
+            skipped = {step: reason for step, reason in skipped.items() if step in there}
             with self._mutex:
                 self._damaged.update(skipped)
             if skipped:

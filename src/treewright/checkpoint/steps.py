@@ -26,7 +26,7 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, missing_e
 
 STATE, MANIFEST, EXTRAS = "state", "manifest", "extras"  # the items of a step
 _JSON = "metadata"  # the file in which Orbax keeps an item that is JSON
-_ORBAX = "_CHECKPOINT_METADATA"  # the file in which it lists the items of a step
+LISTING = "_CHECKPOINT_METADATA"  # the file in which it lists the items of a step
 
 # Orbax holds what it reads twice until a call returns, so each call reads a part: of 1 GB the peak is 1.1 GB in parts
 # of 64 MB and 1.7 GB in one (benchmarks: checkpoint). It reads its list of all leaves in each call, so there are few.
@@ -200,7 +200,7 @@ def saved_extras(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Raises:
         CheckpointDamagedError: If it can't be read.
     """
-    if EXTRAS not in items_in(folder):
+    if EXTRAS not in _items_in(folder):
         return {}, [{}]
     with _reading(f"What is beside the tree of step {folder.name}"):
         document = json.loads(_text(folder / EXTRAS / _JSON))
@@ -229,10 +229,10 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def items_in(folder: Path) -> frozenset[str]:
+def _items_in(folder: Path) -> frozenset[str]:
     """The names of the items that were saved in a step."""
     with _reading(f"The list of items of step {folder.name}"):
-        listed = json.loads(_text(folder / _ORBAX))["item_handlers"]
+        listed = json.loads(_text(folder / LISTING))["item_handlers"]
         return frozenset(cast("dict[str, Any]", listed)) if isinstance(listed, dict) else frozenset({"default"})
 
 
@@ -243,7 +243,9 @@ def saved_manifest(folder: Path) -> Manifest:
         CheckpointDamagedError: If it can't be read.
         CheckpointError: If a newer Treewright wrote it, or the step is another program's.
     """
-    if not (folder / MANIFEST).exists() and MANIFEST not in items_in(folder):
+    with _reading(f"Step {folder.name}"):
+        there = (folder / MANIFEST).exists()
+    if not there and MANIFEST not in _items_in(folder):
         raise CheckpointError(
             f"Step {folder.name} in {folder.parent} has no manifest: another program saved it with Orbax. "
             f"from_names(read_names({str(folder)!r}), like=...) puts its arrays into a tree."
