@@ -151,7 +151,7 @@ class SafetensorsFile:
 
         def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
             runs = list(self._runs(leaf for leaf, _ in wanted))
-            total = sum(leaf.form.nbytes for run in runs for leaf in run)
+            total = sum(self.spans[leaf.name][1] for run in runs for leaf in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
@@ -167,21 +167,20 @@ class SafetensorsFile:
 
         Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
         """
-        run: list[Leaf] = []
+        leaves, run = list(leaves), list[Leaf]()
         total = end = 0
-        for leaf in sorted(leaves, key=lambda leaf: (not self._is_small(leaf), self.spans[leaf.name])):
-            start, size = self.spans[leaf.name]
-            follows = start == end if self._is_small(leaf) else not (run and self._is_small(run[0]))
-            if run and (total + size > _RUN or not follows):
+        before = False
+        spans = sorted(
+            (self.spans[leaf.name][1] >= _SMALL, self.spans[leaf.name], at) for at, leaf in enumerate(leaves)
+        )
+        for large, (start, size), at in spans:
+            if run and (total + size > _RUN or large != before or not (large or start == end)):
                 yield run
                 run, total = [], 0
-            run.append(leaf)
-            total, end = total + size, start + size
+            run.append(leaves[at])
+            total, end, before = total + size, start + size, large
         if run:
             yield run
-
-    def _is_small(self, leaf: Leaf) -> bool:
-        return self.spans[leaf.name][1] < _SMALL
 
     def read_run(self, leaves: list[Leaf]) -> list[Any]:
         """Arrays of a group, each in memory of its own, and verified.
@@ -189,7 +188,7 @@ class SafetensorsFile:
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        if not self._is_small(leaves[0]):
+        if self.spans[leaves[0].name][1] >= _SMALL:
             return [self._read(leaf) for leaf in leaves]
         begin, end = self.spans[leaves[0].name][0], sum(self.spans[leaves[-1].name])
         data = np.empty(end - begin, np.uint8)

@@ -127,7 +127,7 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, i
     manifest = from_metadata(cast("dict[str, Any]", metadata))
     kept = untied(manifest.leaves)
     stored = _stored_as(kept)
-    spans = {leaf.name: _span_of(tensors.get(leaf.name), *stored[leaf.form]) for leaf in kept}
+    spans = {leaf.name: _span_of(tensors.get(leaf.name), stored[leaf.form]) for leaf in kept}
     end = 0
     for start, length in sorted(spans.values()):
         end = end + length if start == end else -1
@@ -138,11 +138,13 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, i
     return manifest, {leaf.name: spans[name_of(leaf.array)] for leaf in manifest.leaves}
 
 
-def _span_of(tensor: Any, code: str, shape: list[int], size: int) -> tuple[int, int]:
+def _span_of(tensor: Any, stored: tuple[str, list[int], int]) -> tuple[int, int]:
     """Where an array begins, as its entry says, which has to be that of such an array; else -1. And its bytes."""
-    match tensor:
-        case {"data_offsets": [int(start), *_]}:
-            expected = {"dtype": code, "shape": shape, "data_offsets": [start, start + size]}
-            return (start if tensor == expected else -1), size
-        case _:
-            return -1, size
+    code, shape, size = stored
+    try:
+        start = tensor["data_offsets"][0]
+        if tensor == {"dtype": code, "shape": shape, "data_offsets": [start, start + size]} and type(start) is int:
+            return start, size
+    except (TypeError, LookupError):  # it is something else
+        pass
+    return -1, size

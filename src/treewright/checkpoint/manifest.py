@@ -400,7 +400,9 @@ def _form(entry: Any) -> Form:
     kind, dtype, shape = entry["kind"], entry["dtype"], tuple(entry["shape"])
     if kind not in KINDS or dtype not in DTYPES:
         raise _WrongError(f"no {shown(kind)} of {shown(dtype)} can be saved")
-    if len(shape) > 64 or not _INTS.issuperset(map(type, shape)) or not _between(shape, 0, 2**63):
+    few = len(shape) <= 64 and _INTS.issuperset(map(type, shape)) and _between(shape, 0, 2**63)
+    # numpy multiplies all sizes but those that are 0.
+    if not few or math.prod(size or 1 for size in shape) * DTYPES[dtype].itemsize >= 2**63:
         raise _WrongError("a leaf has an impossible shape")
     if not can_be(kind, shape, dtype):
         raise _WrongError(f"a leaf of kind {kind} has the shape {shape} and the dtype {dtype}")

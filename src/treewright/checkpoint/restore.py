@@ -219,9 +219,10 @@ def _values(
         for original, leaf in leaves
         if options.migrate is not None or leaf.name in targets or leaf.name in moves.to_static
     }
-    read_as = _read_as((original, _place_of(targets.get(leaf.name))) for original, leaf in needed.values())
-    if options.migrate is not None:  # which may change one in place
-        read_as = {name: name for name in needed}
+    if options.migrate is not None or not any(original.tied for original, _ in needed.values()):
+        read_as = {name: name for name in needed}  # `migrate` may change one in place
+    else:
+        read_as = _read_as((original, _place_of(targets.get(leaf.name))) for original, leaf in needed.values())
     values: dict[str, Any] = {}
     wanted = [needed[name] for name in dict.fromkeys(read_as.values())]
     for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in wanted):

@@ -242,9 +242,7 @@ class _TakenApart:
             branch = _bare(level)
         if len(set(branch.children)) != len(branch.children):
             names = ", ".join(first_of(branch.children))
-            self.problems.append(
-                f"{path or 'the tree'} has children of one name, which could not be told apart: {names}"
-            )
+            self.problems.append(f"{path or 'the tree'} has children of one name, not to be told apart: {names}")
         self.branches.append(placed(branch, steps, path))
         for step, more, (_, child) in zip(branch.children, branch.paths, level.children, strict=True):
             self.visit(child, path + more, (*steps, step))
