@@ -81,8 +81,9 @@ def test_places_that_differ_in_the_template_get_arrays_of_their_own(engine: Any)
     engine.save({"a": ARRAY, "b": ARRAY, "c": ARRAY})
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), spec("x"))
 
-    split = jax.ShapeDtypeStruct((1000,), "float32", sharding=sharding)
-    plain = jax.ShapeDtypeStruct((1000,), "float32")
+    struct: Any = jax.ShapeDtypeStruct
+    split = struct((1000,), "float32", sharding=sharding)
+    plain = struct((1000,), "float32")
     found = engine.load(like={"a": split, "b": plain, "c": plain})
     assert found["a"].sharding == sharding
     assert same(found) == [[1, 2]]

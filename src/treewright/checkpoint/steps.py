@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import stat
@@ -55,21 +56,20 @@ def folder_of_run(directory: str | os.PathLike[str]) -> Path:
     """
     if not str(directory).startswith("gs:/"):
         return local_path(directory).absolute()
-    from etils import epath  # on which Orbax stands
-
-    folder = epath.Path("gs://" + str(directory)[4:].lstrip("/"))  # `Path` drops a slash
+    epath: Any = importlib.import_module("etils.epath")  # on which Orbax stands
+    folder: Path = epath.Path("gs://" + str(directory)[4:].lstrip("/"))  # `Path` drops a slash
     try:
         folder.exists()
     except ImportError as error:
         raise missing_extra("CheckpointManager('gs://...')", "gcsfs", "gcs") from error
     except Exception as error:  # each library below has errors of its own
         raise CheckpointError(f"{folder} can't be reached: {error}") from error
-    return cast("Path", folder)
+    return folder
 
 
 def is_local(folder: Path) -> bool:
     """Whether it is on a local or mounted disk, with locks and `fsync`."""
-    return isinstance(folder, Path)
+    return isinstance(cast("object", folder), Path)
 
 
 # Writing
