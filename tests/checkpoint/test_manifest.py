@@ -21,6 +21,7 @@ from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, sc
 from treewright import Module, Static, freeze, static
 from treewright.checkpoint import Branch, Leaf, Manifest, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
+from treewright.checkpoint.layout import contents
 from treewright.checkpoint.manifest import DIGEST, TEXT, VERSION, from_json, from_metadata
 from treewright.checkpoint.restore import restored_alone
 from treewright.checkpoint.tree import ReadingCodec
@@ -268,7 +269,6 @@ NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a container that there is not": (("tree", 0), 9, "holds more than numbers of containers and forms"),
     "a form that there is not": (("tree", 3), -9, "holds more than numbers of containers and forms"),
     "nothing": (("tree",), [], "do not make one tree"),
-    "more than one tree": (("tree",), [-1, 0, -1], "do not make one tree"),
     "children that are nowhere": (("containers", 1, "children"), ["0"], "other paths than children"),
 }
 
@@ -286,6 +286,21 @@ def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointDamagedError, match="two leaves have one name"):
         from_json(changed(document, ("containers", 0, "children", 1), "a.b"))
+
+
+def test_entries_that_only_count_as_one_tree_are_refused(tmp_path: Path) -> None:
+    document = document_of({"a": 1.0, "b": 2.0}, tmp_path)
+
+    with pytest.raises(CheckpointDamagedError, match="its entries do not make one tree"):
+        from_json({**document, "tree": [-1, 0, -1]})
+
+
+@pytest.mark.parametrize("entry", [None, 3, [], {}, {"data_offsets": []}, {"data_offsets": ["0"]}])
+def test_an_entry_of_the_header_that_is_something_else_is_refused(entry: Any, tmp_path: Path) -> None:
+    text = json.dumps({"__metadata__": manifest_of({"a": np.zeros(2)}, tmp_path).to_metadata(), "a": entry})
+
+    with pytest.raises(CheckpointDamagedError, match="its header and its manifest list different tensors"):
+        contents(text.encode(), 16)
 
 
 def test_a_tree_deeper_than_any_that_is_saved_is_refused(tmp_path: Path) -> None:
