@@ -108,34 +108,31 @@ retrace.cache: retrace.record, retrace.tally
 retrace.words: retrace.cache, retrace.tally
 retrace.page: retrace.cache, retrace.tally, retrace.words
 retrace.command: retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally, retrace.words
-checkpoint.atomic: errors
+checkpoint.atomic: _values.text, errors
 checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text, errors
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
 checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
     _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
-checkpoint.account: _values.text, checkpoint.leaves, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
-checkpoint.restore: _values.reach, _values.text, checkpoint.account, checkpoint.compare, checkpoint.leaves,
-    checkpoint.manifest, checkpoint.tree, errors
-checkpoint.take: _values.text, checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
+checkpoint.restore: _values.reach, _values.text, checkpoint.compare, checkpoint.leaves, checkpoint.manifest,
+    checkpoint.tree, errors
 checkpoint.layout: checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
-checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.restore, checkpoint.tree, errors
-checkpoint.foreign: _values.text, checkpoint.leaves, checkpoint.steps, checkpoint.take, checkpoint.tree, errors
-checkpoint.api: _collector, _values.cures, checkpoint.file, checkpoint.foreign, checkpoint.manifest,
-    checkpoint.restore, checkpoint.take, checkpoint.tree
+checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.atomic, checkpoint.digests, checkpoint.leaves,
+    checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
+checkpoint.foreign: _values.text, checkpoint.atomic, checkpoint.leaves, checkpoint.steps, checkpoint.tree, errors
+checkpoint.api: _collector, _values.cures, checkpoint.atomic, checkpoint.file, checkpoint.foreign,
+    checkpoint.manifest, checkpoint.restore, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
-checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.account, checkpoint.atomic,
-    checkpoint.digests, checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention,
-    checkpoint.steps, checkpoint.take, errors
-checkpoint.command: checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.restore, checkpoint.steps, checkpoint.take, errors
+checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
+    checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps, errors
+checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
+    checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
 sharding.folding
 sharding.hlo
 sharding.parts: _jax_processes, _values.reach

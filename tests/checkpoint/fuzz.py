@@ -43,7 +43,7 @@ from treewright._nodes.as_json import FORMS
 from treewright.checkpoint import CheckpointManager, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.leaves import DTYPES, KINDS
-from treewright.checkpoint.manifest import CONTAINERS
+from treewright.checkpoint.manifest import CONTAINERS, DIGEST, TEXT
 from treewright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ TEXTS = [
 
 def tree() -> Any:
     """Every container, every kind of leaf, and a static of every kind."""
+    array = jnp.arange(5.0)
     return {
         "net": net(),
         "statics": [Settings(value) for value, _ in STATICS.values()],
@@ -87,6 +88,7 @@ def tree() -> Any:
         "dicts": {"a": OrderedDict(b=1, a=2), "b": defaultdict(list, x=1), "c": {1: 2.0}},
         "key": jax.random.key(0),
         "named": (Size(1, 2), None, (), []),
+        "tied": (array, [array]),
         "arrays": [jnp.ones((2, 3), "bfloat16"), np.zeros(0), np.ones(2, np.complex128)],
     }
 
@@ -167,7 +169,7 @@ def part_of(part: Callable[[Any], Any], chance: random.Random, depth: int) -> An
 def with_other_statics(manifest: Any, chance: random.Random) -> Any:
     """A manifest with other statics in one to three of its nodes, or other keys."""
     manifest = copied(manifest)
-    nodes = [node for node in manifest["nodes"] if node.get("statics") or node.get("keys")]
+    nodes = [node for node in manifest["containers"] if node.get("statics") or node.get("keys")]
     for _ in range(chance.randint(1, 3)):
         node = chance.choice(nodes)
         held = node.get("statics") or node["keys"]
@@ -224,6 +226,11 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
+def signed(text: str) -> dict[str, str]:
+    """The metadata with this text in place of the manifest, and a digest that fits."""
+    return {TEXT: text, DIGEST: digest_of(text.encode())}
+
+
 class Saved:
     """A tree and the parts of the file in which it was saved."""
 
@@ -239,14 +246,12 @@ class Saved:
         (length,) = struct.unpack_from("<Q", self.content)
         self.header = json.loads(self.content[8 : 8 + length])
         self.data = self.content[8 + length :]
-        self.manifest = json.loads(self.header["__metadata__"]["treewright"])["manifest"]
+        self.manifest = json.loads(self.header["__metadata__"][TEXT])
 
     def file_of(self, header: Any, manifest: Any) -> bytes:
         """A file with this header and this manifest, which has a digest that fits."""
-        content = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
         if isinstance(header, dict) and isinstance(header.get("__metadata__"), dict):
-            digest = digest_of(content.encode())
-            header["__metadata__"]["treewright"] = f'{{"manifest":{content},"digest":"{digest}"}}'
+            header["__metadata__"].update(signed(json.dumps(manifest)))
         text = json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + self.data
 
@@ -394,11 +399,9 @@ class StepFuzzer:
                 self.path.write_bytes(damaged(content, self.chance) if content else b"x")
             case _:
                 self.path = self.newest / "manifest" / "metadata"
-                document = json.loads(self.files[self.path])
+                manifest = json.loads(json.loads(self.files[self.path])[TEXT])
                 change = self.chance.choice([with_other_statics, changed])
-                document["manifest"] = change(document["manifest"], self.chance)
-                text = json.dumps(document["manifest"], sort_keys=True, separators=(",", ":"))
-                self.path.write_text(json.dumps({**document, "digest": digest_of(text.encode())}))
+                self.path.write_text(json.dumps(signed(json.dumps(change(manifest, self.chance)))))
                 return False
         return True
 

@@ -92,8 +92,10 @@ def scaled(factor: float) -> Callable[[float], float]:
     return lambda x: factor * x
 
 
-# What has had a form since the first version of the format.
-FIRST_STATICS: dict[str, tuple[Any, Any]] = {
+HOUR = dt.timedelta(hours=1)
+MESH: Any = jax.sharding.AbstractMesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+# Statics and the forms that they are saved in.
+STATICS: dict[str, tuple[Any, Any]] = {
     "none": (None, None),
     "bool": (True, True),
     "int": (2**70, 2**70),
@@ -117,10 +119,6 @@ FIRST_STATICS: dict[str, tuple[Any, Any]] = {
     "class": (Net, ["name", f"{__name__}:Net"]),
     "partial": (functools.partial(twice, x=1), ["partial", ["name", f"{__name__}:twice"], [], {"x": 1}]),
     "node": (Settings(3, "inside"), ["node", f"{__name__}:Settings", {"value": 3}, "inside"]),
-}
-HOUR = dt.timedelta(hours=1)
-MESH: Any = jax.sharding.AbstractMesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-NEW_STATICS: dict[str, tuple[Any, Any]] = {
     "long int": (-(16**600), ["int", "-0x1" + "0" * 600]),
     "slice": (slice(1, None, -2), ["slice", 1, None, -2]),
     "range": (range(3, 10, 2), ["range", 3, 10, 2]),
@@ -149,7 +147,6 @@ NEW_STATICS: dict[str, tuple[Any, Any]] = {
         ["NamedSharding", ["AbstractMesh", ["a", "b"], [2, 2], ["Auto", "Auto"]], ["PartitionSpec", "a"], None],
     ),
 }
-STATICS: dict[str, tuple[Any, Any]] = {**FIRST_STATICS, **NEW_STATICS}
 
 
 def net() -> Net:
@@ -163,9 +160,9 @@ def train_state() -> TrainState[Net]:
     return state.replace(opt_state=state.tx.update(grads, state.opt_state)[1])
 
 
-def every_kind(version: int = 2) -> dict[str, Any]:
-    """A tree with every kind of leaf, container and static that a checkpoint of this version holds exactly."""
-    first: dict[str, Any] = {
+def every_kind() -> dict[str, Any]:
+    """A tree with every kind of leaf, container and static that a checkpoint holds exactly."""
+    return {
         "jax": {name: jnp.ones(2, name) for name in ("float32", "bfloat16", "int8", "uint32", "bool", "int4")},
         "weak": jnp.asarray(1.5),
         "empty": jnp.zeros((0, 3)),
@@ -173,14 +170,8 @@ def every_kind(version: int = 2) -> dict[str, Any]:
         "numpy": (np.arange(3.0), np.float16(0.5), np.ones(2, np.complex128)),
         "numbers": [True, 7, 0.5, 2 + 3j],
         "containers": {"none": None, "list": [], "tuple": (), "dict": {1: 2.0, 3: 4.0}, "named": Size(5, 6)},
-        "net": net(),
-        "statics": [Settings(value) for value, _ in FIRST_STATICS.values()],
-        "of Treewright": [Static(trainable), Static(Module)],
-    }
-    if version == 1:
-        return first
-    return {
-        **first,
-        "more statics": [Settings(value) for value, _ in NEW_STATICS.values()],
         "dicts": [OrderedDict([("b", 1), ("a", 2)]), defaultdict(list, a=1), defaultdict(None, {2: 3})],
+        "net": net(),
+        "statics": [Settings(value) for value, _ in STATICS.values()],
+        "of Treewright": [Static(trainable), Static(Module)],
     }

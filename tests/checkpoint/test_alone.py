@@ -200,14 +200,13 @@ def no_arrays(_: object) -> Any:
 
 
 def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
-    from tests.checkpoint.test_manifest import signed
     from treewright.checkpoint import read_manifest
     from treewright.checkpoint.manifest import from_json
     from treewright.checkpoint.restore import restored_alone
     from treewright.checkpoint.tree import ReadingCodec
 
     save(tmp_path / "x", Settings(1, {"a": 1}))
-    content: Any = read_manifest(tmp_path / "x").to_json()["manifest"]
+    content: Any = read_manifest(tmp_path / "x").to_json()
     forgeries: list[tuple[int, str, Any]] = [
         (0, "class", "tests.checkpoint.models:twice"),
         (0, "class", "os:system"),
@@ -227,10 +226,10 @@ def test_a_forged_file_calls_nothing(tmp_path: Path) -> None:
     ]
 
     for place, key, value in forgeries:
-        forged = {**content, "nodes": [dict(node) for node in content["nodes"]]}
-        forged["nodes"][place][key] = value
+        forged = {**content, "containers": [dict(container) for container in content["containers"]]}
+        forged["containers"][place][key] = value
         with pytest.raises(CheckpointError, match=r"The tree can't be made from|The manifest is damaged"):
-            restored_alone(from_json(signed(forged)), no_arrays, ReadingCodec(["treewright", *MODELS]))
+            restored_alone(from_json(forged), no_arrays, ReadingCodec(["treewright", *MODELS]))
 
 
 def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
@@ -258,12 +257,12 @@ def test_a_forged_factory_of_a_defaultdict_is_refused(factory: Any, tmp_path: Pa
     save(tmp_path / "x", saved)
     assert load(tmp_path / "x").default_factory is list
     document = read_manifest(tmp_path / "x").to_json()
-    forged = from_json(changed(document, ("nodes", 0, "statics", "default_factory"), factory))
+    forged = from_json(changed(document, ("containers", 0, "statics", "default_factory"), factory))
 
     with pytest.raises(CheckpointError, match="The tree can't be made from its file alone"):
         restored_alone(forged, no_arrays, ReadingCodec())
     with pytest.raises(CheckpointError, match="is a defaultdict without its factory"):
-        from_json(changed(document, ("nodes", 0, "statics"), {}))
+        from_json(changed(document, ("containers", 0, "statics"), {}))
 
 
 def test_a_single_module_is_enough(tmp_path: Path) -> None:

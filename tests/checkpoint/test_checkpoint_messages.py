@@ -16,7 +16,7 @@ from tests.checkpoint.test_manifest import changed
 from tests.test_snapshots import compare
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names, load, read_manifest, save
-from treewright.checkpoint.manifest import VERSION, from_json, from_text
+from treewright.checkpoint.manifest import VERSION, from_json
 from treewright.errors import CheckpointError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ MESSAGES: dict[str, Callable[[Path], Any]] = {
     "two of one name": lambda folder: loaded(folder, {"a": 1, "b": 2}, like=TREE, renamed={"a": "b"}),
     "value that is no leaf": lambda _: from_names({"a": "x"}, like={"a": 1}),
     "damaged array": flipped,
-    "damaged manifest": lambda _: from_text('{"manifest": {"format": "x"}}'),
+    "damaged manifest": lambda _: from_json({"format": "x"}),
     "newer version": newer,
     "no steps": lambda folder: CheckpointManager(folder).restore(like=1),
     "two managers": busy,

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.models import net, spec
-from treewright import replace
+from treewright import Static, replace
 from treewright.__main__ import main
 from treewright.checkpoint import CheckpointManager, read_manifest, save
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 pytest.importorskip("orbax.checkpoint")
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -144,6 +149,42 @@ def test_blocks_have_one_digest_together_and_other_blocks_can_not_be_compared(
         1,
         ["  ['x']: in other blocks, which their digests do not compare", "0 of 1 leaves are the same."],
     )
+
+
+def test_of_very_many_differences_some_of_each_kind_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees = [
+        {"w": {str(i): np.zeros(n) for i in range(500)}, "v": {str(i): np.full(2, n) for i in range(50)}}
+        for n in (3, 4)
+    ]
+    for number, tree in enumerate([trees[0], trees[1] | {"long": Static("x" * 999)}]):
+        save(tmp_path / str(number), tree)
+
+    status, text = said(capsys, tmp_path / "0", tmp_path / "1")
+    lines = text.splitlines()
+    assert (status, len(lines), max(map(len, lines))) == (1, 31, len(lines[2]))
+    assert lines[2].startswith("  ['long']: missing nothing | treewright:Static(value='xxx")
+    assert len(lines[2]) < 200
+    assert lines[3:9] == [
+        *(f"  ['w']['{i}']: shape (3,) | (4,)" for i in (0, 1, 10, 100, 101)),
+        "  and 495 more of the kind 'shape'",
+    ]
+    assert lines[-2:] == ["  and 30 more whose values differ", "0 of 550 leaves are the same."]
+    assert len(said(capsys, tmp_path / "0", tmp_path / "1", "--leaves")[1].splitlines()) == 554
+
+
+def test_a_narrow_terminal_gets_a_line_for_each_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x", {"a_long_name": np.zeros(3), "b": Static("y")})
+    wide = said(capsys, tmp_path / "x")[1]
+
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = said(capsys, tmp_path / "x")[1]
+    assert narrow.split() == wide.split()
+    assert [line for line in narrow.splitlines() if len(line) > 50 and str(tmp_path) not in line] == []
+    assert "\n  a_long_name\n      float64[3] (numpy)\n      " in narrow
 
 
 @pytest.mark.parametrize(("name", "message"), [("none", "is neither a file nor a folder"), (".", "holds no steps")])

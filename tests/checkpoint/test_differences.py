@@ -15,12 +15,9 @@ import pytest
 from tests.checkpoint.engines import ByManager
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import STATICS, Net, Other, Settings, net, scaled, twice
-from tests.checkpoint.test_manifest import signed
 from treewright import replace
-from treewright.checkpoint import Mismatch, load, read_manifest, save
+from treewright.checkpoint import Mismatch, load, save
 from treewright.checkpoint.file import SafetensorsFile
-from treewright.checkpoint.manifest import from_json
-from treewright.checkpoint.restore import LoadOptions, restored
 from treewright.errors import CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -258,19 +255,6 @@ def test_statics_of_other_libraries_that_are_only_described_are_warned_of(make: 
 
     with pytest.warns(CheckpointWarning, match=r"factor=1\.0.*factor=2\.0"):
         engine.load(like=make(scaled(2.0)))
-
-
-def test_the_first_version_says_nothing_of_statics_of_other_libraries(tmp_path: Path) -> None:
-    def read(wanted: Any) -> Any:
-        for leaf, _ in wanted:
-            yield [leaf], [np.array(1.0)]
-
-    save(tmp_path / "x", of_jax("relu"))
-    content: Any = read_manifest(tmp_path / "x").to_json()["manifest"]
-    content["version"] = 1
-    del content["nodes"][0]["statics"]
-
-    assert restored(from_json(signed(content)), read, of_jax("gelu"), LoadOptions()).act == "gelu"
 
 
 def test_the_factory_of_a_defaultdict_is_compared(engine: Any) -> None:

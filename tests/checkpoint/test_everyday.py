@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
@@ -30,6 +29,7 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, Checkpoin
 if TYPE_CHECKING:
     import types
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 pytest.importorskip("orbax.checkpoint")
 MODULES = (models, "jax.nn")
@@ -231,15 +231,6 @@ def test_a_step_that_is_read_in_parts_is_the_same(tmp_path: Path, monkeypatch: p
 
 
 # Where
-
-
-@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", Path("gs://bucket/run")])
-def test_an_address_is_refused_before_anything_is_saved(address: Any) -> None:
-    for use in (CheckpointManager, load, lambda path: save(path, TREE)):
-        with pytest.raises(
-            CheckpointError, match=r"gs:/|s3:/.* is not on a local or mounted disk, and Treewright saves"
-        ):
-            use(address)
 
 
 def test_a_missing_package_is_told_when_the_manager_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,9 +190,9 @@ def test_a_header_by_an_attacker_is_an_error(name: str, tmp_path: Path) -> None:
 def forged(tmp_path: Path, **changes: Any) -> Any:
     """The manifest of `{"a": f32[2]}` with changes of its leaf, and a digest that fits."""
     save(tmp_path / "x", {"a": np.zeros(2, np.float32)})
-    content = read_manifest(tmp_path / "x").to_json()["manifest"]
-    content["leaves"][0].update(changes)
-    return signed(content)
+    content = read_manifest(tmp_path / "x").to_json()
+    content["forms"][0].update(changes)
+    return signed(json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,9 @@ def test_a_manifest_that_fits_itself_and_not_the_header_is_refused_before_memory
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     document = forged(tmp_path, **changes)
-    safetensors.numpy.save_file(
-        {"a": np.zeros(2, np.float32)}, tmp_path / "x", metadata={"treewright": json.dumps(document)}
-    )
+    safetensors.numpy.save_file({"a": np.zeros(2, np.float32)}, tmp_path / "x", metadata=document)
 
-    with pytest.raises(CheckpointDamagedError, match="its header and its manifest list different tensors"):
+    with pytest.raises(CheckpointDamagedError, match=r"list different tensors|has an impossible shape"):
         load(tmp_path / "x")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import net, spec, train_state
 from treewright import loop, replace
 from treewright.checkpoint import CheckpointManager, from_names
+from treewright.checkpoint import manager as manager_module
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -156,18 +158,19 @@ def test_a_manager_that_is_not_asynchronous_returns_when_the_step_is_on_disk(tmp
         assert manager.latest_step() == 1
 
 
-def test_every_file_of_a_step_is_on_the_disk_before_it_gets_its_name(
+def test_every_file_of_a_step_is_on_the_disk_as_it_is_and_most_of_them_before_it_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: set[str] = set()
-    early: list[str] = []
+    synced: dict[str, bytes] = {}
+    late: list[str] = []
     fsync = os.fsync
 
     def watched(descriptor: int) -> None:
         target = Path(f"/proc/self/fd/{descriptor}").readlink()
-        synced.add(str(target.relative_to(tmp_path)).replace("1.orbax-checkpoint-tmp", "1"))
+        name = str(target.relative_to(tmp_path)).replace("1.orbax-checkpoint-tmp", "1")
+        synced[name] = target.read_bytes() if target.is_file() else b""
         if (tmp_path / "1").exists():
-            early.append(target.name)
+            late.append(target.name)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
@@ -177,8 +180,10 @@ def test_every_file_of_a_step_is_on_the_disk_before_it_gets_its_name(
 
     made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "1").rglob("*")}
     assert {"1/manifest/metadata", "1/state/_METADATA"} <= made
-    assert made - synced <= {"1/commit_success.txt", "1/manifest/commit_success.txt", "1/state/commit_success.txt"}
-    assert early == [tmp_path.name]  # the list of names, after the step got its own
+    assert made - synced.keys() <= {f"1{item}/commit_success.txt" for item in ("", "/manifest", "/state")}
+    for name in made & synced.keys():  # and nothing was written after it was brought there
+        assert (tmp_path / name).is_dir() or (tmp_path / name).read_bytes() == synced[name]
+    assert late == ["_CHECKPOINT_METADATA", "1", tmp_path.name]  # which Orbax writes again last; and the names
 
 
 CALLS: dict[str, Any] = {
@@ -326,7 +331,7 @@ def test_plain_orbax_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         found.state["opt_state"]["0"]["mu"]["layers"]["1"]["bias"], state.opt_state[0].mu.layers[1].bias
     )
-    assert found.manifest["manifest"]["nodes"][0]["class"] == "treewright.train:TrainState"
+    assert json.loads(found.manifest["treewright"])["containers"][0]["class"] == "treewright.train:TrainState"
 
 
 def test_steps_of_plain_orbax_go_by_names(tmp_path: Path) -> None:
@@ -435,3 +440,37 @@ def test_a_step_without_an_array_of_its_manifest_is_damaged(tmp_path: Path, monk
         monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", lambda *_, **__: {"x": ...})
         with pytest.raises(CheckpointDamagedError, match=r"\['x'\] is damaged: the step has no array for it"):
             manager.restore(like={"x": jnp.zeros(2, int)})
+
+
+def test_a_step_that_is_deleted_while_it_is_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, evaluator = CheckpointManager(tmp_path, keep=1), CheckpointManager(tmp_path)
+    tree = {"x": np.ones(2)}
+    read = manager_module.saved_manifest
+
+    def saves_meanwhile(folder: Path) -> Any:
+        monkeypatch.undo()
+        trainer.save(int(folder.name) + 1, tree)
+        trainer.wait()
+        return read(folder)
+
+    with trainer:
+        trainer.save(1, tree)
+        trainer.wait()
+        monkeypatch.setattr(manager_module, "saved_manifest", saves_meanwhile)
+        found = evaluator.restore_latest_valid(like=tree)
+        assert found is not None
+        assert (found.step, found.skipped) == (2, {})
+        monkeypatch.setattr(manager_module, "saved_manifest", saves_meanwhile)
+        with pytest.raises(CheckpointError, match=r"2 was deleted while it was read, perhaps by whoever saves there\."):
+            evaluator.restore(like=tree)
+
+
+def test_a_folder_that_can_not_be_listed_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ocp.utils, "checkpoint_steps", fails)
+    with pytest.raises(CheckpointError, match=r"The steps in .* can't be listed: .*Permission denied"):
+        CheckpointManager(tmp_path).latest_step()

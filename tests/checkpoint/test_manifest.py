@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -20,7 +21,8 @@ from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, sc
 from treewright import Module, Static, freeze, static
 from treewright.checkpoint import Branch, Leaf, Manifest, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
-from treewright.checkpoint.manifest import VERSION, from_json, from_text
+from treewright.checkpoint.layout import contents
+from treewright.checkpoint.manifest import DIGEST, TEXT, VERSION, from_json, from_metadata
 from treewright.checkpoint.restore import restored_alone
 from treewright.checkpoint.tree import ReadingCodec
 from treewright.errors import CheckpointDamagedError, CheckpointError
@@ -38,52 +40,61 @@ def document_of(tree: Any, folder: Path) -> Any:
     return manifest_of(tree, folder).to_json()
 
 
-def signed(content: Any) -> Any:
-    """A document with the digest that its content has: what an attacker would write."""
-    return {
-        "manifest": content,
-        "digest": digest_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()),
-    }
+def signed(text: str) -> dict[str, str]:
+    """The metadata of a file with this text in place of its manifest, and the digest that it has: an attacker's."""
+    return {TEXT: text, DIGEST: digest_of(text.encode(errors="surrogatepass"))}
 
 
 def test_it_holds_every_node_with_its_class_fields_kinds_and_statics(tmp_path: Path) -> None:
-    content = document_of(net(), tmp_path)["manifest"]
+    content = document_of(net(), tmp_path)
 
-    assert {key: content[key] for key in ("format", "version")} == {"format": "treewright.checkpoint", "version": 2}
-    assert content["nodes"][0] == {
-        "steps": [],
-        "path": "",
+    assert {key: content[key] for key in ("format", "version")} == {"format": "treewright.checkpoint", "version": 1}
+    assert content["containers"][0] == {
         "kind": "node",
         "children": ["layers", "count"],
+        "paths": [".layers", ".count"],
         "class": "tests.checkpoint.models:Net",
         "fields": {"layers": "child", "count": "buffer", "width": "static"},
         "statics": {"width": 3},
     }
-    assert content["nodes"][2] == {
-        "steps": ["layers", "0"],
-        "path": ".layers[0]",
+    assert content["containers"][2] == {
         "kind": "node",
         "children": ["kernel", "bias"],
+        "paths": [".kernel", ".bias"],
         "class": "tests.checkpoint.models:Dense",
         "fields": {"kernel": "child", "bias": "child", "activation": "static"},
-        "statics": {"activation": ["name", "jax:nn.relu"]} | content["nodes"][2]["statics"],
+        "statics": {"activation": ["name", "jax:nn.relu"]} | content["containers"][2]["statics"],
     }
 
 
-def test_it_holds_every_leaf_with_path_shape_dtype_and_digest(tmp_path: Path) -> None:
-    leaves = document_of({"w": jnp.ones(2), "weak": jnp.asarray(1.0)}, tmp_path)["manifest"]["leaves"]
+def test_it_holds_the_form_of_every_leaf_and_its_digest(tmp_path: Path) -> None:
+    content = document_of({"w": jnp.ones(2), "weak": jnp.asarray(1.0)}, tmp_path)
 
-    assert leaves == [
-        {
-            "steps": ["w"],
-            "path": "['w']",
-            "kind": "array",
-            "shape": [2],
-            "dtype": "float32",
-            "digest": {"all": digest_of(np.ones(2, np.float32).tobytes())},
-        },
-        {**leaves[1], "kind": "array", "shape": [], "weak": True},
+    assert content["forms"] == [
+        {"kind": "array", "shape": [2], "dtype": "float32"},
+        {"kind": "array", "shape": [], "dtype": "float32", "weak": True},
     ]
+    assert content["digests"] == [digest_of(np.ones(size, np.float32).tobytes()) for size in (2, 1)]
+
+
+def test_containers_and_forms_that_are_the_same_stand_in_it_once(tmp_path: Path) -> None:
+    layers = [{"kernel": np.ones(3), "bias": np.zeros(1)} for _ in range(3)]
+    content = document_of({"layers": layers, "kernel": np.ones(3)}, tmp_path)
+
+    assert content["tree"] == [0, ~0, 1, 2, ~1, ~0, 2, ~1, ~0, 2, ~1, ~0]
+    assert [container["children"] for container in content["containers"]] == [
+        ["kernel", "layers"],
+        ["0", "1", "2"],
+        ["bias", "kernel"],
+    ]
+
+
+def test_containers_that_only_look_the_same_are_told_apart(tmp_path: Path) -> None:
+    saved: Any = [*({key: 0} for key in (1, True, 1.0, "1")), *(Settings(value) for value in (1, True, 1.0, 0.0, -0.0))]
+    save(tmp_path / "x", saved)
+
+    assert repr(load(tmp_path / "x", modules=[models])) == repr(saved)
+    assert jax.tree.structure(load(tmp_path / "x", like=saved)) == jax.tree.structure(saved)
 
 
 def test_it_holds_the_implementation_of_a_key(tmp_path: Path) -> None:
@@ -191,62 +202,74 @@ def test_writing_and_reading_gives_the_same_manifest(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_so(tmp_path: Path) -> None:
-    content = {**document_of({"x": 1.0}, tmp_path)["manifest"], "version": VERSION + 1}
+    content = {**document_of({"x": 1.0}, tmp_path), "version": VERSION + 1}
 
     newer = f"has format version {VERSION + 1}, and this Treewright reads up to {VERSION}"
     with pytest.raises(CheckpointError, match=newer) as caught:
-        from_json(signed(content))
+        from_metadata(signed(json.dumps(content)))
     assert not isinstance(caught.value, CheckpointDamagedError)
 
 
 def test_a_flipped_bit_in_the_version_is_damage_and_no_newer_version(tmp_path: Path) -> None:
-    document = document_of({"x": 1.0}, tmp_path)
-    document["manifest"]["version"] ^= 1
+    metadata = manifest_of({"x": 1.0}, tmp_path).to_metadata()
+    newer = metadata[TEXT].replace(f'"version":{VERSION}', f'"version":{VERSION ^ 2}')
 
     with pytest.raises(CheckpointDamagedError, match=r"it has the digest .*was saved"):
-        from_json(document)
+        from_metadata({**metadata, TEXT: newer})
 
 
 # What is not a manifest
 
 
 def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The document with one entry changed, and a digest that fits."""
-    content = copy.deepcopy(document["manifest"])
+    """The document with one entry changed."""
+    content = copy.deepcopy(document)
     inside = content
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    return signed(content)
+    return content
 
 
 NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "format": (("format",), "other", "the format is 'other'"),
     "version 0": (("version",), 0, "there is no format version 0"),
     "version of another type": (("version",), True, "'version' is not of the type int"),
-    "nodes": (("nodes",), {}, "'nodes' is not of the type list"),
-    "a node that is no object": (("nodes", 0), 3, "there should be an object, and there is 3"),
-    "steps": (("nodes", 0, "steps"), [1], "'steps' holds more than strings"),
-    "deep steps": (("leaves", 0, "steps"), ["a"] * 300, "an entry lies 300 levels deep"),
-    "kind of container": (("nodes", 0, "kind"), "set", "'set' is not a kind of container"),
-    "kind of field": (("nodes", 0, "fields", "width"), "other", "has an unknown kind"),
-    "fields and statics": (("nodes", 0, "fields", "width"), "child", "disagree"),
-    "keys": (("nodes", 0, "keys"), [], "has other keys than children"),
-    "class": (("nodes", 0, "class"), None, "'class' is not of the type str"),
-    "kind of leaf": (("leaves", 0, "kind"), "str", "is a 'str' of 'float32', and no such leaf"),
-    "dtype": (("leaves", 0, "dtype"), "object", "of 'object', and no such leaf"),
-    "negative shape": (("leaves", 0, "shape"), [-1], "has an impossible shape"),
-    "huge shape": (("leaves", 0, "shape"), [2**64], "has an impossible shape"),
-    "long shape": (("leaves", 0, "shape"), [1] * 65, "has an impossible shape"),
-    "digest": (("leaves", 0, "digest"), {"all": "0"}, "has the digest '0'"),
-    "no digest": (("leaves", 0, "digest"), {}, "do not cover it"),
-    "place": (("leaves", 0, "digest"), {"0:1": "0" * 32}, "is not a block of an array of rank 2"),
-    "place outside": (("leaves", 0, "digest"), {"0:9,0:1": "0" * 32}, "is not a block of an array of shape"),
-    "place of words": (("leaves", 0, "digest"), {"a:b,0:1": "0" * 32}, "invalid literal"),
-    "all of it and more": (("leaves", 0, "digest"), {"all": "0" * 32, "0:1,0:1": "0" * 32}, "do not cover it"),
-    "part of it": (("leaves", 0, "digest"), {"0:1,0:1": "0" * 32}, "do not cover it"),
-    "two of one place": (("leaves", 0, "steps"), ["layers", "0", "bias"], "do not make one tree"),
-    "loose end": (("leaves", 0, "steps"), ["layers", "9"], "do not make one tree"),
+    "containers": (("containers",), {}, "'containers' is not of the type list"),
+    "a container that is no object": (
+        ("containers", 0),
+        3,
+        r"containers\[0\]: there should be an object, and there is 3",
+    ),
+    "children": (("containers", 0, "children"), [1, 2], "'children' holds more than strings"),
+    "children of one name": (("containers", 0, "children"), ["a", "a"], "two of its children have one name"),
+    "paths": (("containers", 0, "paths"), [".layers"], "or it has other paths than children"),
+    "kind of container": (("containers", 0, "kind"), "set", "'set' is not a kind of container"),
+    "kind of field": (("containers", 0, "fields", "width"), "other", "a field has an unknown kind"),
+    "fields and statics": (("containers", 0, "fields", "width"), "child", "fields and statics disagree"),
+    "keys": (("containers", 0, "keys"), [], "has other keys than children"),
+    "class": (("containers", 0, "class"), None, "'class' is not of the type str"),
+    "kind of leaf": (("forms", 0, "kind"), "str", r"forms\[0\]: no 'str' of 'float32' can be saved"),
+    "dtype": (("forms", 0, "dtype"), "object", "of 'object' can be saved"),
+    "negative shape": (("forms", 0, "shape"), [-1], "has an impossible shape"),
+    "huge shape": (("forms", 0, "shape"), [2**64], "has an impossible shape"),
+    "huge shape of nothing": (("forms", 0, "shape"), [0, 2**62], "has an impossible shape"),
+    "long shape": (("forms", 0, "shape"), [1] * 65, "has an impossible shape"),
+    "digest": (("digests", 0), "0", "'.layers.0..kernel' has the digest '0'"),
+    "digest of a block": (("digests", 0), {"all": "0"}, "has the digest '0'"),
+    "no digest": (("digests", 0), None, "there is no digest of"),
+    "no blocks": (("digests", 0), {}, "there is no digest of"),
+    "too few digests": (("digests",), [], "do not make one tree"),
+    "place": (("digests", 0), {"0:1": "0" * 32}, "is not a block of an array of rank 2"),
+    "place outside": (("digests", 0), {"0:9,0:1": "0" * 32}, "is not a block of an array of shape"),
+    "place of words": (("digests", 0), {"a:b,0:1": "0" * 32}, "invalid literal"),
+    "all of it and more": (("digests", 0), {"all": "0" * 32, "0:1,0:1": "0" * 32}, "do not cover it"),
+    "part of it": (("digests", 0), {"0:1,0:1": "0" * 32}, "do not cover it"),
+    "a number that is none": (("tree", 0), True, "holds more than numbers of containers and forms"),
+    "a container that there is not": (("tree", 0), 9, "holds more than numbers of containers and forms"),
+    "a form that there is not": (("tree", 3), -9, "holds more than numbers of containers and forms"),
+    "nothing": (("tree",), [], "do not make one tree"),
+    "children that are nowhere": (("containers", 1, "children"), ["0"], "other paths than children"),
 }
 
 
@@ -260,52 +283,65 @@ def test_an_entry_that_can_not_be_is_refused_even_with_a_digest_that_fits(name: 
 
 def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
     document = document_of({"a": {"b": 1.0}, "c": 2.0}, tmp_path)
-    document = changed(document, ("leaves", 1, "steps"), ["a.b"])
-    document = changed(document, ("nodes", 0, "children", 1), "a.b")
 
     with pytest.raises(CheckpointDamagedError, match="two leaves have one name"):
-        from_json(document)
+        from_json(changed(document, ("containers", 0, "children", 1), "a.b"))
 
 
-def test_the_text_of_a_manifest_is_read_as_well_as_its_document(tmp_path: Path) -> None:
+def test_entries_that_only_count_as_one_tree_are_refused(tmp_path: Path) -> None:
+    document = document_of({"a": 1.0, "b": 2.0}, tmp_path)
+
+    with pytest.raises(CheckpointDamagedError, match="its entries do not make one tree"):
+        from_json({**document, "tree": [-1, 0, -1]})
+
+
+@pytest.mark.parametrize("entry", [None, 3, [], {}, {"data_offsets": []}, {"data_offsets": ["0"]}])
+def test_an_entry_of_the_header_that_is_something_else_is_refused(entry: Any, tmp_path: Path) -> None:
+    text = json.dumps({"__metadata__": manifest_of({"a": np.zeros(2)}, tmp_path).to_metadata(), "a": entry})
+
+    with pytest.raises(CheckpointDamagedError, match="its header and its manifest list different tensors"):
+        contents(text.encode(), 16)
+
+
+def test_a_tree_deeper_than_any_that_is_saved_is_refused(tmp_path: Path) -> None:
+    document = document_of([1], tmp_path)
+
+    with pytest.raises(CheckpointDamagedError, match="an entry lies 201 levels deep, and 200 is the limit"):
+        from_json({**document, "tree": [0] * 300 + [-1]})
+
+
+def test_the_metadata_of_a_manifest_is_read_as_well_as_its_document(tmp_path: Path) -> None:
     manifest = manifest_of(net(), tmp_path)
 
-    assert json.loads(manifest.to_text()) == manifest.to_json()
-    assert from_text(manifest.to_text()) == manifest
-    assert from_text(json.dumps(manifest.to_json(), indent=1)) == manifest
+    assert json.loads(manifest.to_metadata()[TEXT]) == manifest.to_json()
+    assert from_metadata(manifest.to_metadata()) == manifest
+    assert from_metadata(signed(json.dumps(manifest.to_json(), indent=1))) == manifest
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ('"float32"', '"float16"'),
-        ('"all"', '"a1l"'),
-        ('},"digest":"', '},"digest":"0'),
-        ('"manifest"', '"manifes1"'),
+        ('"digests"', '"d1gests"'),
+        ('"width":3', '"width":4'),
         ("layers", "1ayers"),
+        (":", ": "),
+        ("checkpoint", "check\ud83cpoint"),
     ],
 )
 def test_a_change_in_the_text_of_a_manifest_is_found(old: str, new: str, tmp_path: Path) -> None:
-    text = manifest_of(net(), tmp_path).to_text()
-    assert old in text
-
-    with pytest.raises(CheckpointDamagedError, match="The manifest is damaged"):
-        from_text(text.replace(old, new, 1))
-
-
-def test_half_of_a_character_in_a_manifest_is_damage() -> None:
-    text = Manifest((), ()).to_text().replace("checkpoint", "check\ud83cpoint")
-
-    with pytest.raises(CheckpointDamagedError, match=r"The manifest is damaged: "):
-        from_text(text)
-
-
-def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path) -> None:
-    document = document_of(net(), tmp_path)
-    document["manifest"]["nodes"][0]["statics"]["width"] = 4
+    metadata = manifest_of(net(), tmp_path).to_metadata()
+    assert old in metadata[TEXT]
 
     with pytest.raises(CheckpointDamagedError, match=r"The manifest is damaged: it has the digest .*was saved"):
-        from_json(document)
+        from_metadata({**metadata, TEXT: metadata[TEXT].replace(old, new, 1)})
+
+
+@pytest.mark.parametrize("key", [TEXT, DIGEST])
+@pytest.mark.parametrize("value", [None, 3, ["{}"]])
+def test_metadata_of_other_types_are_damage(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointDamagedError, match=rf"The manifest is damaged: '{key}' is not of the type str"):
+        from_metadata({**manifest_of(net(), tmp_path).to_metadata(), key: value})
 
 
 @pytest.mark.parametrize(
@@ -314,23 +350,23 @@ def test_any_other_change_is_found_by_the_digest_of_the_manifest(tmp_path: Path)
         ("{", "is not JSON"),
         ("[" * 100_000, "is made of more lists than it could have"),
         (f"1{'0' * 5000}", "is not JSON"),
-        ('{"manifest":' * 10_000 + "1" + "}" * 10_000, "damaged|not JSON"),
+        ('{"tree":' * 10_000 + "1" + "}" * 10_000, "damaged|not JSON"),
         ("null", "there should be an object, and there is None"),
-        ("{}", "'manifest' is not of the type dict"),
-        ('{"manifest": {}}', "'format' is not of the type str"),
-        ('{"manifest": {"format": NaN}}', "is not JSON: NaN is not a number"),
+        ("{}", "'format' is not of the type str"),
+        ('{"format": NaN}', "is not JSON: NaN is not a number"),
+        ('{"format": "\ud83c"}', "the format is "),
     ],
 )
 def test_a_text_that_is_no_manifest_is_an_error_and_no_crash(text: str, message: str) -> None:
     with pytest.raises(CheckpointDamagedError, match=message):
-        from_text(text)
+        from_metadata(signed(text))
 
 
 def test_a_manifest_of_impossible_length_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treewright.checkpoint.manifest.LONGEST", 10)
 
     with pytest.raises(CheckpointDamagedError, match="The manifest has 11 characters, and none has more than 10"):
-        from_text(" " * 11)
+        from_metadata(signed(" " * 11))
 
 
 JSON = st.recursive(
@@ -339,34 +375,38 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = st.sampled_from(
-    ["steps", "path", "kind", "children", "class", "keys", "fields", "statics", "shape", "dtype", "weak", "digest"]
+    ["kind", "children", "paths", "class", "keys", "fields", "statics", "shape", "dtype", "weak", "ref"]
 )
 
 
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=300)
 def test_the_reader_takes_any_document_or_refuses_it(data: st.DataObject) -> None:
-    leaf: Any = {
-        "steps": ["w"],
-        "path": ".w",
-        "kind": "array",
-        "shape": [2],
-        "dtype": "int8",
-        "digest": {"all": "0" * 32},
+    form: Any = {"kind": "array", "shape": [2], "dtype": "int8"}
+    container: Any = {"kind": "dict", "children": ["v", "w"], "paths": [".v", ".w"], "keys": ["v", "w"]}
+    tree: list[Any] = [0, -1, -1]
+    digests: list[Any] = ["0" * 32, {"0:1": "0" * 32, "1:2": "0" * 32}]
+    content: Any = {
+        "format": "treewright.checkpoint",
+        "version": 1,
+        "containers": [container],
+        "forms": [form],
+        "tree": tree,
+        "digests": digests,
     }
-    node: Any = {"steps": [], "path": "", "kind": "dict", "children": ["w"], "keys": ["w"]}
-    content: Any = {"format": "treewright.checkpoint", "version": 1, "nodes": [node], "leaves": [leaf]}
     for _ in range(data.draw(st.integers(0, 3))):
-        entry = data.draw(st.sampled_from([content, node, leaf]))
-        key = data.draw(KEYS | st.sampled_from(["nodes", "leaves", "version", "format"]))
-        entry[key] = data.draw(JSON)
+        entry = data.draw(st.sampled_from([content, container, form, tree, digests]))
+        if isinstance(entry, list):
+            entry[data.draw(st.integers(0, len(entry) - 1))] = data.draw(JSON | st.integers(-2, 2))
+        else:
+            entry[data.draw(KEYS | st.sampled_from([*content]))] = data.draw(JSON)
 
     try:
-        manifest = from_json(signed(content))
+        manifest = from_metadata(signed(json.dumps(content)))
     except CheckpointError:
         return
     assert isinstance(manifest, Manifest)
-    assert from_json(manifest.to_json()) == manifest
+    assert from_metadata(manifest.to_metadata()) == manifest
 
 
 @hypothesis.given(JSON)
@@ -415,10 +455,10 @@ def test_a_static_of_a_form_that_there_is_not_is_refused(name: str, tmp_path: Pa
     static_form, message = HOSTILE[name]
     document = document_of({"a": Settings(1)}, tmp_path)
 
-    with pytest.raises(CheckpointDamagedError, match=rf"a static or key of \"\['a'\]\": {message}"):
-        from_json(changed(document, ("nodes", 1, "statics", "value"), static_form))
+    with pytest.raises(CheckpointDamagedError, match=rf"containers\[1\]: {message}"):
+        from_json(changed(document, ("containers", 1, "statics", "value"), static_form))
     with pytest.raises(CheckpointDamagedError, match=message):
-        from_json(changed(document, ("nodes", 0, "keys", 0), static_form))
+        from_json(changed(document, ("containers", 0, "keys", 0), static_form))
 
 
 def test_a_static_as_deep_as_may_be_comes_back_and_a_deeper_one_is_not_saved(tmp_path: Path) -> None:
@@ -448,7 +488,7 @@ FORGED_INTS = [k * (2**61 - 1) for k in range(20_000)]
 )
 def test_numbers_of_one_hash_do_not_take_quadratic_time(forged: Any, tmp_path: Path) -> None:
     document = document_of(Settings(1), tmp_path)
-    manifest = from_json(changed(document, ("nodes", 0, "statics", "value"), forged))
+    manifest = from_json(changed(document, ("containers", 0, "statics", "value"), forged))
     began = time.process_time()
 
     with pytest.raises(CheckpointError, match="of 20000 elements more than 64 have one hash: they were forged"):
@@ -466,12 +506,12 @@ def test_large_sets_and_mappings_come_back(tmp_path: Path) -> None:
 def test_a_document_of_small_lists_is_refused_before_it_takes_memory() -> None:
     import tracemalloc
 
-    text = '{"manifest":[' + "[]," * 1_000_000 + "[]]}"
+    text = '{"tree":[' + "[]," * 1_000_000 + "[]]}"
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointDamagedError, match="is made of more lists than it could have"):
-            from_text(text)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            from_metadata(signed(text))
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)
     finally:
         tracemalloc.stop()
 
@@ -482,22 +522,66 @@ def test_a_manifest_of_the_shortest_entries_has_few_enough_lists(tmp_path: Path)
         deep = [deep]
     trees: list[Any] = [deep, [[] for _ in range(1000)], {f"{i}": {} for i in range(1000)}, [[[1]]] * 300]
     for tree in (*trees, Settings(freeze({i: i for i in range(10, 3000)}))):
-        assert manifest_of(tree, tmp_path).version == VERSION
+        assert manifest_of(tree, tmp_path).branches
 
 
 def test_children_that_are_nowhere_take_no_memory(tmp_path: Path) -> None:
-    document = document_of([[1]], tmp_path)
+    document = document_of([1], tmp_path)
+    many = {key: [f"{i}" for i in range(100_000)] for key in ("children", "paths")}
 
     with pytest.raises(CheckpointDamagedError, match="its entries do not make one tree"):
-        from_json(changed(document, ("nodes", 1, "children"), ["0"] * 100_000))
+        from_json({**document, "containers": [{**document["containers"][0], **many}]})
+
+
+def test_a_short_document_of_very_many_entries_takes_no_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    wide = {"kind": "list", "children": [f"{i}" for i in range(1000)], "paths": ["x" * 100] * 1000}
+    document = {**document_of([], tmp_path), "containers": [wide], "forms": [], "digests": []}
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointDamagedError, match="do not make one tree"):
+            from_json({**document, "tree": [0] * 10_000})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tree_that_could_not_be_loaded_for_its_size_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {f"{i}": 1 for i in range(10)}
+    document = document_of(tree, tmp_path)
+    kept = (tmp_path / "tree.safetensors").read_bytes()
+    monkeypatch.setattr("treewright.checkpoint.manifest.ROOM", 2000)
+
+    with pytest.raises(CheckpointDamagedError, match="its entries would take more than 2,000 bytes"):
+        from_json(document)
+    with pytest.raises(CheckpointError, match=r"The tree can't be saved: its 11 parts take more than 2,000 bytes\."):
+        save(tmp_path / "tree.safetensors", tree)
+    monkeypatch.undo()
+    monkeypatch.setattr("treewright.checkpoint.manifest.LONGEST", 100)
+    with pytest.raises(CheckpointError, match=r"its manifest would have \d+ characters, and 100 is the most"):
+        save(tmp_path / "tree.safetensors", tree)
+    assert (tmp_path / "tree.safetensors").read_bytes() == kept
+
+
+def test_children_that_would_get_one_name_are_not_saved(tmp_path: Path) -> None:
+    tree: Any = OrderedDict([(1, {"a": 1.0}), ("1", {"b": 2.0})])
+
+    with pytest.raises(CheckpointError, match="has children of one name, not to be told apart: 1, 1"):
+        save(tmp_path / "x", tree)
+    save(tmp_path / "x", {"x": 1})
+    with pytest.raises(CheckpointError, match=r"\['x'\] has children of one name"):
+        load(tmp_path / "x", like={"x": tree})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "int"}, r"of kind int, has the shape \(2, 3\) and the dtype float32"),
-        ({"kind": "numpy scalar"}, "of kind numpy scalar, has the shape"),
-        ({"kind": "key", "key": "threefry2x32"}, "of kind key, has the shape"),
+        ({"kind": "int"}, r"of kind int has the shape \(2, 3\) and the dtype float32"),
+        ({"kind": "numpy scalar"}, "of kind numpy scalar has the shape"),
+        ({"kind": "key", "key": "threefry2x32"}, "of kind key has the shape"),
         ({"shape": [True, 6]}, "has an impossible shape"),
     ],
 )
@@ -505,11 +589,10 @@ def test_a_leaf_of_a_kind_that_can_not_have_its_form_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     document = document_of({"w": np.ones((2, 3), np.float32)}, tmp_path)
-    content = document["manifest"]
-    content["leaves"][0].update(changes)
+    document["forms"][0].update(changes)
 
     with pytest.raises(CheckpointDamagedError, match=message):
-        from_json(signed(content))
+        from_json(document)
 
 
 @pytest.mark.parametrize(("implementation", "width"), [("nobody's", 2), ("rbg", 2), ("threefry2x32", 3)])

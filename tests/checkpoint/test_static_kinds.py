@@ -66,7 +66,7 @@ def test_a_mesh_is_saved_by_its_axes(tmp_path: Path) -> None:
 
 def test_a_mesh_of_more_devices_than_there_are_is_an_error_of_ours(tmp_path: Path) -> None:
     document = document_of(Settings(1), tmp_path)
-    forged = from_json(changed(document, ("nodes", 0, "statics", "value"), ["Mesh", ["a"], [2**40], ["Auto"]]))
+    forged = from_json(changed(document, ("containers", 0, "statics", "value"), ["Mesh", ["a"], [2**40], ["Auto"]]))
 
     with pytest.raises(CheckpointError, match=r"\['Mesh', \.\.\.\] can't be read: ValueError"):
         restored_alone(forged, lambda _: iter(()), ReadingCodec([models]))
@@ -132,7 +132,7 @@ def test_a_key_that_has_no_form_needs_a_template(tmp_path: Path) -> None:
 )
 def test_a_forged_part_is_an_error_of_ours(forged: Any, tmp_path: Path) -> None:
     document = document_of(Settings(1), tmp_path)
-    manifest = from_json(changed(document, ("nodes", 0, "statics", "value"), ["tuple", forged]))
+    manifest = from_json(changed(document, ("containers", 0, "statics", "value"), ["tuple", forged]))
 
     with pytest.raises(CheckpointError, match=r"The tree can't be made from its file alone:\n.* can't be read: "):
         restored_alone(manifest, lambda _: iter(()), ReadingCodec([models]))

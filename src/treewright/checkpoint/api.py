@@ -7,11 +7,11 @@ from typing import Any, TypeVar, overload
 
 from treewright._collector import uncollected
 from treewright._values.cures import cured, options_cure
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic, filled
-from treewright.checkpoint.take import ALONE, Modules, local_path, taken
+from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, filled, taken
 from treewright.checkpoint.tree import manifest_of
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ def save(path: StrPath, tree: object, *, progress: bool | None = None) -> None:
 
     The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
     that was there before is replaced in that step, and its owner and permissions are kept; a symbolic link stays, and
-    what it leads to is replaced. An array that stands in several places of the tree is written for each of them, and
-    comes back as several.
+    what it leads to is replaced. An array that stands in several places of the tree is written once, and comes back as
+    one.
 
     Args:
         path: Where to. Its folder must exist, and what is there already must be a regular file.
@@ -129,9 +129,9 @@ def load(
         What to do:
           Another shape: change the array in migrate=.
     """
-    options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+    options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
     with uncollected(), SafetensorsFile(local_path(path)) as file:
-        return taken(file.manifest, file.reader(progress=progress), like, options, part, modules, statics)
+        return taken(file.manifest, file.reader(progress=progress), like, options)
 
 
 def read_manifest(path: StrPath) -> Manifest:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import stat
 import warnings
@@ -12,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from treewright._values.text import first_text
 from treewright.errors import CheckpointError, CheckpointWarning
 
 _SAVING = ".treewright-saving-"  # how the name of an unfinished file begins
@@ -21,6 +23,26 @@ _ABANDONED = 3600  # seconds without a write after which nobody writes it any mo
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL})
 # What one answers that can't bring a folder to the disk by itself.
 _NO_SYNC = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL, errno.EACCES, errno.EPERM})
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path on a local or mounted disk.
+
+    Raises:
+        CheckpointError: If it is an address, as `gs://bucket/run`: `Path` would make a folder called `gs:` of it.
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        raise TypeError(
+            f"A path comes first, and then what is saved or loaded. The path is {first_text(path)}."
+        ) from None
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise CheckpointError(
+            f"{text} is not on a local or mounted disk, without which a file can't appear whole or not at all. Mount "
+            f"it, or save to a disk and copy. A CheckpointManager can save into a bucket: gs://..."
+        )
+    return Path(text)
 
 
 class Lock:

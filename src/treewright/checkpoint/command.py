@@ -8,19 +8,21 @@ import argparse
 import contextlib
 import dataclasses
 import datetime as dt
+import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from treewright.checkpoint.compare import leaf_mismatches, node_mismatches, shown_static
+from treewright._values.text import excerpts, first_of
+from treewright.checkpoint.atomic import local_path
+from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, shown_static
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
-from treewright.checkpoint.leaves import Leaf
-from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.leaves import Leaf, name_of, untied
+from treewright.checkpoint.manifest import DIGEST, Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.steps import reader_of, saved_extras, saved_manifest
-from treewright.checkpoint.take import local_path
 from treewright.errors import CheckpointError
 
 _WIDTH = 100  # of a static
@@ -74,12 +76,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("path", type=Path, help="a file that save wrote, a folder of steps, or one step in it")
     parser.add_argument("other", type=Path, nargs="?", help="another, to show what differs")
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
-    parser.add_argument("--leaves", action="store_true", help="list the leaves of each step of a folder too")
+    parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
     try:
         found = _checkpoints(options.path)
         if options.other is not None:
-            return _print(_differences(found[-1], _checkpoints(options.other)[-1]))
+            return _print(_differences(found[-1], _checkpoints(options.other)[-1], whole=options.leaves))
         return _print(_listed(found, whole=options.leaves or len(found) == 1, verify=options.verify))
     except (CheckpointError, OSError) as error:
         sys.stderr.write(f"{error}\n")
@@ -136,23 +138,36 @@ def _listed(found: list[_Checkpoint], *, whole: bool, verify: bool) -> Iterator[
 
 
 def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
-    arrays, disk = sum(leaf.form.nbytes for leaf in manifest.leaves), checkpoint.nbytes
+    arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), checkpoint.nbytes
     count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
-    digest = manifest.to_json()["digest"]
-    yield f"{checkpoint.path}  {checkpoint.saved_at}  {count}, {_size(arrays)} ({_size(disk)} on disk)  {digest}"
+    digest = manifest.to_metadata()[DIGEST]
+    size = f"{count}, {_size(arrays)} ({_size(disk)} on disk)"
+    yield _fitted([str(checkpoint.path), checkpoint.saved_at, size, digest])
     for name, value in checkpoint.metadata.items():
         yield f"  {name} = {value!r}"
 
 
 def _contents(manifest: Manifest) -> Iterator[str]:
-    rows = [(leaf.name, str(leaf.form), _digest(leaf)) for leaf in manifest.leaves]
+    rows = [
+        (leaf.name, str(leaf.form), _digest(leaf) if leaf.tied is None else f"is {name_of(leaf.tied)}")
+        for leaf in manifest.leaves
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    yield from (f"  {name:{widths[0]}}  {form:{widths[1]}}  {digest}" for name, form, digest in rows)
+    for name, form, digest in rows:
+        yield _fitted([f"  {name:{widths[0]}}", f"{form:{widths[1]}}", digest])
     for branch in manifest.branches:
         for name, value in branch.statics.items():
             shown = shown_static(value)
             shown = shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 3]}..."
-            yield f"  {'.'.join((*branch.steps, name))} = {shown}  (static of {branch.cls})"
+            yield _fitted([f"  {'.'.join((*branch.steps, name))} = {shown}", f"(static of {branch.cls})"])
+
+
+def _fitted(cells: list[str]) -> str:
+    """Cells in one line; on a terminal that is too narrow, each in a line of its own."""
+    columns, _ = shutil.get_terminal_size((sys.maxsize, 0))
+    if len(line := "  ".join(cells)) <= columns:
+        return line
+    return "\n      ".join(cell.rstrip() for cell in cells)
 
 
 def _digest(leaf: Leaf) -> str:
@@ -187,27 +202,30 @@ def _size(count: int) -> str:
 # How two differ
 
 
-def _differences(one: _Checkpoint, other: _Checkpoint) -> Iterator[str | int]:
+def _differences(one: _Checkpoint, other: _Checkpoint, *, whole: bool) -> Iterator[str | int]:
     """What the second has that the first has not, and the other way: classes, statics, forms, and digests of leaves."""
     saved, wanted = one.manifest(), other.manifest()
     yield f"- {one.path}"
     yield f"+ {other.path}"
     ours, theirs = ({leaf.name: leaf for leaf in manifest.leaves} for manifest in (saved, wanted))
-    status = 0
-    for mismatch in (
+    mismatches = [
         *node_mismatches(saved, wanted, set()),
         *leaf_mismatches(ours, theirs, allow_cast=False, strict=True),
-    ):
-        status = 1
-        yield f"  {mismatch.path}: {mismatch.kind} {mismatch.saved} | {mismatch.wanted}"
+    ]
     same = [name for name, leaf in ours.items() if name in theirs and leaf.form.like(theirs[name].form)]
-    for name in same:
-        if ours[name].digests != theirs[name].digests:
-            status = 1
-            yield f"  {ours[name].path}: {_unequal(ours[name], theirs[name])}"
-    alike = sum(ours[name].digests == theirs[name].digests for name in same)
-    yield f"{alike} of {len({*ours, *theirs})} leaves are the same."
-    yield status
+    changed = [name for name in same if ours[name].digests != theirs[name].digests]
+    values = [f"{ours[name].path}: {_unequal(ours[name], theirs[name])}" for name in changed]
+    lines = [*map(_line, mismatches), *values]
+    if not whole:
+        lines = [*lines_of(mismatches, _line), *first_of(values, more="more whose values differ")]
+    yield from (f"  {line}" for line in lines)
+    yield f"{len(same) - len(changed)} of {len({*ours, *theirs})} leaves are the same."
+    yield int(bool(lines))
+
+
+def _line(mismatch: Mismatch) -> str:
+    saved, wanted = excerpts((mismatch.saved, mismatch.wanted), _WIDTH)
+    return f"{mismatch.path}: {mismatch.kind} {saved} | {wanted}"
 
 
 def _unequal(one: Leaf, other: Leaf) -> str:

@@ -100,13 +100,13 @@ def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
     raise CheckpointMismatchError("\n".join([*lines, "What to do:", *remedies]), tuple(mismatches))
 
 
-def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
+def lines_of(mismatches: Sequence[Mismatch], line: Callable[[Mismatch], str] = str) -> list[str]:
     """A line for each; where there are very many, for some of each kind, and how many there are besides."""
     if len(mismatches) <= _MANY:
-        return list(map(str, mismatches))
+        return list(map(line, mismatches))
     of_kind: dict[MismatchKind, list[str]] = {}
     for mismatch in mismatches:
-        of_kind.setdefault(mismatch.kind, []).append(str(mismatch))
+        of_kind.setdefault(mismatch.kind, []).append(line(mismatch))
     return [line for kind, lines in of_kind.items() for line in first_of(lines, 5, more=f"more of the kind {kind!r}")]
 
 
@@ -124,33 +124,30 @@ def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Ite
     ours = {branch.steps: branch for branch in saved.branches}
     theirs = {branch.steps: branch for branch in wanted.branches}
     for steps, branch in ours.items():
-        if steps in theirs:
-            yield from _both(branch, theirs[steps], moved, statics=_have_statics(branch, theirs[steps], saved.version))
+        other = theirs.get(steps)
+        if other is not None and (branch.cls or other.cls or branch.statics or other.statics):
+            yield from _both(branch, other, moved)
     yield from _lone(saved, {*theirs, *(leaf.steps for leaf in wanted.leaves)}, "unexpected")
     yield from _lone(wanted, {*ours, *(leaf.steps for leaf in saved.leaves)}, "missing")
 
 
 def _lone(entries: Manifest, others: set[Steps], kind: MismatchKind) -> Iterator[Mismatch]:
     """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
+    lone = [branch for branch in entries.branches if branch.statics and branch.steps not in others]
     above_leaves: set[Steps] = set()
-    for leaf in entries.leaves:
+    for leaf in entries.leaves if lone else ():
         steps = leaf.steps
         while steps and (steps := steps[:-1]) not in above_leaves:
             above_leaves.add(steps)
-    for branch in entries.branches:
-        if branch.statics and branch.steps not in others and branch.steps not in above_leaves:
+    for branch in lone:
+        if branch.steps not in above_leaves:
             statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
             shown = f"{branch.cls}({statics})"
             saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
             yield Mismatch(branch.path or "the tree", kind, saved, wanted)
 
 
-def _have_statics(old: Branch, new: Branch, version: int) -> bool:
-    """Whether both know their statics: of dicts one kind has them, of other libraries' nodes version 1 has none."""
-    return "node" in {old.kind, new.kind} or (old.kind == new.kind and version > 1)
-
-
-def _both(old: Branch, new: Branch, moved: set[Steps], *, statics: bool) -> Iterator[Mismatch]:
+def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     if "node" in {old.kind, new.kind}:
         same = same_name(saved, wanted)
@@ -158,6 +155,7 @@ def _both(old: Branch, new: Branch, moved: set[Steps], *, statics: bool) -> Iter
         same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
     if not same:
         yield Mismatch(new.path or "the tree", "class", saved, wanted)
+    statics = "node" in {old.kind, new.kind} or old.kind == new.kind  # a dict of another kind has others
     for name in {**old.statics, **new.statics} if statics else ():
         if (*new.steps, name) in moved:
             continue
@@ -259,7 +257,8 @@ def leaf_mismatches(
                 yield Mismatch(leaf.path, "unexpected", str(leaf.form), "nothing")
     for name, leaf in wanted.items():
         if name in saved:
-            yield from _forms_differ(leaf.path, saved[name].form, leaf.form, allow_cast=allow_cast)
+            if saved[name].form != leaf.form:
+                yield from _forms_differ(leaf.path, saved[name].form, leaf.form, allow_cast=allow_cast)
         elif strict:
             yield Mismatch(leaf.path, "missing", "nothing", str(leaf.form))
 

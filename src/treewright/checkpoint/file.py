@@ -14,20 +14,21 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from treewright._jax import untyped_jax
 from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write_all
 from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
-from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous, empty, stored
-from treewright.checkpoint.manifest import Manifest, with_digests
+from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored, untied
+from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import Reader
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 _SHOWN = 1 << 28  # bytes from which on there is a bar
 _RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
-_SMALL = 1 << 16  # bytes up to which arrays are joined before they are written
+_SMALL = 1 << 16  # bytes up to which arrays are written and read together
 _CHUNK = 1 << 23  # bytes that are written and read at once: smaller ones wait for Python between them
 
 
@@ -41,12 +42,15 @@ def write(path: Path, tree: Any, *, progress: bool | None) -> None:
         CheckpointError: If something in the tree can't be saved, or the file can't be written.
     """
     manifest = manifest_of(tree, _problems)
-    values = [stored(leaf.value) for leaf in manifest.leaves]
+    kept = untied(manifest.leaves)
+    values = [stored(leaf.value) for leaf in kept]
     if jax.default_backend() != "cpu":
         untyped_jax.copy_to_host_async(values)
-    arrays = {leaf.name: contiguous(value) for leaf, value in zip(manifest.leaves, values, strict=True)}
-    ordered = in_order(manifest.leaves)
-    header = header_of(ordered, with_digests(manifest, digests_of(arrays.values())).to_text())
+    arrays = {leaf.name: contiguous(value) for leaf, value in zip(kept, values, strict=True)}
+    for leaf, digests in zip(kept, digests_of(arrays.values()), strict=True):
+        leaf.digests = digests
+    ordered = in_order(kept)
+    header = header_of(ordered, manifest.to_metadata())
     total = sum(array.nbytes for array in arrays.values())
     try:
         with progress_bar(total, f"saving {path.name}", show=progress) as done, replacing(path) as descriptor:
@@ -99,7 +103,7 @@ class SafetensorsFile:
     descriptor: int
     begin: int
     manifest: Manifest
-    starts: dict[str, int]
+    spans: dict[str, tuple[int, int]]
 
     def __init__(self, path: Path) -> None:
         """Open and check.
@@ -114,7 +118,7 @@ class SafetensorsFile:
             size = os.fstat(self.descriptor).st_size
             length = length_of(self.bytes_at(0, 4 * LENGTH), size)
             self.begin = LENGTH + length
-            self.manifest, self.starts = contents(self.bytes_at(LENGTH, length), size - self.begin)
+            self.manifest, self.spans = contents(self.bytes_at(LENGTH, length), size - self.begin)
         except BaseException as error:
             os.close(self.descriptor)
             if isinstance(error, CheckpointError):
@@ -150,7 +154,7 @@ class SafetensorsFile:
 
         def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
             runs = list(self._runs(leaf for leaf, _ in wanted))
-            total = sum(leaf.form.nbytes for run in runs for leaf in run)
+            total = sum(self.spans[leaf.name][1] for run in runs for leaf in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
@@ -162,53 +166,64 @@ class SafetensorsFile:
         return read
 
     def _runs(self, leaves: Iterable[Leaf]) -> Iterator[list[Leaf]]:
-        """Leaves in groups, so that small ones do not cost a task each.
+        """Leaves in groups, so that small ones do not cost a task each; those of a group follow each other in the file.
 
         Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
         """
-        run: list[Leaf] = []
-        size = 0
-        for leaf in sorted(leaves, key=lambda leaf: leaf.form.nbytes):
-            size += leaf.form.nbytes
-            if run and size > _RUN:
+        leaves, run = list(leaves), list[Leaf]()
+        total = end = 0
+        before = False
+        spans = sorted(
+            (self.spans[leaf.name][1] >= _SMALL, self.spans[leaf.name], at) for at, leaf in enumerate(leaves)
+        )
+        for large, (start, size), at in spans:
+            if run and (total + size > _RUN or large != before or not (large or start == end)):
                 yield run
-                run, size = [], leaf.form.nbytes
-            run.append(leaf)
+                run, total = [], 0
+            run.append(leaves[at])
+            total, end, before = total + size, start + size, large
         if run:
             yield run
 
     def read_run(self, leaves: list[Leaf]) -> list[Any]:
-        """Some arrays, each in memory of its own, and verified.
+        """Arrays of a group, each in memory of its own, and verified.
 
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        return [self._read(leaf) for leaf in leaves]
+        if self.spans[leaves[0].name][1] >= _SMALL:
+            return [self._read(leaf) for leaf in leaves]
+        begin, end = self.spans[leaves[0].name][0], sum(self.spans[leaves[-1].name])
+        data: Any = np.empty(end - begin, np.uint8)
+        there = self.fill(memoryview(data), self.begin + begin)
+        arrays: list[Any] = []
+        for leaf in leaves:
+            start, size = self.spans[leaf.name]
+            if start - begin + size > there:
+                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
+            array: Any = np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy()
+            self._check(leaf, digest_of(array.tobytes()))
+            arrays.append(array)
+        return arrays
 
     def _read(self, leaf: Leaf) -> Any:
         """An array, read in chunks, whose digest is taken while they are at hand."""
-        array, start = empty(leaf.form), self.begin + self.starts[leaf.name]
-        memory = memoryview(bytes_of(array))
-        if len(memory) <= _CHUNK:
-            self._fill(memory, start, leaf)
-            now = digest_of(memory)
-        else:
-            digest = new_digest()
-            for offset in range(0, len(memory), _CHUNK):
-                chunk = memory[offset : offset + _CHUNK]
-                self._fill(chunk, start + offset, leaf)
-                digest.update(chunk)
-            now = digest.hexdigest()
+        array, start = empty(leaf.form), self.begin + self.spans[leaf.name][0]
+        memory, digest = memoryview(bytes_of(array)), new_digest()
+        for offset in range(0, len(memory), _CHUNK):
+            chunk = memory[offset : offset + _CHUNK]
+            if self.fill(chunk, start + offset) != len(chunk):
+                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
+            digest.update(chunk)
+        self._check(leaf, digest.hexdigest())
+        return array
+
+    def _check(self, leaf: Leaf, now: str) -> None:
         saved = leaf.digests.get(WHOLE)
         if now != saved:
             raise CheckpointDamagedError(
                 f"{leaf.path} is damaged in {self.path}: its bytes have the digest {now}, and {saved} was saved."
             )
-        return array
-
-    def _fill(self, memory: memoryview, start: int, leaf: Leaf) -> None:
-        if self.fill(memory, start) != len(memory):
-            raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
 
 
 def _opened(path: Path) -> int:

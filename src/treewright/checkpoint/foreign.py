@@ -7,16 +7,16 @@ import importlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from treewright._values.text import did_you_mean
+from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.leaves import NAMES
 from treewright.checkpoint.steps import engine as orbax_engine
-from treewright.checkpoint.take import local_path
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -85,12 +85,16 @@ def _pickled(path: Path) -> str:
     )
 
 
-def _safetensors(path: Path) -> Mapping[str, Any]:
+def _library(name: str, extra: str) -> Any:
     try:
-        module: Any = importlib.import_module("safetensors.numpy")
+        return importlib.import_module(name)
     except ImportError as error:
-        raise missing_extra("Reading a file of another program", "safetensors", "checkpoint") from error
-    values: Mapping[str, Any] = module.load_file(path)
+        package = name.partition(".")[0]
+        raise missing_extra(f"Reading a file that {package} wrote", package, extra) from error
+
+
+def _safetensors(path: Path) -> Mapping[str, Any]:
+    values: Mapping[str, Any] = _library("safetensors.numpy", "checkpoint").load_file(path)
     return values
 
 
@@ -117,20 +121,12 @@ def _npz(path: Path) -> Mapping[str, Any]:
 
 
 def _flax(path: Path) -> Mapping[str, Any]:
-    try:
-        from flax.serialization import msgpack_restore
-    except ImportError as error:
-        raise missing_extra("Reading a file that flax wrote", "flax", "interop") from error
-    return _flat(msgpack_restore(path.read_bytes()))
+    return _flat(_library("flax.serialization", "interop").msgpack_restore(path.read_bytes()))
 
 
 def _equinox(path: Path, template: Any) -> Mapping[str, Any]:
-    try:
-        import equinox
-    except ImportError as error:
-        raise missing_extra("Reading a file that equinox wrote", "equinox", "interop") from error
-    library: Any = equinox
-    return _flat(library.filter(library.tree_deserialise_leaves(path, template), library.is_array))
+    equinox = _library("equinox", "interop")
+    return _flat(equinox.filter(equinox.tree_deserialise_leaves(path, template), equinox.is_array))
 
 
 def _equinox_by_place(path: Path) -> Mapping[str, Any]:
@@ -206,14 +202,15 @@ def translated(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
             problems.append(f"{name} is in {rows}")
             continue
         ((row, match),) = found.items()
-        target, convert = _target(table[row])
+        entry = table[row]
+        target, convert = entry if isinstance(entry, tuple) else (entry, None)
         if target is None:
             continue
         if target.count("*") > len(match.groups()):
             problems.append(f"the row {row!r} has fewer stars than {target!r}")
             continue
         ours, rest = _filled(target, match.groups())
-        placed.setdefault(ours, []).append(_Placed(rest, name, convert(value)))
+        placed.setdefault(ours, []).append(_Placed(rest, name, value if convert is None else convert(value)))
     problems += [f"the row {row!r} meets no name" for row in unused]
     result: dict[str, Any] = {}
     for name, parts in placed.items():
@@ -239,21 +236,11 @@ def _pattern(row: str) -> re.Pattern[str]:
     return re.compile(r"([^.]+)".join(map(re.escape, row.split("*"))))
 
 
-def _target(row: Row) -> tuple[str | None, Callable[[Any], Any]]:
-    return row if isinstance(row, tuple) else (row, lambda value: value)
-
-
 def _filled(target: str, steps: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """A name of ours with the steps in place of its stars, and the steps for which it has none."""
-    stars = target.count("*")
-    rest, used = steps[: len(steps) - stars], iter(steps[len(steps) - stars :])
-    return "".join(_joined(target.split("*"), used)), rest
-
-
-def _joined(parts: list[str], steps: Iterator[str]) -> Iterator[str]:
-    yield parts[0]
-    for part in parts[1:]:
-        yield next(steps) + part
+    left = len(steps) - target.count("*")
+    parts = zip(target.split("*"), (*steps[left:], ""), strict=True)
+    return "".join(part + step for part, step in parts), steps[:left]
 
 
 def _stacked(parts: list[_Placed]) -> Any:

@@ -5,17 +5,16 @@ nothing. Tests hold that it reads what is written here, and the other way round.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from treewright.checkpoint.leaves import DTYPES, Form, Leaf
-from treewright.checkpoint.manifest import LONGEST, Manifest, from_text, parsed
+from treewright.checkpoint.leaves import DTYPES, Form, Leaf, name_of, untied
+from treewright.checkpoint.manifest import LONGEST, TEXT, Manifest, from_metadata, parsed
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 RESERVED = "__metadata__"  # the name that is not an array's
 LENGTH = 8  # bytes of the number that says how long the header is
-_KEY = "treewright"  # of the manifest in the metadata
 
 # What safetensors has a name for. Anything else is written as bytes, with one dimension more.
 _CODES = MappingProxyType(
@@ -46,21 +45,24 @@ _OTHERS = (
 
 
 def in_order(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """Leaves in the order in which a file holds them: wide dtypes first, so that each array is aligned."""
-    return sorted(leaves, key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
+    """Leaves in the order in which a file holds them: wide dtypes first, so that each is aligned, and small arrays."""
+    leaves = list(leaves)
+    keys = {form: (-DTYPES[form.dtype].itemsize, form.nbytes) for form in {leaf.form for leaf in leaves}}
+    return sorted(leaves, key=lambda leaf: keys[leaf.form])
 
 
-def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
+def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     """All that stands before the arrays.
 
     Raises:
         CheckpointError: If that is more than a safetensors file may have.
     """
-    header: dict[str, Any] = {RESERVED: {_KEY: manifest}}
+    header: dict[str, Any] = {RESERVED: metadata}
+    stored = _stored_as(ordered)
     end = 0
     for leaf in ordered:
-        code, shape = _stored_as(leaf.form)
-        start, end = end, end + leaf.form.nbytes
+        code, shape, size = stored[leaf.form]
+        start, end = end, end + size
         header[leaf.name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > LONGEST:
@@ -72,10 +74,13 @@ def header_of(ordered: Sequence[Leaf], manifest: str) -> bytes:
     return len(text).to_bytes(LENGTH, "little") + text
 
 
-def _stored_as(form: Form) -> tuple[str, tuple[int, ...]]:
-    """The dtype code and shape under which the header has an array of this form."""
-    code = _CODES.get(form.dtype)
-    return ("U8", (*form.shape, DTYPES[form.dtype].itemsize)) if code is None else (code, form.shape)
+def _stored_as(leaves: Iterable[Leaf]) -> dict[Form, tuple[str, list[int], int]]:
+    """For each form of these leaves the dtype code and shape under which the header has it, and its bytes."""
+    stored: dict[Form, tuple[str, list[int], int]] = {}
+    for form in {leaf.form for leaf in leaves}:
+        code, width = _CODES.get(form.dtype), DTYPES[form.dtype].itemsize
+        stored[form] = ("U8", [*form.shape, width], form.nbytes) if code is None else (code, [*form.shape], form.nbytes)
+    return stored
 
 
 def length_of(head: bytes, size: int) -> int:
@@ -101,8 +106,8 @@ def length_of(head: bytes, size: int) -> int:
     raise CheckpointDamagedError(f"{found}: it was cut short, or its beginning is damaged.")
 
 
-def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
-    """The manifest in a header, and where each array begins after it, by the name of its leaf.
+def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, int]]]:
+    """The manifest in a header, and where each array begins after it and how many bytes it has, by name of its leaf.
 
     Args:
         header: The header, without its length.
@@ -114,32 +119,32 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, int]]:
     """
     tensors = parsed(header, "header")
     metadata: Any = tensors.pop(RESERVED, None)
-    text = cast("dict[str, Any]", metadata).get(_KEY) if type(metadata) is dict else None
-    if text is None:
+    if type(metadata) is not dict or TEXT not in metadata:
         raise CheckpointError(
             "it is a safetensors file without a manifest: another program wrote it. "
             "from_names(safetensors.numpy.load_file(path), like=...) puts its tensors into a tree."
         )
-    if type(text) is not str:
-        raise CheckpointDamagedError(f"in place of the manifest it has {str(text)[:80]!r}.")
-    manifest = from_text(text)
-    starts = {leaf.name: _start_of(tensors.get(leaf.name), leaf.form) for leaf in manifest.leaves}
+    manifest = from_metadata(cast("dict[str, Any]", metadata))
+    kept = untied(manifest.leaves)
+    stored = _stored_as(kept)
+    spans = {leaf.name: _span_of(tensors.get(leaf.name), stored[leaf.form]) for leaf in kept}
     end = 0
-    for start, length in sorted((starts[leaf.name], leaf.form.nbytes) for leaf in manifest.leaves):
+    for start, length in sorted(spans.values()):
         end = end + length if start == end else -1
-    if end != size or len(tensors) != len(starts):
+    if end != size or len(tensors) != len(spans):
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
-    return manifest, starts
+    return manifest, {leaf.name: spans[name_of(leaf.array)] for leaf in manifest.leaves}
 
 
-def _start_of(tensor: Any, form: Form) -> int:
-    """Where an array begins, as its entry says, which has to be that of an array of this form; else -1."""
-    offsets: Any = cast("dict[str, Any]", tensor).get("data_offsets") if type(tensor) is dict else None
-    start: Any = next(iter(cast("Any", offsets))) if type(offsets) is list and offsets else None
-    if type(start) is not int:
-        return -1
-    code, shape = _stored_as(form)
-    expected = {"dtype": code, "shape": [*shape], "data_offsets": [start, start + form.nbytes]}
-    return start if tensor == expected else -1
+def _span_of(tensor: Any, stored: tuple[str, list[int], int]) -> tuple[int, int]:
+    """Where an array begins, as its entry says, which has to be that of such an array; else -1. And its bytes."""
+    code, shape, size = stored
+    try:
+        start = tensor["data_offsets"][0]
+        if tensor == {"dtype": code, "shape": shape, "data_offsets": [start, start + size]} and type(start) is int:
+            return start, size
+    except (TypeError, LookupError):  # it is something else
+        pass
+    return -1, size

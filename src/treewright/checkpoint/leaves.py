@@ -27,6 +27,7 @@ ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
 ON_DEVICE = frozenset({"array", "key"})
 KINDS = ARRAYS | {"bool", "int", "float", "complex", "key"}
 ON_HOST = KINDS - ON_DEVICE
+SHARED = frozenset({"array", "numpy", "key"})  # of which one object may stand in several places
 # What JAX makes of 64 bits where they are switched off.
 NARROWED = MappingProxyType({"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"})
 _DTYPE_NAMES = (
@@ -92,9 +93,11 @@ def name_of(steps: Steps) -> str:
 
 
 @public("treewright.checkpoint")
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen, which takes three times as long to make
 class Leaf:
     """A leaf: its place, its flat name (`params.layers.0.kernel`), its form, and the digests of its blocks.
+
+    Where one array stands in several places, it is kept for the first, and the others are `tied` to that place.
 
     A leaf that was read from a checkpoint has no `value`; that of a tree has one, and no digests yet.
 
@@ -113,10 +116,21 @@ class Leaf:
     form: Form
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     value: Any = dataclasses.field(default=None, repr=False, compare=False)
+    tied: Steps | None = None
     name: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", name_of(self.steps))
+        self.name = name_of(self.steps)
+
+    @property
+    def array(self) -> Steps:
+        """The place for which its array is kept."""
+        return self.steps if self.tied is None else self.tied
+
+
+def untied(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """The leaves that have an array of their own."""
+    return [leaf for leaf in leaves if leaf.tied is None]
 
 
 def of_one_name(leaves: Iterable[Leaf]) -> Iterator[tuple[Leaf, Leaf]]:

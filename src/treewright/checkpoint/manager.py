@@ -14,16 +14,25 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 from treewright._jax import is_first_process, process_index
 from treewright._values.cures import cured, options_cure
 from treewright._values.reach import public
-from treewright._values.text import first_text
-from treewright.checkpoint.account import warn
+from treewright._values.text import first_of, first_text
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import UNFINISHED, Preemption
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import LoadOptions, Migrate, OnStatic
+from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, taken, warn
 from treewright.checkpoint.retention import Mode, Retention
-from treewright.checkpoint.steps import engine, extras_of, handlers, items_of, reader_of, saved_extras, saved_manifest
-from treewright.checkpoint.take import ALONE, Modules, local_path, taken
+from treewright.checkpoint.steps import (
+    LISTING,
+    engine,
+    extras_of,
+    folder_of_run,
+    handlers,
+    is_local,
+    items_of,
+    reader_of,
+    saved_extras,
+    saved_manifest,
+)
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 T = TypeVar("T")
@@ -61,7 +70,8 @@ class CheckpointManager:
     A step stays if `keep`, `keep_every` or `keep_best` keeps it; that which was saved last stays in any case.
 
     Args:
-        directory: The folder, on a local or mounted disk. It is made by the first `save`.
+        directory: The folder, on a local or mounted disk or in a bucket (`gs://bucket/run`), where nothing keeps a
+            second writer away. It is made by the first `save`.
         keep: How many steps are kept, those with the highest numbers; None keeps all.
         keep_every: Steps whose number this divides are kept too.
         keep_best: How many of the best steps are kept too.
@@ -70,9 +80,9 @@ class CheckpointManager:
         asynchronous: Whether `save` returns when the arrays are copied and digested, and writes in the background.
 
     Raises:
-        ImportError: If orbax-checkpoint or xxhash is not installed.
+        ImportError: If orbax-checkpoint or xxhash is not installed, or for a bucket gcsfs.
         ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
-        CheckpointError: If the folder is not on a disk, as `gs://...`.
+        CheckpointError: If it is another address, as `s3://...`, or the bucket can't be reached.
 
     Examples:
         >>> import tempfile
@@ -107,7 +117,7 @@ class CheckpointManager:
         asynchronous: bool = True,
     ) -> None:
         self._retention = Retention(keep, keep_every, keep_best, metric, mode)
-        self.directory: Path = local_path(directory).absolute()
+        self.directory: Path = folder_of_run(directory)
         self._asynchronous = asynchronous
         self._orbax = engine()
         new_digest()  # so that a missing package is told before the first save
@@ -183,8 +193,10 @@ class CheckpointManager:
             if self._pending:
                 with self._telling(f"Step {self._step} could not be saved"):
                     self._saver.wait_until_finished()
-                    if is_first_process():
-                        sync(self.directory)
+                    if self._brings_to_disk:  # what Orbax wrote last, and the names
+                        folder = self.directory / str(self._step)
+                        for path in (folder / LISTING, folder, self.directory):
+                            sync(path)
                 self._settle()
 
     def close(self) -> None:
@@ -235,6 +247,11 @@ class CheckpointManager:
         """
         return Preemption(self, within, signals)
 
+    @property
+    def _brings_to_disk(self) -> bool:
+        """Whether this process locks the folder, and brings to the disk what Orbax does not. A bucket needs neither."""
+        return is_first_process() and is_local(self.directory)
+
     def _settle(self) -> None:
         """Nothing is being saved any more."""
         self._pending = False
@@ -252,7 +269,7 @@ class CheckpointManager:
         """Orbax's manager. Made by the first save, since it clears away what killed processes left in the folder."""
         if self._saver is not None:
             return self._saver
-        if self._lock is None and is_first_process():
+        if self._lock is None and self._brings_to_disk:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = try_lock(self.directory)
             if self._lock is None:
@@ -289,7 +306,7 @@ class CheckpointManager:
 
     def _sync_step(self) -> None:
         """Bring the small files of a step to the disk before it gets its name: Orbax does that for its arrays only."""
-        if is_first_process():
+        if self._brings_to_disk:
             for path in self.directory.glob(f"{self._step}.*"):
                 for inside in (path, *path.rglob("*")):
                     sync(inside)
@@ -340,9 +357,11 @@ class CheckpointManager:
         return self._steps_on_disk()
 
     def _steps_on_disk(self) -> tuple[int, ...]:
-        if not self.directory.is_dir():
-            return ()
-        return tuple(sorted(self._orbax.utils.checkpoint_steps(self.directory)))
+        try:
+            there = self._orbax.utils.checkpoint_steps(self.directory) if self.directory.is_dir() else ()
+        except OSError as error:
+            raise CheckpointError(f"The steps in {self.directory} can't be listed: {error}") from error
+        return tuple(sorted(there))
 
     def latest_step(self) -> int | None:
         """The step with the highest number that is wholly on disk; None if there is none.
@@ -446,9 +465,14 @@ class CheckpointManager:
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
         """
-        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         folder = self._folder(step)
-        return taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
+        try:
+            return taken(saved_manifest(folder), reader_of(folder), like, options)
+        except CheckpointDamagedError as error:
+            if int(folder.name) in self._steps_on_disk():
+                raise
+            raise CheckpointError(f"{folder} was deleted while it was read, perhaps by whoever saves there.") from error
 
     @overload
     def restore_latest_valid(
@@ -489,34 +513,43 @@ class CheckpointManager:
             CheckpointMismatchError: If a whole step does not fit `like`. It is not damaged, so it is not skipped.
             CheckpointDamagedError: If there are steps, and all are damaged.
         """
-        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate)
+        options = LoadOptions(on_static, allow_cast, strict, renamed, migrate, part, modules, statics)
         skipped: dict[int, str] = {}
         self.wait()
-        for step in reversed(self.all_steps()):
+        # Listed anew each time: another process that saves may have deleted one that was being read, and has a newer.
+        while untried := [step for step in self.all_steps() if step not in skipped]:
+            step = untried[-1]
             folder = self.directory / str(step)
             try:
                 saved_extras(folder)
-                tree = taken(saved_manifest(folder), reader_of(folder), like, options, part, modules, statics)
+                tree = taken(saved_manifest(folder), reader_of(folder), like, options)
             except CheckpointDamagedError as error:
                 skipped[step] = str(error)
                 continue
+            there = self._steps_on_disk()
+            skipped = {step: reason for step, reason in skipped.items() if step in there}
             with self._mutex:
                 self._damaged.update(skipped)
             if skipped:
-                warn("\n".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)]))
+                warn("\n  ".join([f"Restored step {step} and skipped damaged ones:", *_listed(skipped)]))
             return Restored(step, tree, skipped)
         if skipped:
-            raise CheckpointDamagedError("\n".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)]))
+            raise CheckpointDamagedError(
+                "\n  ".join([f"All steps in {self.directory} are damaged:", *_listed(skipped)])
+            )
         return None
 
     def _folder(self, step: int | None) -> Path:
         """The folder of a step, by default the latest, with that which is still being saved."""
+        try:
+            step = None if step is None else operator.index(step)
+        except TypeError:
+            raise TypeError(
+                f"The number of a step comes first, got {first_text(step)}. A tree goes by name: restore(like=tree)."
+            ) from None
         self.wait()
         steps = self.all_steps()
-        if step is None and steps:
-            step = steps[-1]
-        if step is not None and not hasattr(step, "__index__"):
-            raise TypeError(f"The number of a step comes first, got {first_text(step)}. Write restore(like=tree).")
+        step = max(steps, default=None) if step is None else step
         if step is None or step not in steps:
             has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))
@@ -535,4 +568,4 @@ class _Policy:
 
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:
-    return [f"  {step}: {reason}" for step, reason in skipped.items()]
+    return first_of([f"{step}: {reason}" for step, reason in skipped.items()])

@@ -1,18 +1,18 @@
-"""A tree from the leaves of a checkpoint: in the form of another tree, or from what the manifest says alone."""
+"""A tree from the leaves of a checkpoint, whole or a part: in the form of another tree, or by the manifest alone."""
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 
 from treewright._values.reach import class_of
-from treewright._values.text import first_of
-from treewright.checkpoint.account import tell_partial, warn
+from treewright._values.text import did_you_mean, first_of
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
@@ -24,25 +24,31 @@ from treewright.checkpoint.compare import (
     renamed_manifest,
     shown_static,
 )
-from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, stored
+from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, sharding_of, stored
 from treewright.checkpoint.manifest import DICTS, Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, refuse, target_of
-from treewright.errors import CheckpointError
+from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
 OnStatic = Literal["error", "warn", "ignore"]
 Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
+Modules = str | ModuleType | Sequence[str | ModuleType]
+
+ALONE: Any = ...  # in place of `like`: None is a tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How much a checkpoint may differ from the tree that it is loaded into."""
+    """How much a checkpoint may differ from the tree that it goes into, and what else `load` was told."""
 
     on_static: OnStatic = "error"
     allow_cast: bool = False
     strict: bool = True
     renamed: Mapping[str, str] | None = None
     migrate: Migrate | None = None
+    part: str | None = None
+    modules: Modules = ()
+    statics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.on_static not in {"error", "warn", "ignore"}:
@@ -58,6 +64,69 @@ class Reader(Protocol):
     def __call__(self, wanted: Iterable[tuple[Leaf, Leaf | None]], /) -> Iterator[tuple[list[Leaf], list[Any]]]:
         """The arrays, some at a time and in any order, each with what the manifest says of it."""
         ...
+
+
+# What is taken
+
+
+def taken(manifest: Manifest, read: Reader, like: Any, options: LoadOptions) -> Any:
+    """The tree of a checkpoint, or the part of it that a path leads to.
+
+    Raises:
+        CheckpointMismatchError: If it does not fit `like`.
+        CheckpointDamagedError: If an array is not what was saved.
+        CheckpointError: If there is no such part, or the tree can't be made.
+        TypeError: If options were given that only loading with `like`, or only loading without, has.
+    """
+    if like is not ALONE and (options.modules or options.statics):
+        raise TypeError(
+            "modules= and statics= say what a tree is made of if there is no like=. With like=, classes and statics "
+            "are its own: leave them out."
+        )
+    if isinstance(like, type):
+        made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
+        raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
+    part, modules, statics = options.part, options.modules, options.statics
+    if like is ALONE and options != LoadOptions(part=part, modules=modules, statics=statics):
+        raise TypeError(
+            "on_static=, allow_cast=, strict=, renamed= and migrate= say how a checkpoint may differ from like=: give "
+            "a tree to load into."
+        )
+    if part is not None:
+        manifest, read = _of_part(manifest, read, part)
+    if like is not ALONE:
+        return restored(manifest, read, like, options)
+    allowed = [modules] if isinstance(modules, str | ModuleType) else modules
+    return restored_alone(manifest, read, ReadingCodec(["treewright", *_optax(manifest), *allowed]), statics or {})
+
+
+def _optax(manifest: Manifest) -> list[str]:
+    """optax, if the checkpoint holds a state of it and it is installed: its states are named tuples of arrays."""
+    named = any((branch.cls or "").startswith("optax.") for branch in manifest.branches)
+    return ["optax"] if named and importlib.util.find_spec("optax") else []
+
+
+def _of_part(manifest: Manifest, read: Reader, part: str) -> tuple[Manifest, Reader]:
+    """The manifest below a place, as of a tree of its own, and a reader of it."""
+    every = [branch.steps for branch in manifest.branches] + [leaf.steps for leaf in manifest.leaves]
+    named = {".".join(steps): steps for steps in every}
+    if part not in named:
+        raise CheckpointError(f"part={part!r}: nothing that was saved has this name{did_you_mean(part, named)}.")
+    root = named[part]
+    depth = len(root)
+    whole = {leaf.steps[depth:]: leaf for leaf in manifest.leaves if leaf.steps[:depth] == root}
+    parts = {leaf.steps: dataclasses.replace(leaf, steps=steps, tied=leaf.array) for steps, leaf in whole.items()}
+    branches = tuple(
+        dataclasses.replace(branch, steps=branch.steps[depth:])
+        for branch in manifest.branches
+        if branch.steps[:depth] == root
+    )
+
+    def read_part(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+        for leaves, arrays in read((whole[leaf.steps], target) for leaf, target in wanted):
+            yield [parts[leaf.steps] for leaf in leaves], arrays
+
+    return dataclasses.replace(manifest, branches=branches, leaves=tuple(parts.values())), read_part
 
 
 # Into a tree
@@ -92,7 +161,7 @@ def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) ->
     tree = _with_leaves(like, target, values)
     dropped = [leaf for leaf in manifest.leaves if leaf.name not in targets and leaf.name not in moves.to_static]
     initial = [leaf for leaf in target.leaves if leaf.name not in values]
-    tell_partial(len(values), dropped, initial, [mismatch for mismatch in let_through if mismatch.kind != "static"])
+    _tell_partial(len(values), dropped, initial, [mismatch for mismatch in let_through if mismatch.kind != "static"])
     return cast("T", tree)
 
 
@@ -113,6 +182,31 @@ def _warn(let_through: Iterable[Mismatch], options: LoadOptions) -> None:
         warn("\n  ".join(["The checkpoint was saved with other statics; the tree keeps its own:", *lines_of(statics)]))
 
 
+def warn(text: str) -> None:
+    """Warn with the user's line: the first outside of Treewright."""
+    warn_user(text, CheckpointWarning)
+
+
+def _tell_partial(taken: int, dropped: Iterable[Leaf], initial: Iterable[Leaf], others: Iterable[object] = ()) -> None:
+    """Warn of what `strict=False` let through, if anything.
+
+    Args:
+        taken: How many leaves were loaded.
+        dropped: Leaves that were saved, and for which the tree has no place.
+        initial: Leaves of the tree that were not saved.
+        others: Classes that differ.
+    """
+    kinds = (
+        ("Dropped, since the tree has no place for them:", [f"{leaf.path}: {leaf.form}" for leaf in dropped]),
+        ("Not saved, so they have the value that they had in the tree:", [f"{x.path}: {x.form}" for x in initial]),
+        ("Of other classes:", [str(mismatch) for mismatch in others]),
+    )
+    parts = ["\n  ".join([title, *first_of(lines)]) for title, lines in kinds if lines]
+    if parts:
+        leaves = "1 leaf was loaded" if taken == 1 else f"{taken} leaves were loaded"
+        warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}.", *parts]))
+
+
 def _values(
     leaves: Iterable[tuple[Leaf, Leaf]], targets: Mapping[str, Leaf], moves: Moves, read: Reader, options: LoadOptions
 ) -> dict[str, Any]:
@@ -125,12 +219,32 @@ def _values(
         for original, leaf in leaves
         if options.migrate is not None or leaf.name in targets or leaf.name in moves.to_static
     }
+    if options.migrate is not None or not any(original.tied for original, _ in needed.values()):
+        read_as = {name: name for name in needed}  # `migrate` may change one in place
+    else:
+        read_as = _read_as((original, _place_of(targets.get(leaf.name))) for original, leaf in needed.values())
     values: dict[str, Any] = {}
-    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in needed.values()):
-        renamed = [needed[original.name][1] for original in originals]
-        becoming = [_becoming(leaf, targets, options) for leaf in renamed]
-        values.update(zip((leaf.name for leaf in renamed), restored_leaves(arrays, becoming), strict=True))
-    return values
+    wanted = [needed[name] for name in dict.fromkeys(read_as.values())]
+    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in wanted):
+        becoming = [_becoming(needed[original.name][1], targets, options) for original in originals]
+        values.update(zip((original.name for original in originals), restored_leaves(arrays, becoming), strict=True))
+    return {leaf.name: values[read_as[name]] for name, (_, leaf) in needed.items()}
+
+
+def _read_as(leaves: Iterable[tuple[Leaf, Hashable]]) -> dict[str, str]:
+    """By the names of leaves, those of the leaves that are read for them: one for all that are to be one array."""
+    first: dict[tuple[Steps, Hashable], str] = {}
+    return {leaf.name: first.setdefault((leaf.array, place), leaf.name) for leaf, place in leaves}
+
+
+def _place_of(target: Leaf | None) -> Hashable:
+    """What has to be the same of two leaves of a tree, so that one array may stand for both.
+
+    A live tree says itself whether it has one array there. Two can be donated, and one can't be twice.
+    """
+    if target is None or isinstance(target.value, jax.ShapeDtypeStruct):
+        return target and (target.form, sharding_of(target))
+    return id(target.value)
 
 
 def _becoming(leaf: Leaf, targets: Mapping[str, Leaf], options: LoadOptions) -> Leaf:
@@ -168,7 +282,7 @@ def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
     leaves = dict(zip((leaf.name for leaf in becoming), restored_leaves(arrays, becoming), strict=True))
     tree = _with_leaves(like, target, leaves)
     dropped = [leaf for name, leaf in given.items() if name not in wanted]
-    tell_partial(len(leaves), dropped, [leaf for leaf in target.leaves if leaf.name not in leaves])
+    _tell_partial(len(leaves), dropped, [leaf for leaf in target.leaves if leaf.name not in leaves])
     return cast("T", tree)
 
 
@@ -208,10 +322,11 @@ def restored_alone(
         CheckpointDamagedError: If an array is not what was saved.
     """
     parts = _Parts(manifest, codec, statics)
-    values: dict[Steps, Any] = {}
-    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves):
-        values.update(zip((leaf.steps for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
-    return parts.part((), values)
+    read_as = _read_as((leaf, None) for leaf in manifest.leaves)
+    values: dict[str, Any] = {}
+    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves if read_as[leaf.name] == leaf.name):
+        values.update(zip((leaf.name for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
+    return parts.part((), {leaf.steps: values[read_as[leaf.name]] for leaf in manifest.leaves})
 
 
 class _Parts:

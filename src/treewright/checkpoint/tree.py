@@ -1,5 +1,6 @@
 """A tree taken apart for a checkpoint: its leaves, its statics, and the names of classes and functions in both ways."""
 
+import dataclasses
 import importlib
 import types
 import warnings
@@ -20,14 +21,16 @@ from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
 from treewright._values.text import first_of
-from treewright.checkpoint.leaves import NAMES, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
-from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static
+from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
 from treewright.errors import CheckpointError, StaticSerializationError
 
 DECLARED = "__checkpoint_name__"
 
 _DICTS = (dict, OrderedDict, defaultdict)
-_CONTAINERS = frozenset({*_DICTS, list, tuple})
+_SEQUENCES = frozenset({list, tuple, type(None)})  # told apart by how many children they have
+_CONTAINERS = frozenset({*_SEQUENCES, *_DICTS})
+_TEXTS = frozenset({str})
 _BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
 _ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
 
@@ -194,8 +197,10 @@ class _TakenApart:
         self.abstract = abstract
         self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         self.codec = WritingCodec()
+        self.containers: dict[Any, Branch] = {}
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
+        self.met: dict[int, tuple[Steps, Any]] = {}  # where each array was met first; kept, so that no two have one id
         self.problems: list[str] = []
         self.visit(tree, "", ())
         for leaf, other in of_one_name(self.leaves):
@@ -222,43 +227,73 @@ class _TakenApart:
         if level is None:
             self.add_leaf(part, path or "the tree", steps)
             return
-        entries = level.children
         if len(steps) == DEPTH:
             self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return
-        children = tuple(str(place_of(key)[1]) for key, _ in entries)
         try:
-            branch = self.branch(part, path, steps, level, children)
-            for static in (*branch.statics.values(), *(branch.keys or ())):
-                check_static(static)
-            self.branches.append(branch)
+            branch = self.container(part, level)
         except (StaticSerializationError, RecursionError) as error:
             self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
-        for step, (key, child) in zip(children, entries, strict=True):
-            self.visit(child, f"{path}{key}", (*steps, step))
+            branch = _bare(level)
+        if len(set(branch.children)) != len(branch.children):
+            names = ", ".join(first_of(branch.children))
+            self.problems.append(f"{path or 'the tree'} has children of one name, not to be told apart: {names}")
+        self.branches.append(placed(branch, steps, path))
+        for step, more, (_, child) in zip(branch.children, branch.paths, level.children, strict=True):
+            self.visit(child, path + more, (*steps, step))
 
     def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
         """Add a leaf, or why it can't be saved."""
         try:
             form = form_of(leaf, abstract=self.abstract)
-            self.leaves.append(Leaf(steps, path, form, value=leaf if self.abstract else content_of(leaf)))
+            shared = form.kind in SHARED and not self.abstract
+            first = self.met.setdefault(id(leaf), (steps, leaf))[0] if shared else steps
+            value = leaf if self.abstract else content_of(leaf)
+            self.leaves.append(Leaf(steps, path, form, value=value, tied=None if first == steps else first))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
-    def branch(self, part: Any, path: str, steps: Steps, level: Level, children: tuple[str, ...]) -> Branch:
-        """The entry of a node or container."""
+    def container(self, part: Any, level: Level) -> Branch:
+        """The entry of a node or container as it would be at the root: one object for those that are the same.
+
+        Raises:
+            StaticSerializationError: If no checkpoint holds a static or key.
+        """
+        cls, aux = class_of(part), level.aux
+        if hasattr(cls, "__node_spec__"):
+            same: Any = (cls, id(aux))  # one object for all nodes of these statics, which the tree keeps alive
+        elif cls is dict and _TEXTS.issuperset(map(type, part)):
+            same = (cls, *aux)
+        else:
+            same = (cls, len(level.children)) if cls in _SEQUENCES else None
+        branch = self.containers.get(same)
+        if branch is None:
+            branch = dataclasses.replace(_bare(level), **self.described(part, level))
+            for static in (*branch.statics.values(), *(branch.keys or ())):
+                check_static(static)
+            branch = self.containers.setdefault(same or repr(branch), branch)
+        return branch
+
+    def described(self, part: Any, level: Level) -> dict[str, Any]:
+        """What is to be said of a node or container besides its children."""
         cls = class_of(part)
         if hasattr(cls, "__node_spec__"):
             fields = {field.name: str(field.kind) for field in spec_of(part).fields}
             statics = self.codec.encode_statics(finished_pair(part)[1])
-            return Branch(steps, path, "node", children, class_name(cls), fields=fields, statics=statics)
+            return {"kind": "node", "cls": class_name(cls), "fields": fields, "statics": statics}
         if cls in _DICTS:
             keys = tuple(self.codec.encode(place_of(key)[1]) for key, _ in level.children)
             factory = {"default_factory": self.codec.encode(part.default_factory)} if cls is defaultdict else {}
-            return Branch(steps, path, cls.__name__, children, keys=keys, statics=factory)
-        if part is None or cls in {list, tuple}:
-            return Branch(steps, path, "none" if part is None else cls.__name__, children)
+            return {"kind": cls.__name__, "keys": keys, "statics": factory}
+        if cls in _SEQUENCES:
+            return {"kind": "none" if part is None else cls.__name__}
         if is_namedtuple(cls):
-            return Branch(steps, path, "namedtuple", children, class_name(cls))
+            return {"kind": "namedtuple", "cls": class_name(cls)}
         statics = {str(key).lstrip("."): self.codec.encode(value) for key, value in level.statics}
-        return Branch(steps, path, "other", children, class_name(cls), statics=statics)
+        return {"kind": "other", "cls": class_name(cls), "statics": statics}
+
+
+def _bare(level: Level) -> Branch:
+    """A container of these children of which nothing else is known."""
+    children = tuple(str(place_of(key)[1]) for key, _ in level.children)
+    return Branch((), "", "other", children, paths=tuple(str(key) for key, _ in level.children))
