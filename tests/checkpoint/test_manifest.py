@@ -369,7 +369,8 @@ KEYS = st.sampled_from(
 def test_the_reader_takes_any_document_or_refuses_it(data: st.DataObject) -> None:
     form: Any = {"kind": "array", "shape": [2], "dtype": "int8"}
     container: Any = {"kind": "dict", "children": ["v", "w"], "paths": [".v", ".w"], "keys": ["v", "w"]}
-    tree, digests = [0, -1, -1], ["0" * 32, {"0:1": "0" * 32, "1:2": "0" * 32}]
+    tree: list[Any] = [0, -1, -1]
+    digests: list[Any] = ["0" * 32, {"0:1": "0" * 32, "1:2": "0" * 32}]
     content: Any = {
         "format": "treewright.checkpoint",
         "version": 1,

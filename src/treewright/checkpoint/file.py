@@ -191,7 +191,7 @@ class SafetensorsFile:
         if self.spans[leaves[0].name][1] >= _SMALL:
             return [self._read(leaf) for leaf in leaves]
         begin, end = self.spans[leaves[0].name][0], sum(self.spans[leaves[-1].name])
-        data = np.empty(end - begin, np.uint8)
+        data: Any = np.empty(end - begin, np.uint8)
         there = self.fill(memoryview(data), self.begin + begin)
         arrays: list[Any] = []
         for leaf in leaves:

@@ -111,7 +111,8 @@ class Manifest:
         Raises:
             CheckpointError: If the tree is larger than any that is loaded again.
         """
-        entries: dict[Steps, Branch | Leaf] = {entry.steps: entry for entry in (*self.branches, *self.leaves)}
+        entries: dict[Steps, Branch | Leaf] = {branch.steps: branch for branch in self.branches}
+        entries |= {leaf.steps: leaf for leaf in self.leaves}
         containers: dict[Any, tuple[int, Branch]] = {}
         forms: dict[Form, int] = {}
         tree: list[int] = []
@@ -276,7 +277,7 @@ def from_json(content: Any) -> Manifest:
     return manifest
 
 
-def _manifest(containers: list[Branch], forms: list[Form], tree: list[Any], digests: list[Any]) -> Manifest:
+def _manifest(containers: list[Branch], forms: list[Form], tree: list[int], digests: list[Any]) -> Manifest:
     """The entries of a tree, each with the place that it has."""
     if not _INTS.issuperset(map(type, tree)) or not _between(tree, -len(forms), len(containers)):
         raise _WrongError("'tree' holds more than numbers of containers and forms")

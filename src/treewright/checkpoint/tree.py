@@ -28,7 +28,7 @@ DECLARED = "__checkpoint_name__"
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = frozenset({list, tuple, type(None)})  # told apart by how many children they have
-_CONTAINERS = _SEQUENCES.union(_DICTS)
+_CONTAINERS = frozenset({*_SEQUENCES, *_DICTS})
 _TEXTS = frozenset({str})
 _BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
 _ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
