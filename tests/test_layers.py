@@ -128,8 +128,8 @@ checkpoint.restore: _values.reach, _values.text, checkpoint.compare, checkpoint.
 checkpoint.layout: checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
-checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.atomic, checkpoint.digests, checkpoint.leaves, checkpoint.manifest,
-    checkpoint.restore, checkpoint.tree, errors
+checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.atomic, checkpoint.digests, checkpoint.leaves,
+    checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.atomic, checkpoint.leaves, checkpoint.steps, checkpoint.tree, errors
 checkpoint.api: _collector, _values.cures, checkpoint.atomic, checkpoint.file, checkpoint.foreign, checkpoint.manifest,
     checkpoint.restore, checkpoint.tree
@@ -138,8 +138,8 @@ checkpoint.retention: errors
 checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.atomic,
     checkpoint.digests, checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention,
     checkpoint.steps, checkpoint.tree, errors
-checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file, checkpoint.leaves,
-    checkpoint.manifest, checkpoint.restore, checkpoint.steps, checkpoint.tree, errors
+checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
+    checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, checkpoint.tree, errors
 sharding.folding
 sharding.hlo
 sharding.parts: _jax_processes, _values.reach
