@@ -73,6 +73,14 @@ def test_a_bucket_that_can_not_be_reached_is_told_when_the_manager_is_made(
         CheckpointManager(RUN)
 
 
+def test_a_manager_asks_a_bucket_once_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(type(epath.Path(RUN)), "exists", lambda path: asked.append(str(path)))
+
+    assert str(CheckpointManager(Path(RUN)).directory) == RUN
+    assert asked == [RUN]
+
+
 @pytest.mark.parametrize("address", ["s3://bucket/run", "hf://bucket/run", Path("s3://bucket/run")])
 def test_other_addresses_are_refused_when_the_manager_is_made(address: Any) -> None:
     with pytest.raises(CheckpointError, match=r"s3:/|hf:/.* is not on a local or mounted disk"):

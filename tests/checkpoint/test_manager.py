@@ -20,6 +20,7 @@ from tests.checkpoint.models import net, spec, train_state
 from treewright import loop, replace
 from treewright.checkpoint import CheckpointManager, from_names
 from treewright.checkpoint import manager as manager_module
+from treewright.checkpoint.steps import saved_manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -447,13 +448,12 @@ def test_a_step_that_is_deleted_while_it_is_read_is_not_called_damaged(
 ) -> None:
     trainer, evaluator = CheckpointManager(tmp_path, keep=1), CheckpointManager(tmp_path)
     tree = {"x": np.ones(2)}
-    read = manager_module.saved_manifest
 
     def saves_meanwhile(folder: Path) -> Any:
         monkeypatch.undo()
         trainer.save(int(folder.name) + 1, tree)
         trainer.wait()
-        return read(folder)
+        return saved_manifest(folder)
 
     with trainer:
         trainer.save(1, tree)
