@@ -55,7 +55,7 @@ def check_layouts(*layouts: str, processes: int, folder: Path) -> None:
 def test_a_layout_gives_the_parameters_of_one_device(
     layout: str, bytes_on_each: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    digits_sharded.work(layout, 3, None)  # here, over the four devices that all tests see
+    digits_sharded.train_in(layout, 3, None)  # here, over the four devices that all tests see
 
     output = capsys.readouterr().out
     assert bytes_on_each in output

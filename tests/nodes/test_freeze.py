@@ -171,7 +171,8 @@ def test_a_frozen_mapping_equals_mappings_with_the_same_items_in_any_order() -> 
     assert one == other == {"a": 1, "b": 2}
     assert hash(one) == hash(other)
     assert one != freeze({"a": 1})
-    assert one != [("a", 1), ("b", 2)]
+    pairs: object = [("a", 1), ("b", 2)]
+    assert one != pairs
 
 
 @pytest.mark.parametrize(

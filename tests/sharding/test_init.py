@@ -169,9 +169,10 @@ def test_what_does_not_fit_is_known_before_anything_is_made() -> None:
 
 @pytest.mark.parametrize("make", [sharded_init, abstract_state])
 def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_place(make: Any) -> None:
+    nothing: Any = "none"
     with pytest.raises(TypeError, match=r"^dict\['model'\]\.bias is 'none', and the leaves of what is made are arrays"):
         make(
-            lambda key: {"model": replace(Linear(4, 4, key), bias="none")}, jax.random.key(0), mesh=mesh_of(), rules={}
+            lambda key: {"model": replace(Linear(4, 4, key), bias=nothing)}, jax.random.key(0), mesh=mesh_of(), rules={}
         )
 
 

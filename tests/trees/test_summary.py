@@ -258,6 +258,7 @@ def test_the_values_are_those_of_numpy(make: Any) -> None:
     expected = (whole.size, (whole / size).mean() * size, (whole / size).std() * size, whole.min(), whole.max(), 0)
     np.testing.assert_allclose(dataclasses.astuple(found), expected, rtol=1e-5)
     halves = summary([list(np.split(whole, [whole.size // 3]))], values=True, depth=1).rows[0].values
+    assert halves is not None
     np.testing.assert_allclose(dataclasses.astuple(halves), expected, rtol=1e-5)
 
 
@@ -305,19 +306,16 @@ def test_values_can_be_had_of_arrays_anywhere_under_any_mesh() -> None:
 @pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs"])
 def test_values_can_be_had_where_jax_looks_for_nan_itself(option: str) -> None:
     arrays = [jnp.full(size, value) for size in (3, 2**18 + 1) for value in (jnp.nan, jnp.inf)]
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
+    with getattr(jax, option.removeprefix("jax_"))(True):
         found = statistics_of(arrays)
-    finally:
-        jax.config.update(option, before)
 
     assert [one and one.not_finite for one in found] == [3, 3, 2**18 + 1, 2**18 + 1]
 
 
 def test_values_of_refs_are_those_that_they_hold() -> None:
     refs = to_refs({"kernel": jnp.arange(4.0), "rate": 0.5})
-    refs["kernel"][...] *= 2
+    kept: Any = refs["kernel"]
+    kept[...] *= 2
 
     kernel, rate = summary(refs, values=True).rows
     assert (kernel.dtype, kernel.values and kernel.values.mean) == ("f32 (ref)", 3.0)
