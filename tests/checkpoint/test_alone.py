@@ -247,7 +247,7 @@ def test_keys_that_are_the_same_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factory", [3, ["tuple"], ["described", "f"], ["name", "os:system"]])
 def test_a_forged_factory_of_a_defaultdict_is_refused(factory: Any, tmp_path: Path) -> None:
-    from tests.checkpoint.test_manifest import changed
+    from tests.checkpoint.documents import changed
     from treewright.checkpoint import read_manifest
     from treewright.checkpoint.manifest import from_json
     from treewright.checkpoint.restore import restored_alone

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.checkpoint.documents import changed
 from tests.checkpoint.models import Settings, net, scaled
-from tests.checkpoint.test_manifest import changed
 from tests.test_snapshots import compare
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, from_names, load, read_manifest, save

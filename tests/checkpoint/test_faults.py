@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests.checkpoint.documents import signed
 from tests.checkpoint.engines import ByFile, ByManager, assert_same
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import net
-from tests.checkpoint.test_manifest import signed
 from treewright.checkpoint import CheckpointManager, load, read_manifest, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 

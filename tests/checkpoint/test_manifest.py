@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +15,17 @@ import numpy as np
 import pytest
 
 from tests.checkpoint import models
+from tests.checkpoint.documents import changed, document_of, manifest_of, signed
 from tests.checkpoint.models import STATICS, Dense, Net, Settings, Size, net, scaled, train_state
-from treewright import Module, Static, freeze, static
-from treewright.checkpoint import Branch, Leaf, Manifest, load, read_manifest, save
+from treewright import Module, Static, static
+from treewright.checkpoint import Branch, Leaf, Manifest, load, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.layout import contents
 from treewright.checkpoint.manifest import DIGEST, TEXT, VERSION, from_json, from_metadata
-from treewright.checkpoint.restore import restored_alone
-from treewright.checkpoint.tree import ReadingCodec
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def manifest_of(tree: Any, folder: Path) -> Manifest:
-    save(folder / "tree.safetensors", tree)
-    return read_manifest(folder / "tree.safetensors")
-
-
-def document_of(tree: Any, folder: Path) -> Any:
-    return manifest_of(tree, folder).to_json()
-
-
-def signed(text: str) -> dict[str, str]:
-    """The metadata of a file with this text in place of its manifest, and the digest that it has: an attacker's."""
-    return {TEXT: text, DIGEST: digest_of(text.encode(errors="surrogatepass"))}
 
 
 def test_it_holds_every_node_with_its_class_fields_kinds_and_statics(tmp_path: Path) -> None:
@@ -219,16 +202,6 @@ def test_a_flipped_bit_in_the_version_is_damage_and_no_newer_version(tmp_path: P
 
 
 # What is not a manifest
-
-
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The document with one entry changed."""
-    content = copy.deepcopy(document)
-    inside = content
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    return content
 
 
 NET_CHANGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
@@ -472,98 +445,6 @@ def test_a_static_as_deep_as_may_be_comes_back_and_a_deeper_one_is_not_saved(tmp
             with pytest.raises(CheckpointError, match=r"\['a'\] has a static that no checkpoint holds"):
                 save(tmp_path / "x", {"a": Settings(value)})
         value = (value,)
-
-
-FORGED_INTS = [k * (2**61 - 1) for k in range(20_000)]
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        ["frozenset", *FORGED_INTS],
-        ["FrozenMapping", *([number, 1] for number in FORGED_INTS)],
-        ["tuple", ["frozenset", *(["Decimal", str(number)] for number in FORGED_INTS)]],
-    ],
-    ids=["set", "mapping", "decimals"],
-)
-def test_numbers_of_one_hash_do_not_take_quadratic_time(forged: Any, tmp_path: Path) -> None:
-    document = document_of(Settings(1), tmp_path)
-    manifest = from_json(changed(document, ("containers", 0, "statics", "value"), forged))
-    began = time.process_time()
-
-    with pytest.raises(CheckpointError, match="of 20000 elements more than 64 have one hash: they were forged"):
-        restored_alone(manifest, lambda _: iter(()), ReadingCodec([models]))
-    assert time.process_time() - began < 5
-
-
-def test_large_sets_and_mappings_come_back(tmp_path: Path) -> None:
-    value = (frozenset(range(5000)), freeze({f"{i}": i for i in range(5000)}))
-    save(tmp_path / "x", Settings(value))
-
-    assert load(tmp_path / "x", modules=[models]) == Settings(value)
-
-
-def test_a_document_of_small_lists_is_refused_before_it_takes_memory() -> None:
-    import tracemalloc
-
-    text = '{"tree":[' + "[]," * 1_000_000 + "[]]}"
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointDamagedError, match="is made of more lists than it could have"):
-            from_metadata(signed(text))
-        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_manifest_of_the_shortest_entries_has_few_enough_lists(tmp_path: Path) -> None:
-    deep: Any = 1
-    for _ in range(150):
-        deep = [deep]
-    trees: list[Any] = [deep, [[] for _ in range(1000)], {f"{i}": {} for i in range(1000)}, [[[1]]] * 300]
-    for tree in (*trees, Settings(freeze({i: i for i in range(10, 3000)}))):
-        assert manifest_of(tree, tmp_path).branches
-
-
-def test_children_that_are_nowhere_take_no_memory(tmp_path: Path) -> None:
-    document = document_of([1], tmp_path)
-    many = {key: [f"{i}" for i in range(100_000)] for key in ("children", "paths")}
-
-    with pytest.raises(CheckpointDamagedError, match="its entries do not make one tree"):
-        from_json({**document, "containers": [{**document["containers"][0], **many}]})
-
-
-def test_a_short_document_of_very_many_entries_takes_no_memory(tmp_path: Path) -> None:
-    import tracemalloc
-
-    wide = {"kind": "list", "children": [f"{i}" for i in range(1000)], "paths": ["x" * 100] * 1000}
-    document = {**document_of([], tmp_path), "containers": [wide], "forms": [], "digests": []}
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointDamagedError, match="do not make one tree"):
-            from_json({**document, "tree": [0] * 10_000})
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_tree_that_could_not_be_loaded_for_its_size_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = {f"{i}": 1 for i in range(10)}
-    document = document_of(tree, tmp_path)
-    kept = (tmp_path / "tree.safetensors").read_bytes()
-    monkeypatch.setattr("treewright.checkpoint.manifest.ROOM", 2000)
-
-    with pytest.raises(CheckpointDamagedError, match="its entries would take more than 2,000 bytes"):
-        from_json(document)
-    with pytest.raises(CheckpointError, match=r"The tree can't be saved: its 11 parts take more than 2,000 bytes\."):
-        save(tmp_path / "tree.safetensors", tree)
-    monkeypatch.undo()
-    monkeypatch.setattr("treewright.checkpoint.manifest.LONGEST", 100)
-    with pytest.raises(CheckpointError, match=r"its manifest would have \d+ characters, and 100 is the most"):
-        save(tmp_path / "tree.safetensors", tree)
-    assert (tmp_path / "tree.safetensors").read_bytes() == kept
 
 
 def test_children_that_would_get_one_name_are_not_saved(tmp_path: Path) -> None:

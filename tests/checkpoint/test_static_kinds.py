@@ -15,8 +15,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 from tests.checkpoint import models
+from tests.checkpoint.documents import changed, document_of
 from tests.checkpoint.models import Settings
-from tests.checkpoint.test_manifest import changed, document_of
 from treewright.checkpoint import load, read_manifest, save
 from treewright.checkpoint.manifest import from_json
 from treewright.checkpoint.restore import restored_alone

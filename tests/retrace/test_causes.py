@@ -349,7 +349,7 @@ def test_members_of_an_enum_differ_by_their_names_and_are_not_numbers_to_trace()
     assert details(report) == ["size (static): <Size.SMALL: 1> -> <Size.LARGE: 2>", "compared with trace 1"]
 
 
-def spread(devices: list[jax.Device], memory: str = "device") -> NamedSharding:
+def spread(devices: list[Any], memory: str = "device") -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"), memory_kind=memory)
 
 

@@ -76,8 +76,8 @@ class Source:
             parsed = cst.parse_expression(str(annotation.evaluated_value))
         except cst.ParserSyntaxError:
             return annotation
-        names = matchers.findall(parsed, matchers.Name())
-        self._of_texts |= dict.fromkeys(names, self._scopes[annotation])
+        names, scope = matchers.findall(parsed, matchers.Name()), self._scopes[annotation]
+        self._of_texts.update((name, scope) for name in names)
         return parsed
 
     def imported(self) -> Iterator[metadata.ImportAssignment]:

@@ -9,7 +9,7 @@ import html
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -413,7 +413,7 @@ def statistics_of(leaves: Iterable[Any]) -> list[Statistics | None]:
 def _can_be_read(leaf: Any) -> bool:
     if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)) or not leaf.size:
         return False
-    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in _KINDS):
+    if not any(jnp.issubdtype(cast("Any", leaf).dtype, kind) for kind in _KINDS):
         return False
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return False
@@ -438,7 +438,7 @@ def _on_device(array: Any) -> tuple[Any, ...]:
 def _statistics(values: Any) -> Statistics:
     """The statistics of an array, or of what is left of one that was reduced."""
     with np.errstate(all="ignore"):  # where nothing is finite
-        reduced = values if isinstance(values, tuple) else _reduced(values.astype(np.float64), np)
+        reduced: tuple[Any, ...] = _reduced(values.astype(np.float64), np) if hasattr(values, "astype") else values
     mean, std, low, high, finite, bad = reduced
     return Statistics(int(finite), float(mean), float(std), float(low), float(high), int(bad))
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
@@ -222,9 +221,13 @@ def _told_apart(difference: Difference) -> Difference:
     """A difference of placements that print alike, with the devices; any other as it is."""
     if difference.kind != "placement" or str(difference.left.placement) != str(difference.right.placement):
         return difference
-    meshes = (getattr(side.placement.sharding, "mesh", None) for side in (difference.left, difference.right))
-    orders = [first_names(str(device.id) for device in getattr(mesh, "devices", np.array(())).flat) for mesh in meshes]
-    return dataclasses.replace(difference, reason=f"devices {orders[0]} -> devices {orders[1]}")
+    old, new = (first_names(_device_ids(side.placement.sharding)) for side in (difference.left, difference.right))
+    return dataclasses.replace(difference, reason=f"devices {old} -> devices {new}")
+
+
+def _device_ids(sharding: Any) -> list[str]:
+    mesh = getattr(sharding, "mesh", None)
+    return [] if mesh is None else [str(device.id) for device in mesh.devices.flat]
 
 
 def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -82,13 +82,13 @@ def _is_of_optimizer(function: Any) -> bool:
 
 
 def _of_function(difference: Difference) -> str:
-    match difference.reason:
-        case Cause(name="other method"):
-            return "jit a function that takes the object as an argument, and jit it once"
-        case "" | Cause(name="other decorators"):  # two functions, and each needs its program
-            return ""
-        case _:
-            return "jit keeps programs for each function object: make and jit it once, outside of the loop"
+    reason = difference.reason
+    cause = reason.name if isinstance(reason, Cause) else reason
+    if cause == "other method":
+        return "jit a function that takes the object as an argument, and jit it once"
+    if cause in {"", "other decorators"}:  # two functions, and each needs its program
+        return ""
+    return "jit keeps programs for each function object: make and jit it once, outside of the loop"
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:
