@@ -295,6 +295,20 @@ def test_without_the_settings_of_traces_the_known_ones_are_named(monkeypatch: py
     assert names[-1] in {"the mesh in use", _jax.UNNAMED_SETTINGS}
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_the_filter_of_tracebacks_or_its_variable_transformations_have_the_names_of_functions_in_them(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*_jax.BOUNDARY]
+    names[missing] = "renamed"
+    monkeypatch.setattr(_jax, "BOUNDARY", names)
+    twice: Any = fresh(double)
+
+    [report] = explained(lambda: jax.jit(jax.grad(twice))(1.0), lambda: jax.jit(jax.value_and_grad(twice))(1.0))
+
+    assert "grad.<locals>.grad_f -> value_and_grad.<locals>.value_and_grad_f" in str(report)
+
+
 def test_without_its_module_or_its_variables_calls_of_pmap_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: Any = jax.pmap(fresh(double))
     assert len(explained(*(functools.partial(mapped, np.ones((1, length))) for length in (2, 3)))) == 1

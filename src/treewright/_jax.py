@@ -35,11 +35,6 @@ def path_text(path: Path, root: str = "") -> str:
     return root + "".join(map(str, path))
 
 
-def field_key(name: str) -> Key:
-    """The key of a field."""
-    return GetAttrKey(name)
-
-
 def process_count() -> int:
     """How many processes the job has."""
     return int(untyped_jax.process_count())
@@ -421,10 +416,15 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
 
 
+# JAX's filter of tracebacks, and its variable that holds what it calls.
+BOUNDARY = ("reraise_with_filtered_traceback", "fun")
+
+
 def inside_of_boundary(function: Any) -> Any:
-    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` and `vmap` by the filter's."""
-    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == "reraise_with_filtered_traceback"
-    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
+    """What the filter calls. Without its names, reports call `grad` and `vmap` by the functions in these."""
+    boundary, called = BOUNDARY
+    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == boundary
+    return inspect.getclosurevars(function).nonlocals.get(called, function) if is_filter else function
 
 
 def _jit_name(function: Any) -> str:

@@ -44,6 +44,7 @@ class Bucket(ThreadingHTTPServer):
 
 class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # which waits 40 ms between the header of an answer and its body
 
     def do_GET(self) -> None:
         name, options = self.asked()

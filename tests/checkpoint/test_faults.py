@@ -139,10 +139,11 @@ def test_arrays_of_equal_form_that_were_swapped_are_refused(tmp_path: Path) -> N
         engine.load(like={"a": np.zeros(4, np.uint8), "b": np.zeros(4, np.uint8)})
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1000, 100_000])  # read together, and each by itself
+def test_a_file_that_shrinks_while_it_is_read_is_damaged(size: int, tmp_path: Path) -> None:
     from treewright.checkpoint.file import SafetensorsFile
 
-    save(tmp_path / "x", {"a": np.ones(1000), "b": np.ones(1000)})
+    save(tmp_path / "x", {"a": np.ones(size), "b": np.ones(size)})
     with SafetensorsFile(tmp_path / "x") as file:
         os.truncate(tmp_path / "x", (tmp_path / "x").stat().st_size - 10)
         with pytest.raises(CheckpointDamagedError, match=r"x ends inside \['b'\]"):

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import gc
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -186,3 +187,13 @@ def test_a_class_of_which_nothing_is_warned_is_not_kept_alive() -> None:
     gc.collect()
 
     assert gone() is None
+
+
+def test_what_looks_at_the_children_of_a_class_is_sent_without_the_types_of_this_process() -> None:
+    (check,) = Mixed.__node_spec__.checks
+    Mixed(jnp.ones(2), (1.0,))
+
+    arrived = pickle.loads(pickle.dumps(check))
+
+    assert [field.name for field in arrived.fields] == ["first", "second"]
+    assert arrived.passed < check.passed

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
-from treewright._jax import field_key, path_text
+from treewright._jax import GetAttrKey, path_text
 from treewright.errors import NodeDefinitionError
 
 AsTuple: TypeAlias = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
@@ -93,4 +93,4 @@ def test_keyword_only_of_a_decorated_subclass_holds_for_its_specified_fields() -
 
 
 def test_the_key_of_a_field_reads_as_an_attribute() -> None:
-    assert path_text((field_key("kernel"),), "layer") == "layer.kernel"
+    assert path_text((GetAttrKey("kernel"),), "layer") == "layer.kernel"

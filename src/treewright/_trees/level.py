@@ -22,7 +22,6 @@ from treewright._jax import (
     Key,
     Path,
     SequenceKey,
-    field_key,
     jax_trees,
     node_data,
     path_text,
@@ -189,12 +188,12 @@ def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> L
     if hasattr(kind, "__node_spec__"):
         keys = spec_of(kind).keys
     else:  # a treedef of what register_dataclass has registered
-        keys = [field_key(field.name) for field in dataclasses.fields(kind) if field.name not in statics.table.names]
+        keys = [GetAttrKey(field.name) for field in dataclasses.fields(kind) if field.name not in statics.table.names]
     return _exact_level(kind, tuple(zip(keys, children, strict=True)), statics)
 
 
 def _exact_level(kind: type[Any], children: tuple[tuple[Key, Any], ...], statics: Statics) -> Level:
-    named = ((field_key(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
+    named = ((GetAttrKey(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
     return Level(kind, statics, named, children, statics.table.content)
 
 
@@ -229,7 +228,7 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     """The keys of a class's children, which a treedef does not hold. Those of a dict and of fields can be told."""
     fields: tuple[str, ...] | None = getattr(kind, "_fields", None)
     if fields is not None and len(fields) == count:
-        return [field_key(name) for name in fields]
+        return [GetAttrKey(name) for name in fields]
     if kind in {list, tuple}:
         return [SequenceKey(index) for index in range(count)]
     held = _elements(aux)
@@ -238,9 +237,9 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
             return [DictKey(entry) for entry in entries]
     names = [field.name for field in _dataclass_fields(kind) if (options_of(field) or FieldOptions()).kind != "static"]
     if len(names) == count:
-        return [field_key(name) for name in names]
+        return [GetAttrKey(name) for name in names]
     function = _function_field(kind, aux)
-    return [field_key("__self__") if function == "__func__" else FlattenedIndexKey(i) for i in range(count)]
+    return [GetAttrKey("__self__") if function == "__func__" else FlattenedIndexKey(i) for i in range(count)]
 
 
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
@@ -260,10 +259,10 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None)
         return
     function = _function_field(kind, aux)
     if function is not None:
-        yield field_key(function), aux
+        yield GetAttrKey(function), aux
         return
     if kind is collections.defaultdict and _elements(aux):
-        yield field_key("default_factory"), aux[0]
+        yield GetAttrKey("default_factory"), aux[0]
         return
     held = _elements(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
@@ -275,7 +274,7 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None)
         named = [(name, value) for name, value in values if any(value is item for item in within)]
     else:
         named = list(zip(names, held, strict=True)) if len(names) == len(held) else []
-    yield from ((field_key(name), value) for name, value in named)
+    yield from ((GetAttrKey(name), value) for name, value in named)
     if not named:
         rest = tuple(item for item in held if not _repeats(item, keys))
         yield AuxKey(), aux if len(rest) == len(held) else rest
@@ -313,7 +312,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
     """All that is directly below a value, statics too, each with its key, in its own order; None for a leaf."""
     if is_node(value):
         pair = finished_pair(value)
-        return tuple((field_key(field.name), field.value_in(pair)) for field in spec_of(value).fields)
+        return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
         return tuple((DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
     level = level_of(value)
@@ -321,7 +320,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
         return None if level is None else level.children
     children = () if level is None else level.children
     names = {str(key) for key, _ in children}
-    fields = ((field_key(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
+    fields = ((GetAttrKey(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
     return (*children, *(entry for entry in fields if str(entry[0]) not in names))
 
 

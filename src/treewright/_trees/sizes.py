@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import Key, Path, field_key, path_text
+from treewright._jax import GetAttrKey, Key, Path, path_text
 from treewright._jax_refs import is_ref
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
@@ -41,7 +41,7 @@ def items_of(tree: Any) -> Iterator[Item]:
         if kind != "static" and hasattr(cls, "__node_spec__"):
             pair = finished_pair(value)
             if cls not in keys:
-                keys[cls] = [(field_key(field.name), field) for field in reversed(spec_of(cls).fields)]
+                keys[cls] = [(GetAttrKey(field.name), field) for field in reversed(spec_of(cls).fields)]
             for key, field in keys[cls]:
                 inner: FieldKind = "buffer" if kind == "buffer" and not field.is_static else field.kind
                 waiting.append(Item((*path, key), field.value_in(pair), cls.__qualname__, inner))

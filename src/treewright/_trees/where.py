@@ -10,7 +10,7 @@ from typing import Any, Literal, Never
 
 import jax
 
-from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, field_key, path_text
+from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._trees.level import Place, all_entries, walk
 from treewright._values.reach import class_of, of_earlier_class, required_arguments
 from treewright._values.text import did_you_mean, first_text
@@ -144,7 +144,7 @@ class _Recorder:
         place = _place_of(self)
         if isinstance(place.value, dict) and name in {"keys", "values", "items"}:
             return getattr({entry.key.key: _Recorder(entry) for entry in place.entries()}, name)
-        return _Recorder(_below(place, field_key(name)))
+        return _Recorder(_below(place, GetAttrKey(name)))
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
@@ -220,7 +220,7 @@ def _item_key(value: Any, item: Any) -> Key:
     if -len(value) <= index < 0:
         index += len(value)
     names: Any = getattr(value, "_fields", None)
-    return field_key(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
+    return GetAttrKey(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
 
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
@@ -360,7 +360,7 @@ def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
 
 
 def _key(place: Place, step: Step) -> Key:
-    return field_key(str(step.name)) if step.kind == "field" else _item_key(place.value, step.name)
+    return GetAttrKey(str(step.name)) if step.kind == "field" else _item_key(place.value, step.name)
 
 
 def _nowhere(root: Place, where: str) -> str:

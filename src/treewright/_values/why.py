@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Self, TypeAlias, cast
 
-from treewright._jax import Key, Path, field_key, jax_trees, path_text
+from treewright._jax import GetAttrKey, Key, Path, jax_trees, path_text
 from treewright._values import reach
 from treewright._values.exact import exact_key
 from treewright._values.plain import NoExactKeyError
@@ -73,7 +73,7 @@ def parts_of(value: Any) -> dict[Key, Any]:
         return {jax_trees.SequenceKey(index): item for index, item in enumerate(cast("Any", value))}
     if isinstance(value, Mapping):
         return {jax_trees.DictKey(name): item for name, item in cast("Any", value).items()}
-    return {field_key(name): getattr(value, name) for name in names if hasattr(value, name)}
+    return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def same_content(left: Any, right: Any, depth: int = _DEPTH) -> bool:

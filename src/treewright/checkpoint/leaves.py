@@ -46,7 +46,6 @@ _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
 _OF_NUMBERS: MappingProxyType[str, str] = MappingProxyType(
     {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
 )
-_SMALL = 1 << 16  # bytes that are copied sooner than aligned
 _ADVISED = 1 << 22  # bytes from which on numpy asks Linux for huge pages
 _HUGE_PAGE = 1 << 21
 _PLAIN_ARRAYS = (np.ndarray, np.memmap, FrozenArray, ComputedArray)
@@ -308,13 +307,11 @@ def _finished(array: Any, target: Leaf) -> Any:
 
 
 def empty(form: Form) -> Any:
-    """Memory for the values of a leaf, which `jax.device_put` takes over without a copy: XLA asks for 64 bytes.
+    """Memory for the values of a large leaf, which `jax.device_put` takes over without a copy: XLA asks for 64 bytes.
 
-    Large arrays begin where a huge page may: fresh memory costs a read more than the bytes do, in huge pages half.
+    Very large arrays begin where a huge page may: fresh memory costs a read more than the bytes do, in huge pages half.
     """
     size = form.nbytes
-    if size < _SMALL:
-        return np.empty(form.shape, DTYPES[form.dtype])
     alignment = 64 if size < _ADVISED else _HUGE_PAGE
     raw = np.empty(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
