@@ -385,8 +385,7 @@ def _is_bound(inside: list[types.FrameType]) -> bool:
 
 def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
     """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
-    home = str(getattr(call.function, "__module__", ""))
-    if _package(home) in {"jax", "jaxlib"} and home != PMAP:  # an operation that one of these calls for itself
+    if str(getattr(call.function, "__module__", "")).startswith(OPERATIONS):  # which one of these calls for itself
         return call
     # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
     for frame in itertools.takewhile(_is_of_a_library, frames):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compute_on import compute_on
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from treewright import Module, static
 
@@ -25,7 +25,6 @@ UNTOLD = (  # before JAX 0.10 it does tell of these traces
     else " | under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in "
     "this block, and may have been traced before"
 )
-PartitionSpec: Any = jax.sharding.PartitionSpec  # untyped
 CPU0, CPU1 = jax.devices()[:2]  # cpu:0, or TFRT_CPU_0 before JAX 0.10
 CLEARED = (
     "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, or a setting "
@@ -266,15 +265,15 @@ def a_keyword_in_the_place_of_a_static_argument_is_traced() -> None:
 
 @says(
     "shared",
-    "recompile 2: out_shardings[0] (option of jit): UnspecifiedValue -> NamedSharding(mesh=Mesh('d': 2, "
-    "axis_t...(Auto,)), spec=P(), memory_kind=device)",
+    "recompile 2: out_shardings[0] (option of jit): UnspecifiedValue -> "
+    "SingleDeviceSharding(device=CpuDevice(id=0), memory_kind=device)",
 )
 def an_option_is_called_what_users_call_it() -> None:
     def function(x: Any) -> Any:
         return x * 2
 
     jax.jit(function)(f32(4))
-    jax.jit(function, out_shardings=NamedSharding(mesh_of(2), PartitionSpec()))(f32(4))
+    jax.jit(function, out_shardings=SingleDeviceSharding(jax.devices()[0]))(f32(4))
 
 
 @says("shared", "recompile 2: jitted (option of jit): 'once' -> 'twice'", "trace 2: x: float32[4] -> float32[3]")

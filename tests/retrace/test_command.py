@@ -169,6 +169,7 @@ def test_a_sitecustomize_of_the_user_runs_too(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os
+import signal
 import sys
 
 os.environ["JAX_ENABLE_X64"] = "1"  # read when jax is imported, so nothing may import it before
@@ -212,6 +213,7 @@ def main():
     printing(np.ones(2))
     print("x64", jnp.ones(2).dtype, flush=True)
     if os.fork() == 0:
+        signal.alarm(20)  # a lock that another thread held at the fork is never given back
         step.lower(np.ones(17))
         os._exit(0)
     os.wait()
