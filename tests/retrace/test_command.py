@@ -251,8 +251,8 @@ def test_the_report_says_what_was_compiled_again_and_why(runs: Any) -> None:
     assert "x64 float64" in done.stdout  # the program's environment came before jax
     text = done.stderr[done.stderr.rindex("treewright retraces: ") :]
     assert text.startswith("treewright retraces: train.py 0 ran for ")
-    assert re.search(r"^step \(train.py:12\) +3 +3 ", text, re.MULTILINE)
-    assert re.search(r"^\d\. step \(train.py:12\): 2 times, ", text, re.MULTILINE)
+    assert re.search(r"^step \(train.py:13\) +3 +3 ", text, re.MULTILINE)
+    assert re.search(r"^\d\. step \(train.py:13\): 2 times, ", text, re.MULTILINE)
     assert "x: float64[2] -> float64[3]; axis 0: 2 -> 3\n" in text
     assert "the last time: x: float64[3] -> float64[4]; axis 0: 3 -> 4\n" in text
     assert f"at train.py:{line_of('step(np.ones(size))')} in main\n" in text
