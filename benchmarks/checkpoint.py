@@ -254,7 +254,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where to write (a temporary folder)")
     parser.add_argument("--megabytes", type=int, default=400, help="of the 48 large arrays together")
     parser.add_argument("--small", type=int, default=2000, help="how many small arrays there are besides")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds, after one that is not counted")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, after one that is not counted")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is not reached")
     add_option(parser)
     return parser.parse_args(arguments)
