@@ -33,6 +33,7 @@ from _timing import Case, Key, Times, measure, statement
 import treewright
 from treewright import Module, static
 from treewright.retrace import traced
+from treewright.retrace.watch import Watch
 
 LEAVES = (1, 600)
 WAYS = ("bare", "traced", "explain_retraces")
@@ -142,14 +143,9 @@ class _Misses:
 
     def __init__(self, make: Callable[[], Callable[..., Any]], way: str) -> None:
         self._ours = 0.0
-        self._watch: Any = contextlib.nullcontext()
         function = make()
-        if way == "explain_retraces":
-            self._watch = treewright.explain_retraces(on_report=str)
-            watch = self._watch._watch
-            watch._traced, watch._compiled = self._timed(watch._traced), self._timed(watch._compiled)
         self._call = jitted(self._subtracted(function) if way == "traced" else function, way)
-        self._is_traced = way == "traced"
+        self._way = way
 
     def _timed(self, part: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -173,11 +169,16 @@ class _Misses:
 
     def share(self, number: int, rate: jax.Array) -> tuple[float, float]:
         """Seconds that one miss takes without us, and with us those that are ours."""
-        tree = model(LEAVES[-1], number)
-        self._ours = 0.0
-        patch = mock.patch.object(traced, "_trace", self._timed(traced._trace))
-        with self._watch, patch if self._is_traced else contextlib.nullcontext():
-            began = time.perf_counter()
+        before, tree = (model(LEAVES[-1], 2 * number + at) for at in range(2))
+        with contextlib.ExitStack() as stack:
+            if self._way == "traced":
+                stack.enter_context(mock.patch.object(traced, "_trace", self._timed(traced._trace)))
+            else:
+                for part in ("_traced", "_compiled"):
+                    stack.enter_context(mock.patch.object(Watch, part, self._timed(getattr(Watch, part))))
+                stack.enter_context(treewright.explain_retraces(on_report=str))
+                self._call(before, rate)  # which the miss is compared with
+            self._ours, began = 0.0, time.perf_counter()
             self._call(tree, rate)
             whole = time.perf_counter() - began
         return whole - self._ours, self._ours
