@@ -169,7 +169,7 @@ class _Misses:
 
     def share(self, number: int, rate: jax.Array) -> tuple[float, float]:
         """Seconds that one miss takes without us, and with us those that are ours."""
-        before, tree = (model(LEAVES[-1], 2 * number + at) for at in range(2))
+        tree = model(LEAVES[-1], 2 * number)
         with contextlib.ExitStack() as stack:
             if self._way == "traced":
                 stack.enter_context(mock.patch.object(traced, "_trace", self._timed(traced._trace)))
@@ -177,7 +177,7 @@ class _Misses:
                 for part in ("_traced", "_compiled"):
                     stack.enter_context(mock.patch.object(Watch, part, self._timed(getattr(Watch, part))))
                 stack.enter_context(treewright.explain_retraces(on_report=str))
-                self._call(before, rate)  # which the miss is compared with
+                self._call(model(LEAVES[-1], 2 * number - 1), rate)  # which the miss is compared with
             self._ours, began = 0.0, time.perf_counter()
             self._call(tree, rate)
             whole = time.perf_counter() - began

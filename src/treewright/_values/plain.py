@@ -88,12 +88,8 @@ def _bounds(value: Any, key: Key) -> Hashable:
     return (class_of(value), key(value.start), key(value.stop), key(value.step))
 
 
-def _decimal(value: decimal.Decimal, _: Key) -> Hashable:
-    return (class_of(value), str(value))
-
-
-def _path(value: pathlib.PurePath, _: Key) -> Hashable:
-    """`==` of paths of Windows does not look at the case."""
+def _text(value: Any, _: Key) -> Hashable:
+    """What `==` passes over: the digits of a decimal, the case in a path of Windows."""
     return (class_of(value), str(value))
 
 
@@ -161,7 +157,7 @@ KINDS: types.MappingProxyType[type[Any], Callable[[Any, Key], Hashable]] = types
         frozenset: _members,
         range: _bounds,
         slice: _bounds,
-        decimal.Decimal: _decimal,
+        decimal.Decimal: _text,
         dt.date: _itself,
         dt.timedelta: _itself,
         dt.time: _time,
@@ -187,9 +183,9 @@ SUBCLASSES: tuple[tuple[type[Any], str | None, Callable[[Any, Key], Hashable]], 
     (dt.time, "__eq__", _time),
     (dt.date, "__eq__", _itself),
     (dt.timedelta, "__eq__", _itself),
-    (decimal.Decimal, "__eq__", _decimal),
+    (decimal.Decimal, "__eq__", _text),
     (fractions.Fraction, "__eq__", _itself),
-    (pathlib.PurePath, "__eq__", _path),
+    (pathlib.PurePath, "__eq__", _text),
     (uuid.UUID, "__eq__", _uuid),
 )
 

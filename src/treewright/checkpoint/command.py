@@ -215,8 +215,9 @@ def _differences(one: _Checkpoint, other: _Checkpoint, *, whole: bool) -> Iterat
     same = [name for name, leaf in ours.items() if name in theirs and leaf.form.like(theirs[name].form)]
     changed = [name for name in same if ours[name].digests != theirs[name].digests]
     values = [f"{ours[name].path}: {_unequal(ours[name], theirs[name])}" for name in changed]
-    lines = [*map(_line, mismatches), *values]
-    if not whole:
+    if whole:
+        lines = [*map(_line, mismatches), *values]
+    else:
         lines = [*lines_of(mismatches, _line), *first_of(values, more="more whose values differ")]
     yield from (f"  {line}" for line in lines)
     yield f"{len(same) - len(changed)} of {len({*ours, *theirs})} leaves are the same."
