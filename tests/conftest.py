@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import os
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, so that coverage sees it
+
+# A shell starts what runs in its background with Ctrl-C ignored, and all processes below inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Until all tests are imported: that makes little garbage and much that stays, and to look through it takes 4 s of 15.
 gc.disable()
