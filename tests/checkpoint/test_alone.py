@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections import defaultdict
@@ -73,7 +74,16 @@ def test_a_class_outside_the_modules_is_refused_with_what_to_do(tmp_path: Path) 
         "the file, add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
         "load(path, like=...)."
     )
-    assert [line.partition(":")[0].strip() for line in lines[2:]] == ["['a'].layers[0]", "['a'].layers[1]", "['b']"]
+    assert [line.partition(":")[0].strip() for line in lines[2:]] == ["['a'].layers[0], ['a'].layers[1]", "['b']"]
+
+
+def test_a_function_outside_the_modules_is_named_with_its_field_and_all_places(tmp_path: Path) -> None:
+    save(tmp_path / "x", [Settings(jax.nn.relu)] * 5)
+
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "x", modules=[models])
+    (line,) = str(caught.value).splitlines()[1:]
+    assert re.match(r"  \[0\], \[1\], \[2\], \.\.\.: the static value: 'jax\..*:relu' is in none of the modules", line)
 
 
 def test_what_a_module_only_imports_is_not_its_own(tmp_path: Path) -> None:

@@ -252,6 +252,24 @@ def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
         partition([1, 2], [True, None])
 
 
+@pytest.mark.parametrize("answer", [False, True, np.True_])
+def test_a_predicate_of_leaves_alone_is_not_taken_for_a_mask_of_the_tree(answer: Any) -> None:
+    chosen = "all" if answer else "none"
+    with pytest.raises(
+        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, and would choose {chosen} "
+    ):
+        partition(small_net(), lambda leaf: answer)
+    with pytest.raises(AttributeError) as caught:
+        partition(small_net(), lambda leaf: leaf.ndim == 2)
+
+    (note,) = caught.value.__notes__
+    assert note == (
+        "partition calls a function of one argument with the whole tree; one of two with the path and each leaf: "
+        "lambda path, leaf: ..."
+    )
+    assert partition(jnp.ones(2), trainable)[1] is None
+
+
 def test_combine_takes_any_number_of_trees() -> None:
     net = small_net()
     kernels, rest = partition(net, "**.kernel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from treewright import Module, at, static
 from treewright._jax import path_text
 from treewright._trees.level import level_of
 from treewright._trees.where import parse
+from treewright.errors import MissingPlaceError
 
 
 class Layer(Module):
@@ -88,6 +90,20 @@ def test_a_text_that_is_no_path_is_refused_at_the_step_that_is_wrong(text: str, 
         parse(text)
 
     assert str(caught.value).startswith(f"{text!r} is not a path: {rest!r} is not a step.")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("layers.0.bias", "layers[0].bias"),
+        (".layers.0", ".layers[0]"),
+        ("**.0.1.x", "**[0][1].x"),
+        ("['layers'].*.bias", "['layers'][*].bias"),
+    ],
+)
+def test_items_counted_by_dots_are_answered_with_the_path(text: str, meant: str) -> None:
+    with pytest.raises((ValueError, MissingPlaceError), match=re.escape(f" Did you mean {meant!r}?")):
+        at(TREE, text).get()
 
 
 class Foreign:

@@ -118,6 +118,7 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert summary(spec_like(layer, "decay")).rows[0] == Row(".kernel = 'decay'", "Linear", "child")
     assert summary(jnp.ones(())).rows == (Row("the tree itself", "ArrayImpl", "child", "[]", "f32", 1, 4),)
     assert summary(None).plain.endswith("0 numbers, 0 bytes")
+    assert summary(np.bool_(1)).plain.endswith("1 number, 1 byte")
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"
 
 

@@ -173,7 +173,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     if isinstance(mask, str) or (is_function and arguments_of(mask) == 2):
         mask = spec_like(tree, default=False, where={mask: True})
     elif is_function:
-        mask = mask(tree)
+        mask = _mask_by(mask, tree)
     chosen = _broadcast("where=", mask, tree)
     wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
     if wrong:
@@ -183,6 +183,22 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
     rest: T = treedef.unflatten(None if keep else leaf for leaf, keep in pairs)
     return first, rest
+
+
+def _mask_by(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The mask that a function makes of a tree, which a predicate of leaves would not."""
+    takes = "partition calls a function of one argument with the whole tree; one of two with the path and each leaf"
+    try:
+        mask = function(tree)
+    except Exception as error:
+        error.add_note(f"{takes}: lambda path, leaf: ...")
+        raise
+    if isinstance(mask, bool | np.bool_) and not jax.tree_util.all_leaves((tree,)):
+        raise TypeError(
+            f"where= returned {mask} for the whole tree, and would choose {'all' if mask else 'none'} of its leaves: "
+            f"{takes}. Write lambda path, leaf: ..."
+        )
+    return mask
 
 
 def combine(*trees: T) -> T:

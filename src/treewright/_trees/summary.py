@@ -23,7 +23,7 @@ from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, first_names, first_text, scalar_of, short_dtype, table, text
+from treewright._values.text import array_text, counted, first_names, first_text, scalar_of, short_dtype, table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -334,7 +334,7 @@ def _sharding(value: Any) -> str:
 
 def _total(leaves: Sequence[Item], tied: Collection[Path]) -> str:
     size = sum(bytes_in(item.value) for item in leaves)
-    total = f"{sum(elements_in(item.value) for item in leaves):,} numbers, {size:,} bytes"
+    total = f"{counted(sum(elements_in(item.value) for item in leaves), 'number')}, {counted(size, 'byte')}"
     if size >= 1024:
         exponent = min((size.bit_length() - 1) // 10, 4)
         total += f" ({size / 1024**exponent:.1f} {'KMGT'[exponent - 1]}iB)"

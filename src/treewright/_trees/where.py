@@ -300,11 +300,17 @@ def parse(text: str) -> tuple[Step, ...]:
         if match is None or (match["field"] and end and text[end] != "."):
             raise ValueError(
                 f"{text!r} is not a path: {text[end:]!r} is not a step. A step is .name, [0], ['name'], .*, [*] or **, "
-                f'as in ".layers[*].kernel" or "**.bias".'
+                f'as in ".layers[*].kernel" or "**.bias".{_with_items(text)}'
             )
         steps.append(_step(match))
         end = match.end()
     return tuple(steps)
+
+
+def _with_items(text: str) -> str:
+    """A hint, if the text counts items as flat names do: `layers.0.bias` or `layers.*.bias`."""
+    meant = re.sub(r"\.(\d+|\*)(?=[.[]|$)", r"[\1]", text)
+    return "" if meant == text else f" Did you mean {meant!r}?"
 
 
 def _step(match: re.Match[str]) -> Step:
@@ -368,7 +374,8 @@ def _nowhere(root: Place, where: str) -> str:
     names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
     again = of_earlier_class(class_of(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
-    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{again}"
+    items = _with_items(where)
+    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{items}{again}"
 
 
 # A predicate

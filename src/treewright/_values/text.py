@@ -509,6 +509,11 @@ def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> li
     return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 trace`, `2,000 traces`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def first_names(names: Iterable[str]) -> str:
     """The first three of these names, and dots for the others."""
     names = iter(names)

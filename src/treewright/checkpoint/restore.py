@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import jax
 
 from treewright._values.reach import class_of
-from treewright._values.text import did_you_mean, first_of
+from treewright._values.text import did_you_mean, first_names, first_of
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
@@ -27,7 +27,7 @@ from treewright.checkpoint.compare import (
 from treewright.checkpoint.leaves import CanNotBeSavedError, Leaf, Steps, form_of, restored_leaves, sharding_of, stored
 from treewright.checkpoint.manifest import DICTS, Branch, Manifest
 from treewright.checkpoint.tree import ReadingCodec, WritingCodec, class_name, refuse, target_of
-from treewright.errors import CheckpointError, CheckpointWarning, warn_user
+from treewright.errors import CheckpointError, CheckpointWarning, StaticSerializationError, warn_user
 
 T = TypeVar("T")
 OnStatic = Literal["error", "warn", "ignore"]
@@ -342,14 +342,15 @@ class _Parts:
         self.codec = codec
         self.given = dict(given)
         self.made: dict[Steps, Any] = {}
-        problems: list[str] = []
+        problems: dict[str, list[str]] = {}
         for branch in manifest.branches:
             try:
                 self.made[branch.steps] = self.prepared(branch)
             except Exception as error:  # noqa: BLE001  a file may say anything, and all its problems come at once
-                problems.append(f"{branch.path or 'the tree'}: {error}")
-        problems += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
-        refuse("The tree can't be made from its file alone:", problems)
+                problems.setdefault(str(error), []).append(branch.path or "the tree")
+        lines = [f"{first_names(paths)}: {problem}" for problem, paths in problems.items()]
+        lines += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
+        refuse("The tree can't be made from its file alone:", lines)
 
     def prepared(self, branch: Branch) -> Any:
         """What a container needs besides its children: keys, or the class and the statics."""
@@ -388,12 +389,16 @@ class _Parts:
                 f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
                 f"Load into a tree of the new class: load(path, like=...)."
             )
-        described = {name: value for name, value in branch.statics.items() if _is_described(value)}
-        given = {name: self.given_static(branch, name, value) for name, value in described.items()}
-        return cls, self.codec.decode_statics(cls, branch.statics, given)
+        statics = {name: self.static(branch, name, encoded) for name, encoded in branch.statics.items()}
+        return cls, self.codec.decode_statics(cls, branch.statics, statics)
 
-    def given_static(self, branch: Branch, name: str, encoded: Any) -> Any:
-        """The value that was given for a static that was only described."""
+    def static(self, branch: Branch, name: str, encoded: Any) -> Any:
+        """The value of a static: the one that was given, if it was only described."""
+        if not _is_described(encoded):
+            try:
+                return self.codec.decode(encoded)
+            except (CheckpointError, StaticSerializationError) as error:
+                raise CheckpointError(f"the static {name}: {error}") from error
         place = ".".join((*branch.steps, name))
         if place not in self.given:
             raise CheckpointError(
