@@ -36,13 +36,7 @@ def cured(cure: Cure) -> Callable[[F], F]:
 
 
 def options_cure(*names: str, positional: str = "", **elsewhere: str) -> Cure:
-    """For a function that takes options: the close match of one that it does not take, or all of them.
-
-    Args:
-        names: The options.
-        positional: How the call is written that gives more by position than the function takes.
-        **elsewhere: The option that is meant by a name of another library.
-    """
+    """The close match of an option that a function does not take, or all options; other libraries' names by ours."""
 
     def cure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if positional and len(args) > 1:
