@@ -67,15 +67,14 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
-_trees.where: _jax, _trees.level, _values.reach, _values.text, errors
-_trees.at: _jax, _trees.level, _trees.where, _values.cures, _values.text
+_trees.at: _jax, _trees.level, _values.cures, _values.reach, _values.text, errors
 _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
     _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
-_trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
+_trees.masks: _jax, _nodes.node, _nodes.spec, _trees.at, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
-_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.reach
+_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.cures, _values.reach, _values.text
 _pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec,
@@ -113,7 +112,7 @@ checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text,
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.freeze,
     _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
@@ -146,12 +145,11 @@ sharding.init: _collector, _jax, _jax_refs, _trees.level, _values.portable, _val
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report
-testing.assertions: _trees.diff
 testing.plugin: errors, retrace.explain, retrace.report
 checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
     checkpoint.manifest
 sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.specs
-testing: testing.assertions
+testing: _trees.diff
 __main__: _values.text
 _move.libraries
 _move.source

@@ -27,7 +27,6 @@ _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "func
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 _Found: TypeAlias = "tuple[DifferenceKind, str] | None"
 
-
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 
 
@@ -301,31 +300,29 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
     a, b = old.aval, new.aval
     if is_ref_type(a) != is_ref_type(b):
         return "class", "a ref and an array are two types"
-    weak = ""
-    if _read(a, "weak_type") != _read(b, "weak_type"):
-        numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
-        which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
-        weak = "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
-    if _read(a, "shape") != _read(b, "shape"):
-        return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
-    if _read(a, "dtype") != _read(b, "dtype"):
-        return "dtype", weak
-    if _read(a, "weak_type") != _read(b, "weak_type"):
-        return "weak_type", weak
-    memories = [_read(aval, "memory_space") for aval in (a, b)]
-    if memories[0] != memories[1]:
+    # Abstract tokens and references have not all of these.
+    ours, theirs = ([getattr(aval, name, None) for name in _OF_TYPES] for aval in (a, b))
+    changed = [name for name, x, y in zip(_OF_TYPES, ours, theirs, strict=True) if x != y]
+    if "shape" in changed:
+        return "shape", _axes(ours[0], theirs[0])
+    if "dtype" in changed or "weak_type" in changed:
+        weak = _who_is_weak(old, new) if "weak_type" in changed else ""
+        return "dtype" if "dtype" in changed else "weak_type", weak
+    if changed:
         return "sharding", "the memory that it lies in is part of the type"
     if str(a) == str(b):
-        return "sharding", f"made under {_mesh(a)}, and now under {_mesh(b)}"
+        meshes = [mesh_text(getattr(getattr(aval, "sharding", None), "mesh", None)) for aval in (a, b)]
+        return "sharding", f"made under {meshes[0]}, and now under {meshes[1]}"
     return "sharding", "the sharding is part of the type on a mesh of explicit axes"
 
 
-def _mesh(aval: Any) -> str:
-    return mesh_text(_read(_read(aval, "sharding"), "mesh"))
+_OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 
 
-def _read(aval: Any, name: str) -> Any:
-    return getattr(aval, name, None)  # abstract tokens and references have not all of these
+def _who_is_weak(old: LeafType, new: LeafType) -> str:
+    numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
+    which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+    return "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
 
 
 def _axes(old: Any, new: Any) -> str:

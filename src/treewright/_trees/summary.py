@@ -361,19 +361,10 @@ _SMALL = 2**18  # numbers that are fetched sooner than a program is compiled for
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the numbers in one array, or in several together, are like.
+    """What the numbers in one array, or in several together, are like."""
 
-    Args:
-        finite: How many of them are finite. The other numbers here are about these.
-        mean: Their mean; NaN if there are none.
-        std: Their standard deviation.
-        low: The lowest.
-        high: The highest.
-        not_finite: How many are NaN or infinite.
-    """
-
-    finite: int
-    mean: float
+    finite: int  # how many of them are; what follows is about these
+    mean: float  # NaN if there are none
     std: float
     low: float
     high: float
