@@ -36,7 +36,7 @@ _values.portable: _values.reach, _values.text
 _values.plain: _jax_refs, _values.reach, _values.text
 _values.exact: _jax, _jax_refs, _values.plain, _values.reach, _values.text
 _values.freeze: _values.exact, _values.plain, _values.reach
-_values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.text
+_values.snapshot: _jax, _values.exact, _values.freeze, _values.plain, _values.reach, _values.text
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors

@@ -176,7 +176,11 @@ def _exact_level(kind: type[Any], children: tuple[tuple[Key, Any], ...], statics
 
 def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
     """What is directly below a value of any class, by path, and the treedef of this level."""
-    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+
+    def is_below(part: object) -> bool:
+        return part is not value
+
+    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
     return entries, treedef
 
 
@@ -406,7 +410,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
-        return kind(items)
+        return items if kind is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
         changed: Any = dict(cast("Any", value)) if frozen else copy.copy(cast("Any", value))  # such as an OrderedDict

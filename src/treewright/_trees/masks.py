@@ -128,7 +128,7 @@ def trainable(tree: T) -> T:
             return True
         children, statics = finished_pair(part)
         masks = (
-            jax.tree.map(lambda _: False, child) if field.kind == "buffer" else trainable(child)
+            spec_like(child, default=False) if field.kind == "buffer" else trainable(child)
             for field, child in zip(spec_of(part).children, children, strict=True)
         )
         return from_pair(class_of(part), (tuple(masks), statics))

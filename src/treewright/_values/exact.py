@@ -37,7 +37,7 @@ _TEXTS = frozenset({str, types.NoneType})
 Check = Callable[[], bool]
 
 
-class _ThisObject:
+class ThisObject:
     """A key for this very object.
 
     It refers to the object weakly where it can: a closure may refer to its own node, and would keep it alive through
@@ -49,13 +49,13 @@ class _ThisObject:
     def __init__(self, value: object) -> None:
         self.address = id(value)
         try:
-            self.reference: Callable[[], object] = weakref.ref(value)
+            self.reference: Callable[[], Any] = weakref.ref(value)
         except TypeError:
-            kept = _ThisObject if value is None else value  # None is what a weak reference gives of what is gone
+            kept = ThisObject if value is None else value  # None is what a weak reference gives of what is gone
             self.reference = lambda: kept
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _ThisObject) or self.address != other.address:
+        if not isinstance(other, ThisObject) or self.address != other.address:
             return False
         value = self.reference()
         return value is not None and value is other.reference()
@@ -96,7 +96,7 @@ def tracer_in(tree: object) -> Any:
 
 def by_identity(value: object) -> Hashable:
     """A key for this very object."""
-    return ("identity", _ThisObject(value))
+    return ("identity", ThisObject(value))
 
 
 def compared_by_itself(value: object, key: Any) -> bool:
@@ -235,7 +235,7 @@ class ExactKeys:
             attributes = [name for name in vars(function) if name not in _OF_METHODS]
             if attributes:
                 raise ItselfOnlyError(f"it can read {base.__qualname__}.{name}.{attributes[0]}, which can change")
-        return (_ThisObject(value), *held)
+        return (ThisObject(value), *held)
 
     def within(self, holder: Any, value: Any) -> Hashable:
         """The key of what a class or an enum member holds, which may be refused as a static of its own."""
@@ -308,7 +308,7 @@ class ExactKeys:
 
     def read_container(self, value: Any) -> Hashable:
         self.rests_on(_parts, value)
-        kind = class_of(value)
+        kind: Any = class_of(value)
         if issubclass(kind, dict):
             return (kind, *((self.key(name), self.key(item)) for name, item in value.items()))
         keys = map(self.key, value)
@@ -407,7 +407,7 @@ class ExactKeys:
                 reason = f": {problem}" if isinstance(problem, ItselfOnlyError) else ""
                 raise ItselfOnlyError(f"it is a method of {text_with_class(instance)}{reason}") from problem
 
-        this = (kind, "identity", _ThisObject(function), _ThisObject(instance))
+        this = (kind, "identity", ThisObject(function), ThisObject(instance))
         return self.attempt(instance, read, lambda _: this)
 
     def statics(self, statics: Any) -> Hashable:
@@ -468,7 +468,7 @@ class ExactKeys:
             raise ItselfOnlyError(what)
         found: list[Hashable] = []
         for read in reads:
-            found.append(_ThisObject(read.value))
+            found.append(ThisObject(read.value))
             self.checks.extend(functools.partial(_is_bound, *binding) for binding in read.bindings)
         return tuple(found)
 
@@ -496,7 +496,7 @@ class ExactKeys:
             raise ItselfOnlyError("it has type parameters, which are made anew with it")
         if sys.version_info >= (3, 14) and value.__annotate__ is not None:  # not evaluated, see PEP 649
             annotate = value.__annotate__
-            return (reach.code_of(annotate), *map(_ThisObject, reach.captured(annotate).values()))
+            return (reach.code_of(annotate), *map(ThisObject, reach.captured(annotate).values()))
         given = value.__annotations__
         return tuple((name, _annotation(item)) for name, item in given.items()) if given else ()
 

@@ -48,10 +48,6 @@ def _real(value: float, _: Key) -> Hashable:
     return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
 
 
-def _complex(value: complex, key: Key) -> Hashable:
-    return (class_of(value), key(value.real), key(value.imag))
-
-
 def _numpy_scalar(value: Any, key: Key) -> Hashable:
     kind: Any = class_of(value)
     if issubclass(kind, np.complexfloating):
@@ -80,10 +76,6 @@ def _elements(value: tuple[Any, ...], key: Key) -> Hashable:
     return (class_of(value), *map(key, value))
 
 
-def _members(value: frozenset[Any], key: Key) -> Hashable:
-    return (class_of(value), frozenset(map(key, value)))
-
-
 def _bounds(value: Any, key: Key) -> Hashable:
     return (class_of(value), key(value.start), key(value.stop), key(value.step))
 
@@ -91,10 +83,6 @@ def _bounds(value: Any, key: Key) -> Hashable:
 def _text(value: Any, _: Key) -> Hashable:
     """What `==` passes over: the digits of a decimal, the case in a path of Windows."""
     return (class_of(value), str(value))
-
-
-def _time(value: dt.time, key: Key) -> Hashable:
-    return (class_of(value), _TIME_PARTS(value), key(value.tzinfo))
 
 
 def _moment(value: dt.datetime, key: Key) -> Hashable:
@@ -143,16 +131,16 @@ _READERS: tuple[tuple[type[Any], Callable[[Any, Key], Hashable]], ...] = (
     (np.generic, _numpy_scalar),
     (np.dtype, _dtype),
     (tuple, _elements),
-    (frozenset, _members),
+    (frozenset, lambda value, key: (class_of(value), frozenset(map(key, value)))),
     (float, _real),
-    (complex, _complex),
+    (complex, lambda value, key: (class_of(value), key(value.real), key(value.imag))),
     (str, _itself),
     (int, _itself),
     (bytes, _itself),
     (range, _bounds),
     (slice, _bounds),
     (dt.datetime, _moment),
-    (dt.time, _time),
+    (dt.time, lambda value, key: (class_of(value), _TIME_PARTS(value), key(value.tzinfo))),
     (dt.date, _itself),
     (dt.timedelta, _itself),
     (dt.timezone, lambda value, key: (dt.timezone, key(value.utcoffset(None)), value.tzname(None))),

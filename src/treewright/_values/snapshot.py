@@ -4,7 +4,6 @@ import enum
 import functools
 import itertools
 import types
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Never, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from treewright._jax import DictKey, Path, SequenceKey
 from treewright._values import reach
+from treewright._values.exact import ThisObject
 from treewright._values.freeze import FrozenArray
 from treewright._values.plain import MUTABLE
 from treewright._values.reach import class_of
@@ -91,27 +91,22 @@ class Remembered:
     Two are equal when they are of one object that is still alive. `known` are facts that need the values inside.
     """
 
-    __slots__ = ("address", "facts", "reference", "text")
+    __slots__ = ("facts", "owner", "text")
 
     def __init__(self, value: Any, **known: Any) -> None:
         owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
         self.text: str = short_text(value)
         method_of = getattr(value, "__func__", None)
         self.facts: Facts = Facts(class_of(value), _attributes_of(value), method_of, **known)
-        self.address: int = id(owner)
-        try:
-            self.reference: Callable[[], Any] = weakref.ref(owner)
-        except TypeError:
-            self.reference = lambda: owner
+        self.owner: ThisObject = ThisObject(owner)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Remembered) or self.facts.method_of is not other.facts.method_of:
             return False
-        owner = self.reference()
-        return owner is not None and owner is other.reference()
+        return self.owner == other.owner
 
     def __hash__(self) -> int:
-        return self.address
+        return hash(self.owner)
 
     def __call__(self) -> Never:
         """Only there because `functools.partial` takes nothing but callables."""
