@@ -31,7 +31,6 @@ _jax_refs: _jax
 _values
 _values.reach: _jax
 _values.text: _jax_refs, _values.reach
-_values.cures: _values.text
 _values.portable: _values.reach, _values.text
 _values.plain: _jax_refs, _values.reach, _values.text
 _values.exact: _jax, _jax_refs, _values.plain, _values.reach, _values.text
@@ -41,7 +40,7 @@ _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot
 _nodes
 _nodes.annotations: _values.reach, errors
 _nodes.children: _jax, _nodes.annotations, _values.reach, _values.text, errors
-_nodes.fields: _values.cures, _values.reach, _values.text, errors
+_nodes.fields: _values.reach, _values.text, errors
 _nodes.converters: _jax_refs, _nodes.annotations, _nodes.fields, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.converters, _nodes.fields, _nodes.statics,
@@ -67,7 +66,7 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
-_trees.at: _jax, _trees.level, _values.cures, _values.reach, _values.text, errors
+_trees.at: _jax, _trees.level, _values.reach, _values.text, errors
 _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
     _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
@@ -76,11 +75,11 @@ _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.at, _trees.diff, _trees.lev
 _trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
 _trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
-_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.cures, _values.reach, _values.text
+_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
 _pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec,
     _nodes.statics, _values.freeze
 train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks,
-    _trees.refs, _values.cures, _values.text, errors
+    _trees.refs, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
@@ -96,7 +95,7 @@ retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
     retrace.report
 retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
-retrace.explain: _jax, _values.cures, _values.text, errors, retrace.call, retrace.history, retrace.report,
+retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report,
     retrace.traced, retrace.watch
 retrace.record
 retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
@@ -124,11 +123,11 @@ checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout,
 checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.atomic, checkpoint.digests, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.atomic, checkpoint.leaves, checkpoint.steps, checkpoint.tree, errors
-checkpoint.api: _collector, _values.cures, checkpoint.atomic, checkpoint.file, checkpoint.foreign,
+checkpoint.api: _collector, _values.text, checkpoint.atomic, checkpoint.file, checkpoint.foreign,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
-checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
+checkpoint.manager: _jax, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
     checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps, errors
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors

@@ -12,9 +12,8 @@ import jax
 
 from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._trees.level import Place, all_entries, walk, with_values
-from treewright._values.cures import cured
 from treewright._values.reach import class_of, of_earlier_class, required_arguments
-from treewright._values.text import Verbatim, did_you_mean, first_text
+from treewright._values.text import Verbatim, cured, did_you_mean, first_text
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")
@@ -39,6 +38,7 @@ _COMPUTATIONS = (
     *(f"r{name}" for name in _BINARY),
     *("neg", "pos", "abs", "invert", "round", "int", "float", "complex", "index", "array"),
 )
+_ON_PLACES = "A function that says where runs on places, not on values"
 _APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
 
 
@@ -229,9 +229,7 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
         if "treewright.place" not in str(error):
             raise
         # NumPy and JAX, which name the class of what they can't take.
-        raise TypeError(
-            f"A function that says where runs on places, not on values, so it can't compute with them. {_APPLY}"
-        ) from error
+        raise TypeError(f"{_ON_PLACES}, so it can't compute with them. {_APPLY}") from error
     if type(result) is _Recorder:
         return Selection([_place_of(result)])
     recorders, structure = jax.tree.flatten(result, is_leaf=lambda value: not isinstance(value, tuple | list | dict))
@@ -241,6 +239,13 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
             f"{first_text(result)}."
         )
     return Selection(list(map(_place_of, recorders)), structure)
+
+
+def _refusal(what: str) -> Callable[..., Never]:
+    def refused(self: Any, *_: Any, **__: Any) -> Never:
+        raise TypeError(f"{_ON_PLACES}, so {_place_of(self).name} can't be {what}")
+
+    return refused
 
 
 class _Recorder:
@@ -285,22 +290,13 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<the place {_place_of(self).name}>"
 
-    def _treewright_compared(self, *_: Any, **__: Any) -> Never:
-        raise TypeError(
-            f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be "
-            f"compared or called in it. To select by value, use a predicate: lambda path, value: ..."
-        )
-
-    def _treewright_computed(self, *_: Any, **__: Any) -> Never:
-        raise TypeError(
-            f"A function that says where runs on places, not on values, so {_place_of(self).name} can't be computed "
-            f"with in it. {_APPLY}"
-        )
-
     # Checkers know some of these of every object, and by other types; isinstance() asks for the class.
     locals().update(
-        dict.fromkeys(("__bool__", "__call__", *(f"__{name}__" for name in _COMPARISONS)), _treewright_compared),
-        **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _treewright_computed),
+        dict.fromkeys(
+            ("__bool__", "__call__", *(f"__{name}__" for name in _COMPARISONS)),
+            _refusal("compared or called in it. To select by value, use a predicate: lambda path, value: ..."),
+        ),
+        **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _refusal(f"computed with in it. {_APPLY}")),
         __hash__=None,
         __class__=property(lambda self: class_of(_place_of(self).value)),
     )

@@ -431,24 +431,17 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
 
 
-def remembered_tree(
-    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept
-) -> Level | LeafType:
-    """A tree of levels and leaf types in place of a live tree. What is as it was in `like`, an earlier one, is shared.
+class Remembering:
+    """Trees of levels and leaf types in place of live trees; `leaf` gives what to keep of a leaf and of its type.
 
-    `leaf` gives what to keep of a leaf, from the leaf and what is kept without it.
+    It runs inside of every trace, so what is as it was in `like`, an earlier result, is shared and not made anew.
     """
-    return _Remembering(leaf).of(tree, like, 0)
-
-
-class _Remembering:
-    """One walk that remembers a tree. It runs inside of every trace, so what is as it was is not made anew."""
 
     def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
         self.leaf = leaf
         self.leaves = SureLeaves()
 
-    def of(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
+    def of(self, tree: Any, like: Any, depth: int = 0) -> Level | LeafType:
         """The levels of a tree that hangs so deep in the whole."""
         kind = class_of(tree)
         if self.leaves[kind]:

@@ -21,9 +21,19 @@ from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
-from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, cut_text, first_names, first_text, scalar_of, short_dtype, table, text
+from treewright._values.text import (
+    array_text,
+    cured,
+    cut_text,
+    first_names,
+    first_text,
+    options_cure,
+    scalar_of,
+    short_dtype,
+    table,
+    text,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""A value as text, the one place for it: in full, to be looked at over several lines, or bounded.
+"""A value as text, the one place for it: in full, over several lines, or bounded; and what messages are made of.
 
 Nothing here reads the data of an array (but of scalars, where they are looked at), fails on what a transformation puts
 into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of
@@ -17,7 +17,7 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from treewright._jax_refs import is_ref
 from treewright._values import reach
 from treewright._values.reach import class_of
 
+F = TypeVar("F", bound=Callable[..., Any])
+Cure = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 LENGTH = 80  # characters of a bounded text
 _FEW = 6  # items of a container, and levels of containers, in a bounded text
 MANY = 100  # items of a container, for a person and in a portable text that is kept
@@ -490,3 +492,52 @@ def _first(texts: Iterable[str], count: int | None) -> list[str]:
     """The first of these texts, and dots for the others, which are not made."""
     texts = iter(texts)
     return [*itertools.islice(texts, count), *("..." for _ in itertools.islice(texts, 1))]
+
+
+# Calls with arguments that a function does not take
+
+
+def cured(cure: Cure) -> Callable[[F], F]:
+    """A decorator: where Python refuses the arguments of a call, `cure(args, kwargs)` follows in the same `TypeError`.
+
+    Errors from inside the function are not touched. `inspect` sees the function's own signature.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                entered = getattr(error.__traceback__, "tb_next", None) is not None
+                if entered:
+                    raise
+                # Python 3.13 begins to guess the keyword that was meant.
+                said = str(error).partition(". Did you mean")[0]
+                meant = cure(args, kwargs)
+                raise TypeError(f"{said}{'' if meant.startswith(' (') else '. '}{meant}") from None
+
+        return cast("F", called)
+
+    return decorate
+
+
+def options_cure(*names: str, positional: str = "", **elsewhere: str) -> Cure:
+    """The close match of an option that a function does not take, or all options; other libraries' names by ours."""
+
+    def cure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if positional and len(args) > 1:
+            return f"Write {positional}."
+        unknown = [name for name in kwargs if name not in names]
+        told = [f"Write {elsewhere[name]} instead of {name}=." for name in unknown if name in elsewhere]
+        if told:
+            return told[0]
+        return with_guess(unknown, names, f"Its options: {', '.join(names)}.")
+
+    return cure
+
+
+def with_guess(unknown: Iterable[str], names: Sequence[str], cure: str) -> str:
+    """The cure after the close match of the first unknown name that has one; it continues a sentence of Python's."""
+    meant = next(filter(None, (did_you_mean(name, names) for name in unknown)), "")
+    return f"{meant}. {cure}" if meant else cure
