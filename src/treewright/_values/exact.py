@@ -195,7 +195,13 @@ class ExactKeys:
 
     def rests_on(self, read: Callable[[Any], tuple[Any, ...]], value: Any) -> None:
         """The key holds as long as `read` gives the very objects that it gives now."""
-        self.checks.append(functools.partial(_holds, read, value, read(value)))
+        parts = read(value)
+
+        def holds() -> bool:
+            now = read(value)
+            return len(now) == len(parts) and all(map(operator.is_, now, parts))
+
+        self.checks.append(holds)
 
     def bare(self, value: Any) -> bool:
         """Whether an instance of a subclass of a plain class holds nothing of its own; numpy's own classes do not."""
@@ -213,8 +219,8 @@ class ExactKeys:
             raise ItselfOnlyError(f"it holds an instance of {kind.__qualname__}, whose class is made by another")
         written: list[Hashable] = []
         for base in kind.__mro__:
-            if not reach.library_class(base):
-                self.rests_on(_names_in, base)
+            if not reach.library_class(base):  # the names in its body, but for those that Python adds when it likes
+                self.rests_on(lambda cls: tuple(name for name in vars(cls) if not name.startswith("__")), base)
         for base, name, value in reach.written_in(kind):
             written.append((name, self.class_attribute(base, name, value)))
             self.checks.append(functools.partial(_is_bound, vars(base), name, value))
@@ -307,8 +313,8 @@ class ExactKeys:
         return self.attempt(value, self.read_container)
 
     def read_container(self, value: Any) -> Hashable:
-        self.rests_on(_parts, value)
         kind: Any = class_of(value)
+        self.rests_on(lambda held: (*held, *held.values()) if issubclass(kind, dict) else tuple(held), value)
         if issubclass(kind, dict):
             return (kind, *((self.key(name), self.key(item)) for name, item in value.items()))
         keys = map(self.key, value)
@@ -346,11 +352,11 @@ class ExactKeys:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
-        library, generated = reach.library_class(kind), reach.generated_equality(kind)
-        by_library = not generated and reach.librarys_equality(kind)
+        library, equality = reach.library_class(kind), reach.equality_of(kind)
+        by_library = equality == "library"
         # That it does not change.
         vouched = params.unsafe_hash or by_library or (library and kind.__hash__ is not None)
-        if not (params.frozen or vouched) or not (by_library or generated):
+        if not (params.frozen or vouched) or equality is None:
             return self.hashable(value)
         if not params.frozen:
             self.refuse_unhashable(value)
@@ -368,9 +374,9 @@ class ExactKeys:
         # A partial or a function compares by identity, whatever the dataclass inside leaves out.
         compared = tuple(field.name for field in fields if field.compare or self.strict)
         if self.strict:
-            self.rests_on(_state_of, value)
+            self.rests_on(lambda value: tuple(reach.state_of(value).values()), value)
         elif not params.frozen:
-            self.rests_on(functools.partial(_attributes, compared), value)
+            self.rests_on(lambda value: tuple(getattr(value, name, None) for name in compared), value)
         try:
             key = (kind, *(self.key(getattr(value, name)) for name in compared))
             return self.of_class(kind, (*key, *((name, self.key(others[name])) for name in own)))
@@ -508,31 +514,8 @@ def _annotation(value: Any) -> Hashable:
         raise ItselfOnlyError(f"it is annotated with {problem.found}") from problem
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
-    """What a list, dict or set holds now."""
-    return (*value.keys(), *value.values()) if issubclass(class_of(value), dict) else tuple(value)
-
-
-def _attributes(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
-    return tuple(getattr(value, name, None) for name in names)
-
-
-def _state_of(value: Any) -> tuple[Any, ...]:
-    return tuple(reach.state_of(value).values())
-
-
-def _names_in(cls: type[Any]) -> tuple[str, ...]:
-    """The names in a class body, but for those that Python adds when it likes."""
-    return tuple(name for name in vars(cls) if not name.startswith("__"))
-
-
 def _is_bound(namespace: Mapping[str, Any], name: str, value: Any) -> bool:
     return namespace.get(name, reach.MISSING) is value
-
-
-def _holds(read: Callable[[Any], tuple[Any, ...]], value: Any, parts: tuple[Any, ...]) -> bool:
-    now = read(value)
-    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 _PARTIAL: Any = functools.partial

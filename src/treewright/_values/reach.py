@@ -16,7 +16,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -503,22 +503,15 @@ def _of_namedtuple(function: types.FunctionType) -> bool:
     return str(names.get("__name__", "")).startswith("namedtuple_") and names.get("__builtins__") == {}
 
 
-def generated_equality(kind: type[Any]) -> bool:
-    """Whether `==` of a dataclass is the one that `dataclasses` generated for the very fields that the class has."""
-    owner = _writer_of_equality(kind)
-    equality = vars(owner)["__eq__"]
-    generated = isinstance(equality, types.FunctionType) and equality.__code__.co_qualname.startswith(_GENERATED)
-    return generated and vars(owner).get("__dataclass_fields__") is getattr(kind, "__dataclass_fields__")  # noqa: B009
-
-
-def librarys_equality(kind: type[Any]) -> bool:
-    """Whether `==` of a dataclass is that of a library's base, which looks at all fields, such as `equinox.Module`."""
-    owner = _writer_of_equality(kind)
-    return owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner)
-
-
-def _writer_of_equality(kind: type[Any]) -> type[Any]:
-    return next(base for base in kind.__mro__ if "__eq__" in vars(base))
+def equality_of(kind: type[Any]) -> Literal["generated", "library"] | None:
+    """Who wrote the `==` of a dataclass: `dataclasses` for its very fields, a library for a base; None for others."""
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    code, fields = code_of(vars(owner)["__eq__"]), vars(owner).get("__dataclass_fields__")
+    generated = code is not None and code.co_qualname.startswith(_GENERATED)
+    if generated and fields is getattr(kind, "__dataclass_fields__"):  # noqa: B009
+        return "generated"
+    # Such as `equinox.Module`, whose `==` looks at all fields.
+    return "library" if owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner) else None
 
 
 def state_of(value: Any, *, of_users: bool = False) -> dict[str, Any]:
