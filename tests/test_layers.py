@@ -31,17 +31,16 @@ _jax_refs: _jax
 _values
 _values.reach: _jax
 _values.text: _jax_refs, _values.reach
-_values.cures: _values.text
 _values.portable: _values.reach, _values.text
 _values.plain: _jax_refs, _values.reach, _values.text
 _values.exact: _jax, _jax_refs, _values.plain, _values.reach, _values.text
 _values.freeze: _values.exact, _values.plain, _values.reach
-_values.snapshot: _jax, _values.freeze, _values.plain, _values.reach, _values.text
+_values.snapshot: _jax, _values.exact, _values.freeze, _values.plain, _values.reach, _values.text
 _values.why: _jax, _values.exact, _values.plain, _values.reach, _values.snapshot, _values.text
 _nodes
 _nodes.annotations: _values.reach, errors
 _nodes.children: _jax, _nodes.annotations, _values.reach, _values.text, errors
-_nodes.fields: _values.cures, _values.reach, _values.text, errors
+_nodes.fields: _values.reach, _values.text, errors
 _nodes.converters: _jax_refs, _nodes.annotations, _nodes.fields, _values.reach, _values.text, errors
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.converters, _nodes.fields, _nodes.statics,
@@ -67,21 +66,20 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
-_trees.where: _jax, _trees.level, _values.reach, _values.text, errors
-_trees.at: _jax, _trees.level, _trees.where, _values.cures, _values.text
+_trees.at: _jax, _trees.level, _values.reach, _values.text, errors
 _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
     _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
 _trees.flat: _jax
-_trees.masks: _jax, _nodes.node, _nodes.spec, _trees.diff, _trees.level, _trees.where, _values.reach, _values.text
+_trees.masks: _jax, _nodes.node, _nodes.spec, _trees.at, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
-_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.reach
+_trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.reach
 _trees.stacking: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.text
-_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.cures, _values.reach, _values.text
+_trees.summary: _jax, _jax_refs, _nodes.node, _trees.level, _trees.sizes, _values.reach, _values.text
 _pickled: _nodes.converters, _nodes.dunders, _nodes.init, _nodes.make_class, _nodes.module, _nodes.spec,
     _nodes.statics, _values.freeze
 train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _nodes.spec, _trees.diff, _trees.masks,
-    _trees.refs, _values.cures, _values.text, errors
+    _trees.refs, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
 _loop: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
@@ -97,7 +95,7 @@ retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
     retrace.report
 retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
-retrace.explain: _jax, _values.cures, _values.text, errors, retrace.call, retrace.history, retrace.report,
+retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report,
     retrace.traced, retrace.watch
 retrace.record
 retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
@@ -113,7 +111,7 @@ checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text,
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.freeze,
     _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
@@ -125,11 +123,11 @@ checkpoint.file: _jax, checkpoint.atomic, checkpoint.digests, checkpoint.layout,
 checkpoint.steps: _jax, _jax_processes, _values.reach, checkpoint.atomic, checkpoint.digests, checkpoint.leaves,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree, errors
 checkpoint.foreign: _values.text, checkpoint.atomic, checkpoint.leaves, checkpoint.steps, checkpoint.tree, errors
-checkpoint.api: _collector, _values.cures, checkpoint.atomic, checkpoint.file, checkpoint.foreign,
+checkpoint.api: _collector, _values.text, checkpoint.atomic, checkpoint.file, checkpoint.foreign,
     checkpoint.manifest, checkpoint.restore, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
-checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
+checkpoint.manager: _jax, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
     checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps, errors
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
@@ -146,12 +144,11 @@ sharding.init: _collector, _jax, _jax_refs, _trees.level, _values.portable, _val
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report
-testing.assertions: _trees.diff
 testing.plugin: errors, retrace.explain, retrace.report
 checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
     checkpoint.manifest
 sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.specs
-testing: testing.assertions
+testing: _trees.diff
 __main__: _values.text
 _move.libraries
 _move.source

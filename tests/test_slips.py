@@ -219,7 +219,7 @@ def test_no_message_names_what_is_internal(path: Path) -> None:
 def test_an_internal_name_is_found() -> None:
     names = internal_names()
 
-    assert named_in("'_OpenDraft' and <class 'treewright._trees.where.At'> of a NodeSpec", names) == [
+    assert named_in("'_OpenDraft' and <class 'treewright._trees.at.At'> of a NodeSpec", names) == [
         "NodeSpec",
         "_OpenDraft",
         "treewright._trees",

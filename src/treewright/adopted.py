@@ -13,7 +13,7 @@ from treewright._jax_refs import Ref
 from treewright._nodes.fields import buffer, field, static
 from treewright._nodes.module import Module
 from treewright._trees.level import AuxKey, Place, is_node, is_none, walk
-from treewright._trees.masks import Where, spec_like
+from treewright._trees.masks import Where, chosen_leaves
 from treewright._values.freeze import FrozenMapping, freeze
 from treewright._values.reach import class_of, public
 from treewright._values.text import text
@@ -169,7 +169,7 @@ def _leaves(tree: Any) -> list[tuple[Path, Any]]:
 
 def _paths_of(buffers: Any, tree: Any) -> set[Path]:
     """The paths of the arrays that `buffers` chooses."""
-    arrays = [(path, leaf) for path, leaf in _leaves(tree) if isinstance(leaf, _ARRAYS)]
+    leaves = _leaves(tree)
     if isinstance(buffers, type):
 
         def is_chosen(part: Any) -> bool:
@@ -177,11 +177,11 @@ def _paths_of(buffers: Any, tree: Any) -> set[Path]:
 
         parts: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree, is_leaf=is_chosen)
         above = [path for path, part in parts if is_chosen(part)]
-        chosen = {path for path, _ in arrays if any(path[: len(way)] == way for way in above)}
+        are_chosen = [any(path[: len(way)] == way for way in above) for path, _ in leaves]
     else:
-        mask = spec_like(tree, default=False, where={buffers: True})
-        flags = {path for path, setting in _leaves(mask) if setting}
-        chosen = {path for path, _ in arrays if path in flags}
+        are_chosen = chosen_leaves(tree, leaves, buffers)
+    pairs = zip(leaves, are_chosen, strict=True)
+    chosen = {path for (path, leaf), is_buffer in pairs if is_buffer and isinstance(leaf, _ARRAYS)}
     if not chosen:
         raise ValueError(
             f"adopt({type(tree).__qualname__}, buffers={text(buffers)}) chooses no array, so training would change "

@@ -23,8 +23,7 @@ from treewright._nodes.spec import spec_of
 from treewright._trees.diff import Difference, differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright._trees.refs import first_ref, from_refs, write_changes
-from treewright._values.cures import cured
-from treewright._values.text import first_of, first_text
+from treewright._values.text import cured, first_of, first_text
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
@@ -36,12 +35,10 @@ class Transformation(Protocol):
     @property
     def init(self) -> Callable[[Any], Any]:
         """`init(params)` gives the optimiser's state."""
-        ...
 
     @property
     def update(self) -> Callable[..., tuple[Any, Any]]:
         """`update(grads, opt_state, params)` gives the updates and the new state."""
-        ...
 
 
 class Optimizer(Transformation, StaticValue, Protocol):

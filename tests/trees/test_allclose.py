@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from treewright import Module, allclose, static
+from treewright import Module, allclose, diff, static
 from treewright.errors import TracedComparisonError
 from treewright.testing import assert_trees_close
 
@@ -93,6 +95,35 @@ def test_the_tolerances_are_those_of_numpy() -> None:
         for distance in (0.04, 0.09, 0.11, 0.16):
             expected = np.allclose(2.0 + distance, 2.0, rtol=rtol, atol=atol)
             assert bool(allclose([2.0 + distance], [2.0], rtol=rtol, atol=atol)) == expected
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_integers_above_two_to_the_53_are_not_rounded(kind: Any) -> None:
+    one, other = np.array([2**53, 1], kind), np.array([2**53 + 1, 1], kind)
+
+    assert allclose(one, other)
+    assert allclose(one, other, rtol=0, atol=1)
+    assert allclose(one, other, rtol=0, atol=0).apart == (
+        "the whole tree: 1 of 2 elements are apart, most at [0]: 9007199254740992 and 9007199254740993, by 1",
+    )
+    assert [difference.reason for difference in diff(one, other)] == ["1 of 2 elements differ, by at most 1"]
+    assert not allclose(2**70, 2**70 + 1, rtol=0, atol=0)
+
+
+@given(
+    values=st.lists(st.tuples(st.floats(), st.floats(), st.booleans()), min_size=1),
+    rtol=st.sampled_from([0.0, 1e-5, 0.5]),
+    atol=st.sampled_from([0.0, 1e-8, 1.0]),
+)
+def test_floats_are_close_where_numpy_says_so(
+    values: list[tuple[float, float, bool]], rtol: float, atol: float
+) -> None:
+    actual = np.array([x for x, _, _ in values])
+    expected = np.array([x if same else y for x, y, same in values])
+    with np.errstate(all="ignore"):
+        answer = np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+    assert bool(allclose(actual, expected, rtol=rtol, atol=atol)) == answer
 
 
 def test_many_places_are_listed_up_to_twenty() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import package_or_absent
 from treewright import Module, diff, replace, static
+from treewright._trees.at import place_of
 from treewright._trees.diff import ABSENT
-from treewright._trees.where import place_of
 from treewright.errors import TracedComparisonError, UnfinishedNodeError
 
 

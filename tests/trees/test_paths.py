@@ -12,8 +12,8 @@ import pytest
 
 from treewright import Module, at, static
 from treewright._jax import path_text
+from treewright._trees.at import parse
 from treewright._trees.level import level_of
-from treewright._trees.where import parse
 from treewright.errors import MissingPlaceError
 
 

@@ -13,9 +13,8 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
-from treewright._values.cures import cured, with_guess
 from treewright._values.reach import class_of, public
-from treewright._values.text import Verbatim, array_text, first_text
+from treewright._values.text import Verbatim, array_text, cured, first_text, with_guess
 from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.

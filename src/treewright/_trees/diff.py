@@ -27,7 +27,6 @@ _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "func
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 _Found: TypeAlias = "tuple[DifferenceKind, str] | None"
 
-
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 
 
@@ -198,8 +197,8 @@ def _pairs_below(a: Any, b: Any) -> list[tuple[Key, Any, Any]] | None:
         return [(key, x, y) for key, x, y in zip(spec_of(a).keys, children, others, strict=True) if x is not y]
     if cls not in {list, tuple} or len(a) != len(b):
         return None
-    pairs = [(index, x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if not _hold_the_same(x, y)]
-    return [(SequenceKey(index), x, y) for index, x, y in pairs]
+    pairs = enumerate(zip(a, b, strict=True))
+    return [(SequenceKey(index), x, y) for index, (x, y) in pairs if not _hold_the_same(x, y)]
 
 
 def _hold_the_same(a: Any, b: Any) -> bool:
@@ -301,31 +300,29 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
     a, b = old.aval, new.aval
     if is_ref_type(a) != is_ref_type(b):
         return "class", "a ref and an array are two types"
-    weak = ""
-    if _read(a, "weak_type") != _read(b, "weak_type"):
-        numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
-        which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
-        weak = "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
-    if _read(a, "shape") != _read(b, "shape"):
-        return "shape", _axes(_read(a, "shape"), _read(b, "shape"))
-    if _read(a, "dtype") != _read(b, "dtype"):
-        return "dtype", weak
-    if _read(a, "weak_type") != _read(b, "weak_type"):
-        return "weak_type", weak
-    memories = [_read(aval, "memory_space") for aval in (a, b)]
-    if memories[0] != memories[1]:
+    # Abstract tokens and references have not all of these.
+    ours, theirs = ([getattr(aval, name, None) for name in _OF_TYPES] for aval in (a, b))
+    changed = [name for name, x, y in zip(_OF_TYPES, ours, theirs, strict=True) if x != y]
+    if "shape" in changed:
+        return "shape", _axes(ours[0], theirs[0])
+    if "dtype" in changed or "weak_type" in changed:
+        weak = _who_is_weak(old, new) if "weak_type" in changed else ""
+        return "dtype" if "dtype" in changed else "weak_type", weak
+    if changed:
         return "sharding", "the memory that it lies in is part of the type"
     if str(a) == str(b):
-        return "sharding", f"made under {_mesh(a)}, and now under {_mesh(b)}"
+        meshes = [mesh_text(getattr(getattr(aval, "sharding", None), "mesh", None)) for aval in (a, b)]
+        return "sharding", f"made under {meshes[0]}, and now under {meshes[1]}"
     return "sharding", "the sharding is part of the type on a mesh of explicit axes"
 
 
-def _mesh(aval: Any) -> str:
-    return mesh_text(_read(_read(aval, "sharding"), "mesh"))
+_OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 
 
-def _read(aval: Any, name: str) -> Any:
-    return getattr(aval, name, None)  # abstract tokens and references have not all of these
+def _who_is_weak(old: LeafType, new: LeafType) -> str:
+    numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
+    which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+    return "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
 
 
 def _axes(old: Any, new: Any) -> str:
@@ -348,16 +345,27 @@ def _distance(left: Any, right: Any) -> str:
         return ""
     if not jax.numpy.issubdtype(left.dtype, np.number):
         return ""
-    a, b = _widened(left, right)
-    differ = (a != b) & ~((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
-    largest = np.max(np.abs(a - b), where=differ, initial=0.0)
-    return f"{np.count_nonzero(differ)} of {a.size} elements differ, by at most {largest:.3g}"
+    _, _, apart, distance = _apart(left, right)
+    largest = np.max(distance, where=apart, initial=0.0)
+    return f"{np.count_nonzero(apart)} of {apart.size} elements differ, by at most {largest:.3g}"
 
 
-def _widened(left: Any, right: Any) -> tuple[Any, Any]:
-    """Two arrays or numbers as `float64` or `complex128`, so that their distance has no rounding of its own."""
-    wide = np.complex128 if np.iscomplexobj(left) or np.iscomplexobj(right) else np.float64
-    return np.asarray(left).astype(wide), np.asarray(right).astype(wide)
+def _apart(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[Any, Any, Any, Any]:
+    """Two arrays or numbers in a dtype in which their distance has no rounding, where they are apart, and how far."""
+    both = np.asarray(left), np.asarray(right)
+    wide: Any = np.complex128 if any(map(np.iscomplexobj, both)) else np.float64
+    if all(numbers.dtype.kind in "biuO" for numbers in both) and any(map(_exceeds_floats, both)):
+        wide = object  # Python's integers
+    a, b = (numbers.astype(wide) for numbers in both)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.asarray(np.abs(a - b))
+        close = (distance <= atol + rtol * np.abs(b)) & (np.abs(b) < np.inf)
+    equal = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
+    return a, b, ~np.asarray(close | equal, bool), distance
+
+
+def _exceeds_floats(integers: Any) -> bool:
+    return integers.itemsize == 8 and integers.size > 0 and max(int(integers.max()), -int(integers.min())) > 2**53
 
 
 # Closeness
@@ -427,16 +435,14 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
     of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
     if not ((of_values or of_refs) and _numeric(left) and _numeric(right)):
         return str(difference)
-    a, b = _widened(left, right)
-    apart = ~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    a, b, apart, distance = _apart(left, right, rtol, atol)
     if not apart.any():
         return ""
-    with np.errstate(invalid="ignore"):
-        distance = np.where(apart, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf), -1.0)
-    worst = np.unravel_index(int(distance.argmax()), distance.shape)
+    furthest = np.where(apart, np.nan_to_num(distance, nan=np.inf, posinf=np.inf), -1.0).argmax()
+    worst = np.unravel_index(int(furthest), distance.shape)
     name = path_text(difference.path) or "the whole tree"
     where = f" at [{', '.join(map(str, worst))}]" if worst else ""
-    values = f"{a[worst]} and {b[worst]}, by {np.abs(a[worst] - b[worst]):.3g}"
+    values = f"{a[worst]} and {b[worst]}, by {distance[worst]:.3g}"
     return f"{name}: {np.count_nonzero(apart)} of {a.size} elements are apart, most{where}: {values}"
 
 

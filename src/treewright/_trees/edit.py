@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Never, TypeVar, cast, overload
 
 from treewright._jax import Key
@@ -21,10 +21,10 @@ _store = object.__setattr__
 
 
 @overload
-def edit(node: M, /) -> "contextlib.AbstractContextManager[M]": ...
+def edit(node: M, /) -> contextlib.AbstractContextManager[M]: ...
 @overload
-def edit(node: object, /) -> "contextlib.AbstractContextManager[Any]": ...
-def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
+def edit(node: object, /) -> contextlib.AbstractContextManager[Any]: ...
+def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
     """A draft of `node` that takes assignments to its fields and theirs, and is a finished node when the block ends.
 
     `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as they do on any Python object, at any depth, through
@@ -68,51 +68,43 @@ def edit(node: Any, /) -> "contextlib.AbstractContextManager[Any]":
         raise TypeError(
             f"edit() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
         )
-    return _Editing(_editing(node), class_of(node).__qualname__)
+    return _Editing(node)
 
 
 class _Editing:
     """What `edit` gives: for a `with` statement, and no draft yet, so it takes no assignment."""
 
-    __slots__ = ("_block", "_name")
+    __slots__ = ("_drafts", "_node")
 
-    _block: "contextlib.AbstractContextManager[Any]"
-    _name: str
+    _drafts: "_Drafts"
+    _node: Any
 
-    def __init__(self, block: "contextlib.AbstractContextManager[Any]", name: str) -> None:
-        _store(self, "_block", block)
-        _store(self, "_name", name)
+    def __init__(self, node: Any) -> None:
+        _store(self, "_node", node)
 
     def __enter__(self) -> Any:
-        return self._block.__enter__()
+        drafts = _Drafts()
+        _store(self, "_drafts", drafts)
+        draft = drafts.draft_of(self._node)
+        drafts.touch(draft)  # so that it is the first to be finished, and to refuse what is wrong
+        return draft
 
-    def __exit__(self, *error: object) -> bool | None:
-        leave: Any = self._block.__exit__
-        return leave(*error)  # type: ignore[no-any-return]
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self._drafts.finish()
+        else:
+            self._drafts.give_up()
 
     def __getattr__(self, name: str) -> Never:
         self.__setattr__(name, None)
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(
-            f"edit() of a {self._name} is not a draft yet, and has no {name}. The draft is in the block: "
-            f"with edit(node) as draft: draft.{name} = ...",
+            f"edit() of a {class_of(self._node).__qualname__} is not a draft yet, and has no {name}. The draft is in "
+            f"the block: with edit(node) as draft: draft.{name} = ...",
             name=None,
             obj=None,
         )
-
-
-@contextlib.contextmanager
-def _editing(node: Any) -> Generator[Any, None, None]:
-    drafts = _Drafts()
-    draft = drafts.draft_of(node)
-    drafts.touch(draft)  # so that it is the first to be finished, and to refuse what is wrong
-    try:
-        yield draft
-        drafts.finish()
-    except BaseException:
-        drafts.give_up()
-        raise
 
 
 class _OpenDraft(Unfinished):
@@ -194,12 +186,16 @@ class _Drafts:
 
     def finish(self) -> None:
         """Make every draft a node: all of them, or none where something is wrong with one."""
-        for copied in list(self._by_id.values()):  # the root first
-            self._result(copied.draft)
-        self._close()
-        for key in self._pairs:
-            if self._results[key] is self._by_id[key].draft:
-                check(self._results[key])
+        try:
+            for copied in list(self._by_id.values()):  # the root first
+                self._result(copied.draft)
+            self._close()
+            for key in self._pairs:
+                if self._results[key] is self._by_id[key].draft:
+                    check(self._results[key])
+        except BaseException:
+            self.give_up()
+            raise
 
     def give_up(self) -> None:
         """Make every draft what its original is."""

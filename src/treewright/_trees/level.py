@@ -52,21 +52,13 @@ class AuxKey:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Level:
-    """A node or container, with what is directly below it.
-
-    Args:
-        kind: Its class.
-        aux: Its `aux_data`, which `jit` compares.
-        named: The same by name, as far as it has names; an iterator is read when the names are asked for.
-        children: The children, each with its key.
-        content: For our own nodes, whose statics compare exactly: whether each static is compared by content.
-    """
+    """A node or container, with what is directly below it."""
 
     kind: type[Any]
-    aux: Any
-    named: Iterable[tuple[Key, Any]]
+    aux: Any  # its `aux_data`, which `jit` compares
+    named: Iterable[tuple[Key, Any]]  # the same by name, where it has names; an iterator is read when it is asked for
     children: tuple[tuple[Key, Any], ...]
-    content: tuple[bool, ...] | None = None
+    content: tuple[bool, ...] | None = None  # of our nodes, whose statics compare exactly: which do by content
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -86,21 +78,13 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LeafType:
-    """What `jit` sees of a leaf. It does not keep the array.
+    """What `jit` sees of a leaf. It does not keep the array."""
 
-    Args:
-        aval: JAX's own type of the value; None for what can't be an array.
-        python: The class of a Python number, and of what can't be an array.
-        value: The value itself, if it can't be an array.
-        placement: Where the array lies, if that counts.
-        anything: Whether it stands for any leaf, as the leaves of a treedef do.
-    """
-
-    aval: Any
-    python: type[Any] | None = None
-    value: Any = None
-    placement: Any = None
-    anything: bool = False
+    aval: Any  # JAX's own type of the value; None for what can't be an array
+    python: type[Any] | None = None  # the class of a Python number, and of what can't be an array
+    value: Any = None  # the value itself, if it can't be an array
+    placement: Any = None  # where the array lies, if that counts
+    anything: bool = False  # whether it stands for any leaf, as the leaves of a treedef do
 
     def __repr__(self) -> str:
         if self.aval is None:
@@ -155,19 +139,12 @@ def level_of(value: Any) -> Level | None:
 
 
 def opened(tree: Any) -> Level | LeafType:
-    """One level of a tree, or what `jit` sees of a leaf.
-
-    Raises:
-        UnfinishedNodeError: If `tree` is a node whose `__init__` has not returned.
-    """
+    """One level of a tree, or what `jit` sees of a leaf."""
     return level_of(tree) or leaf_type_of(tree)
 
 
 def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
-    """What `jit` sees of a leaf: also of a tracer, of a deleted array, of a `jax.ShapeDtypeStruct`.
-
-    It may be `like`, where that is the type of an array and the leaf is such an array.
-    """
+    """What `jit` sees of a leaf, also of one without values; or `like`, where that is the type of such an array."""
     kind = class_of(leaf)
     if kind is LeafType:
         return cast("LeafType", leaf)
@@ -197,11 +174,18 @@ def _exact_level(kind: type[Any], children: tuple[tuple[Key, Any], ...], statics
     return Level(kind, statics, named, children, statics.table.content)
 
 
-def _foreign_level(value: Any) -> Level | None:
+def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
+    """What is directly below a value of any class, by path, and the treedef of this level."""
+
     def is_below(part: object) -> bool:
         return part is not value
 
     entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
+    return entries, treedef
+
+
+def _foreign_level(value: Any) -> Level | None:
+    entries, treedef = _taken_apart(value)
     data = node_data(treedef)
     if data is None:
         return None
@@ -387,13 +371,7 @@ class Place:
 
 
 def walk(root: Place, below: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
-    """A place and all that is below it, from the top down.
-
-    Args:
-        root: Where to begin.
-        below: Gives the places directly below one. It is called after that one has been handed out, so the caller may
-            decide then where to stop.
-    """
+    """A place and all that is below it, from the top down. A caller decides where to stop when it is given a place."""
     waiting = [root]
     while waiting:
         place = waiting.pop()
@@ -434,23 +412,16 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
             items[key.idx] = new
         return items if kind is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
-        by_name = {key.key: new for key, new in changes.items()}
-        if isinstance(value, FrozenMapping):
-            return FrozenMapping({**cast("Any", value), **by_name})
-        changed: Any = copy.copy(cast("Any", value))  # of the same class, such as OrderedDict
-        changed.update(by_name)
-        return changed
+        frozen = isinstance(value, FrozenMapping)
+        changed: Any = dict(cast("Any", value)) if frozen else copy.copy(cast("Any", value))  # such as an OrderedDict
+        changed.update((key.key, new) for key, new in changes.items())
+        return FrozenMapping(changed) if frozen else changed
     return _with_foreign_changes(value, changes)
 
 
 def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     """For named tuples, dataclasses, and classes that others have registered."""
-
-    def is_below(part: object) -> bool:
-        return part is not value
-
-    entries: list[tuple[Path, Any]]
-    entries, treedef = jax_trees.tree_flatten_with_path(value, is_leaf=is_below)
+    entries, treedef = _taken_apart(value)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
@@ -460,27 +431,17 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
 
 
-def remembered_tree(
-    tree: Any, like: Any = None, *, leaf: Callable[[Any, LeafType], LeafType] = lambda _, kept: kept
-) -> Level | LeafType:
-    """A tree of levels and leaf types in place of a live tree. What is as it was in `like` is shared with it.
+class Remembering:
+    """Trees of levels and leaf types in place of live trees; `leaf` gives what to keep of a leaf and of its type.
 
-    Args:
-        tree: Any tree.
-        like: An earlier result, most of which may be the same.
-        leaf: Gives what to keep of a leaf, from the leaf and what is kept without it.
+    It runs inside of every trace, so what is as it was in `like`, an earlier result, is shared and not made anew.
     """
-    return _Remembering(leaf).of(tree, like, 0)
-
-
-class _Remembering:
-    """One walk that remembers a tree. It runs inside of every trace, so what is as it was is not made anew."""
 
     def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
         self.leaf = leaf
         self.leaves = SureLeaves()
 
-    def of(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
+    def of(self, tree: Any, like: Any, depth: int = 0) -> Level | LeafType:
         """The levels of a tree that hangs so deep in the whole."""
         kind = class_of(tree)
         if self.leaves[kind]:

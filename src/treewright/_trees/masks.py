@@ -10,9 +10,9 @@ import numpy as np
 from treewright._jax import Path, jax_trees, path_text
 from treewright._nodes.node import finished_pair, from_pair
 from treewright._nodes.spec import spec_of
+from treewright._trees.at import arguments_of, select
 from treewright._trees.diff import telling_of_classes
 from treewright._trees.level import Place, is_node, is_none
-from treewright._trees.where import arguments_of, select
 from treewright._values.reach import class_of
 from treewright._values.text import first_text
 
@@ -110,11 +110,6 @@ def _is_static(place: Place) -> bool:
     return any(all(step.key != child.key for child in step.above.children()) for step in place.way if step.above)
 
 
-def _not_trained(leaf: object) -> bool:
-    del leaf
-    return False
-
-
 def trainable(tree: T) -> T:
     """A mask of the same treedef: `False` for what is in a `buffer()` field, `True` for every other leaf.
 
@@ -133,7 +128,7 @@ def trainable(tree: T) -> T:
             return True
         children, statics = finished_pair(part)
         masks = (
-            jax.tree.map(_not_trained, child) if field.kind == "buffer" else trainable(child)
+            spec_like(child, default=False) if field.kind == "buffer" else trainable(child)
             for field, child in zip(spec_of(part).children, children, strict=True)
         )
         return from_pair(class_of(part), (tuple(masks), statics))

@@ -88,15 +88,9 @@ def _changed(tree: T, where: Any, change: Callable[[str, Any], Any]) -> T:
 
 
 def write_changes(refs: T, before: T, after: T) -> None:
-    """Write into the refs of a tree what a function has made of what they held; all of it, or nothing.
+    """Write into the refs of a tree what a function has made of what they held before; all of it, or nothing.
 
-    Args:
-        refs: The tree.
-        before: What it held, from `from_refs`.
-        after: What the function has made of that. What is the same object in both is not written.
-
-    Raises:
-        TypeError: If a leaf has changed that is not a ref, or if structure, shape or dtype have.
+    What is the same object before and after is not written.
     """
     entries, treedef = jax_trees.tree_flatten_with_path(refs)
     name = class_of(refs).__qualname__

@@ -14,8 +14,8 @@ from treewright._jax_refs import is_ref
 from treewright._nodes.fields import FieldKind
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
+from treewright._trees.at import place_of
 from treewright._trees.level import SureLeaves, is_node, is_none, level_of
-from treewright._trees.where import place_of
 from treewright._values.reach import class_of
 
 

@@ -8,8 +8,8 @@ import functools
 import html
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,20 @@ from treewright._jax_refs import content_of, is_ref
 from treewright._nodes.node import finished_pair
 from treewright._trees.level import child_of, is_node
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
-from treewright._values.cures import cured, options_cure
 from treewright._values.reach import class_of
-from treewright._values.text import array_text, counted, first_names, first_text, scalar_of, short_dtype, table, text
+from treewright._values.text import (
+    array_text,
+    counted,
+    cured,
+    cut_text,
+    first_names,
+    first_text,
+    options_cure,
+    scalar_of,
+    short_dtype,
+    table,
+    text,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,27 +83,10 @@ class Row:
         return (self.path, self.class_name, self.kind, self.shape, self.dtype, *sizes, *values, self.sharding)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Table:
-    """The rows of a summary and its last lines."""
-
+class _Table(NamedTuple):
     rows: tuple[Row, ...]
     total: str
     notes: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Tree:
-    """A tree as it is now, whatever happens to its lists and dicts."""
-
-    leaves: list[Any]
-    treedef: Any
-    depth: int | None
-    values: bool
-
-    def table(self) -> _Table:
-        """What a summary shows of it."""
-        return _table(self.treedef.unflatten(self.leaves), self.depth, values=self.values)
 
 
 class Summary:
@@ -108,16 +102,16 @@ class Summary:
         self.title: str = class_of(tree).__qualname__
         if is_node(tree):
             finished_pair(tree)  # which refuses one whose __init__ has not returned, in our own words
-        leaves, treedef = jax_trees.tree_flatten(tree)
-        self._held: _Tree | _Table = _Tree(leaves, treedef, depth, values)
+        leaves, treedef = jax_trees.tree_flatten(tree)  # as it is now, whatever happens to its lists and dicts
+        self._held: _Table | Callable[[], _Table] = functools.partial(_table, leaves, treedef, depth, values=values)
         # Tracers must not outlive their trace, and values are those of now.
         if values or any(isinstance(leaf, Tracer) for leaf in leaves):
             self._made()
 
     def _made(self) -> _Table:
         held = self._held
-        if isinstance(held, _Tree):
-            held = self._held = held.table()
+        if not isinstance(held, _Table):
+            held = self._held = held()
         return held
 
     def __eq__(self, other: object) -> bool:
@@ -260,7 +254,8 @@ def summary(tree: object, *, depth: int | None = None, values: bool = False) -> 
 _Values = dict[Path, "Statistics | None"]
 
 
-def _table(tree: object, depth: int | None, *, values: bool) -> _Table:
+def _table(leaves: list[Any], treedef: Any, depth: int | None, *, values: bool) -> _Table:
+    tree = treedef.unflatten(leaves)
     every = list(items_of(tree))
     read = {item.path: item.value for item in every if values and item.kind != "static"}
     found = dict(zip(read, statistics_of(list(read.values())), strict=True))
@@ -272,8 +267,8 @@ def _table(tree: object, depth: int | None, *, values: bool) -> _Table:
         _row(items[0], tied, found) if items[0].path == path else _merged(tree, path, items, tied, found)
         for path, items in groups.items()
     )
-    leaves = [item for items in groups.values() for item in items if item.kind != "static"]
-    return _Table(rows, _total(leaves, tied.keys()), tuple(_notes(tree, leaves)))
+    in_tree = [item for items in groups.values() for item in items if item.kind != "static"]
+    return _Table(rows, _total(in_tree, tied.keys()), tuple(_notes(tree, in_tree)))
 
 
 def _row(item: Item, tied: dict[Path, Path], found: _Values) -> Row:
@@ -287,8 +282,7 @@ def _row(item: Item, tied: dict[Path, Path], found: _Values) -> Row:
     elif scalar is not None:
         path = f"{path} = {scalar}"
     elif not is_array:
-        shown = text(value)
-        path = f"{path} = {shown if len(shown) <= _VALUE_LENGTH else f'{shown[: _VALUE_LENGTH - 3]}...'}"
+        path = f"{path} = {cut_text(text(value), _VALUE_LENGTH)}"
     row = Row(path, item.owner, "tied" if item.path in tied else item.kind)
     if item.kind == "static" or not (is_array or elements_in(value)):
         return row
@@ -378,19 +372,10 @@ _SMALL = 2**18  # numbers that are fetched sooner than a program is compiled for
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the numbers in one array, or in several together, are like.
+    """What the numbers in one array, or in several together, are like."""
 
-    Args:
-        finite: How many of them are finite. The other numbers here are about these.
-        mean: Their mean; NaN if there are none.
-        std: Their standard deviation.
-        low: The lowest.
-        high: The highest.
-        not_finite: How many are NaN or infinite.
-    """
-
-    finite: int
-    mean: float
+    finite: int  # how many of them are; what follows is about these
+    mean: float  # NaN if there are none
     std: float
     low: float
     high: float

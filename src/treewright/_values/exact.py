@@ -37,7 +37,7 @@ _TEXTS = frozenset({str, types.NoneType})
 Check = Callable[[], bool]
 
 
-class _ThisObject:
+class ThisObject:
     """A key for this very object.
 
     It refers to the object weakly where it can: a closure may refer to its own node, and would keep it alive through
@@ -49,13 +49,13 @@ class _ThisObject:
     def __init__(self, value: object) -> None:
         self.address = id(value)
         try:
-            self.reference: Callable[[], object] = weakref.ref(value)
+            self.reference: Callable[[], Any] = weakref.ref(value)
         except TypeError:
-            kept = _ThisObject if value is None else value  # None is what a weak reference gives of what is gone
+            kept = ThisObject if value is None else value  # None is what a weak reference gives of what is gone
             self.reference = lambda: kept
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _ThisObject) or self.address != other.address:
+        if not isinstance(other, ThisObject) or self.address != other.address:
             return False
         value = self.reference()
         return value is not None and value is other.reference()
@@ -67,9 +67,7 @@ class _ThisObject:
 def exact_key(value: object, *, content: bool = False) -> Hashable:
     """A key that is equal for two values exactly when `jit` may share one trace between them.
 
-    Args:
-        value: The value of a static field.
-        content: Compare the user's functions that capture variables by what they captured, not by identity.
+    By `content`, a user's function that captures variables counts by what it captured, not by identity.
 
     Raises:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable.
@@ -78,11 +76,7 @@ def exact_key(value: object, *, content: bool = False) -> Hashable:
 
 
 def why_itself_only(value: object, *, content: bool = False) -> str | None:
-    """Why a function, partial or method has no key but itself, in words; None for what has another, or none at all.
-
-    Raises:
-        NoExactKeyError: As `exact_key` does.
-    """
+    """Why a function, partial or method has no key but itself, in words; None for what has another. It may raise."""
     keys = ExactKeys(content=content)
     key: Any = keys.key(value)
     itself = key[0] == "identity" and import_path(value) is None
@@ -90,11 +84,7 @@ def why_itself_only(value: object, *, content: bool = False) -> str | None:
 
 
 def method_key(function: Any, instance: object) -> Hashable:
-    """The key of a method that is not a static: exact where it has such a key, else that of this function and instance.
-
-    Raises:
-        NoExactKeyError: If the instance holds a tracer.
-    """
+    """The key of a method that is not a static: exact where it has such a key, else of this function and instance."""
     return ExactKeys(content=False).method(types.MethodType, function, instance)
 
 
@@ -106,7 +96,7 @@ def tracer_in(tree: object) -> Any:
 
 def by_identity(value: object) -> Hashable:
     """A key for this very object."""
-    return ("identity", _ThisObject(value))
+    return ("identity", ThisObject(value))
 
 
 def compared_by_itself(value: object, key: Any) -> bool:
@@ -120,10 +110,6 @@ class ExactKeys:
     Inside a function, partial or method (`strict`), whatever has no exact key makes the whole equal to itself only, as
     it is when identity compares them. What a library's function has captured is `trusted`: lists, dicts and small
     arrays count by what they hold.
-
-    Attributes:
-        checks: What the key rests on and can change, as functions that tell whether it is still so.
-        reason: Why the value, or one inside it, is equal to itself only.
     """
 
     def __init__(self, *, content: bool) -> None:
@@ -132,8 +118,8 @@ class ExactKeys:
         self.trusted = False
         # What has been read, by id: a closure may capture itself, and what is met again need not be read again.
         self.met: dict[int, tuple[int, Any]] = {}
-        self.checks: list[Check] = []
-        self.reason: str | None = None
+        self.checks: list[Check] = []  # whether what the key rests on, and can change, is still so
+        self.reason: str | None = None  # why the value, or one inside it, is equal to itself only
 
     def key(self, value: Any) -> Hashable:
         """The exact key of a value, or of one inside it.
@@ -171,7 +157,7 @@ class ExactKeys:
         if issubclass(kind, np.void):  # a row of a structured array, which can change in place
             raise problem_of(value)
         if _PARTIAL in kind.__mro__:
-            return self.attempt(value, lambda: self.of_class(kind, self.read_partial(value)))
+            return self.partial(value)
         if is_ref(value) and not self.trusted:
             raise problem_of(value)
         if isinstance(value, (*MUTABLE, np.ndarray, jax.Array)):
@@ -187,7 +173,7 @@ class ExactKeys:
     # Whether a key can be had at all
 
     def attempt(
-        self, value: Any, read: Callable[[], Hashable], otherwise: Callable[[Any], Hashable] = by_identity
+        self, value: Any, read: Callable[[Any], Hashable], otherwise: Callable[[Any], Hashable] = by_identity
     ) -> Hashable:
         """What `read` gives in strict mode; where that fails, the value by identity, or the failure of the whole."""
         met = self.met.get(id(value))
@@ -197,7 +183,7 @@ class ExactKeys:
         strict, trusted, checks = self.strict, self.trusted, len(self.checks)
         self.strict = True
         try:
-            return read()
+            return read(value)
         except ItselfOnlyError as reason:
             if strict:
                 raise
@@ -209,7 +195,13 @@ class ExactKeys:
 
     def rests_on(self, read: Callable[[Any], tuple[Any, ...]], value: Any) -> None:
         """The key holds as long as `read` gives the very objects that it gives now."""
-        self.checks.append(functools.partial(_holds, read, value, read(value)))
+        parts = read(value)
+
+        def holds() -> bool:
+            now = read(value)
+            return len(now) == len(parts) and all(map(operator.is_, now, parts))
+
+        self.checks.append(holds)
 
     def bare(self, value: Any) -> bool:
         """Whether an instance of a subclass of a plain class holds nothing of its own; numpy's own classes do not."""
@@ -227,8 +219,8 @@ class ExactKeys:
             raise ItselfOnlyError(f"it holds an instance of {kind.__qualname__}, whose class is made by another")
         written: list[Hashable] = []
         for base in kind.__mro__:
-            if not reach.library_class(base):
-                self.rests_on(_names_in, base)
+            if not reach.library_class(base):  # the names in its body, but for those that Python adds when it likes
+                self.rests_on(lambda cls: tuple(name for name in vars(cls) if not name.startswith("__")), base)
         for base, name, value in reach.written_in(kind):
             written.append((name, self.class_attribute(base, name, value)))
             self.checks.append(functools.partial(_is_bound, vars(base), name, value))
@@ -249,7 +241,7 @@ class ExactKeys:
             attributes = [name for name in vars(function) if name not in _OF_METHODS]
             if attributes:
                 raise ItselfOnlyError(f"it can read {base.__qualname__}.{name}.{attributes[0]}, which can change")
-        return (_ThisObject(value), *held)
+        return (ThisObject(value), *held)
 
     def within(self, holder: Any, value: Any) -> Hashable:
         """The key of what a class or an enum member holds, which may be refused as a static of its own."""
@@ -307,7 +299,7 @@ class ExactKeys:
             return by_identity(value)
         options = reach.jit_options(value)
         if options is not None and (self.strict or import_path(value) is None):
-            return self.attempt(value, lambda: (class_of(value), self.key(reach.wrapped_by(value)), options))
+            return self.attempt(value, lambda _: (class_of(value), self.key(reach.wrapped_by(value)), options))
         if self.strict:
             raise ItselfOnlyError(f"it holds {text_with_class(value)}, which can change")
         return by_identity(value)
@@ -318,16 +310,15 @@ class ExactKeys:
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
             return self.array(value)
-        return self.attempt(value, lambda: self.read_container(value))
+        return self.attempt(value, self.read_container)
 
     def read_container(self, value: Any) -> Hashable:
-        self.rests_on(_parts, value)
-        kind = class_of(value)
+        kind: Any = class_of(value)
+        self.rests_on(lambda held: (*held, *held.values()) if issubclass(kind, dict) else tuple(held), value)
         if issubclass(kind, dict):
-            items: Any = value.items()
-            return (class_of(value), *((self.key(name), self.key(item)) for name, item in items))
+            return (kind, *((self.key(name), self.key(item)) for name, item in value.items()))
         keys = map(self.key, value)
-        return (class_of(value), frozenset(keys) if issubclass(kind, set) else tuple(keys))
+        return (kind, frozenset(keys) if issubclass(kind, set) else tuple(keys))
 
     def array(self, value: Any) -> Hashable:
         whole = getattr(value, "is_fully_addressable", True) and not getattr(value, "is_deleted", bool)()
@@ -343,35 +334,36 @@ class ExactKeys:
         self.checks.append(lambda: value.tobytes() == data)
         return (kind, self.key(value.dtype), value.shape, data)
 
+    def partial(self, value: functools.partial[Any]) -> Hashable:
+        return self.attempt(value, self.read_partial)
+
     def read_partial(self, value: functools.partial[Any]) -> Hashable:
         if vars(value):
             raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
-        self.rests_on(_attributes_of, value)
-        return (class_of(value), self.key(value.func), tuple(map(self.key, value.args)), self.items(value.keywords))
-
-    def partial(self, value: functools.partial[Any]) -> Hashable:
-        return self.attempt(value, lambda: self.read_partial(value))
+        self.checks.append(lambda: not vars(value))
+        kind, arguments = class_of(value), tuple(map(self.key, value.args))
+        return self.of_class(kind, (kind, self.key(value.func), arguments, self.items(value.keywords)))
 
     def reduced(self, value: Any) -> Hashable:
         """`operator.itemgetter` and its like, by what they were made of."""
-        return self.attempt(value, lambda: (class_of(value), *map(self.key, value.__reduce__())))
+        return self.attempt(value, lambda _: (class_of(value), *map(self.key, value.__reduce__())))
 
     def dataclass(self, value: Any) -> Hashable:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
         kind = class_of(value)
         params: Any = kind.__dataclass_params__
-        library, generated = reach.library_class(kind), reach.generated_equality(kind)
-        by_library = not generated and reach.librarys_equality(kind)
+        library, equality = reach.library_class(kind), reach.equality_of(kind)
+        by_library = equality == "library"
         # That it does not change.
         vouched = params.unsafe_hash or by_library or (library and kind.__hash__ is not None)
-        if not (params.frozen or vouched) or not (by_library or generated):
+        if not (params.frozen or vouched) or equality is None:
             return self.hashable(value)
         if not params.frozen:
             self.refuse_unhashable(value)
         fields = dataclasses.fields(value)
         names = {field.name for field in fields}
         others = {} if library or (vouched and not self.strict) else reach.state_of(value)
-        internal = any(map(_is_flax_module, kind.__mro__))
+        internal = any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in kind.__mro__)
         own = [
             name
             for name in others
@@ -382,9 +374,9 @@ class ExactKeys:
         # A partial or a function compares by identity, whatever the dataclass inside leaves out.
         compared = tuple(field.name for field in fields if field.compare or self.strict)
         if self.strict:
-            self.rests_on(_state_of, value)
+            self.rests_on(lambda value: tuple(reach.state_of(value).values()), value)
         elif not params.frozen:
-            self.rests_on(functools.partial(_attributes, compared), value)
+            self.rests_on(lambda value: tuple(getattr(value, name, None) for name in compared), value)
         try:
             key = (kind, *(self.key(getattr(value, name)) for name in compared))
             return self.of_class(kind, (*key, *((name, self.key(others[name])) for name in own)))
@@ -409,7 +401,7 @@ class ExactKeys:
     def method(self, kind: type[Any], function: Any, instance: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
 
-        def read() -> Hashable:
+        def read(_: Any) -> Hashable:
             try:
                 return (kind, self.key(function), self.key(instance))
             except (NoExactKeyError, ItselfOnlyError) as problem:
@@ -421,7 +413,7 @@ class ExactKeys:
                 reason = f": {problem}" if isinstance(problem, ItselfOnlyError) else ""
                 raise ItselfOnlyError(f"it is a method of {text_with_class(instance)}{reason}") from problem
 
-        this = (kind, "identity", _ThisObject(function), _ThisObject(instance))
+        this = (kind, "identity", ThisObject(function), ThisObject(instance))
         return self.attempt(instance, read, lambda _: this)
 
     def statics(self, statics: Any) -> Hashable:
@@ -440,7 +432,7 @@ class ExactKeys:
     def function(self, value: types.FunctionType) -> Hashable:
         if not self.strict and import_path(value) is not None:
             return by_identity(value)
-        return self.attempt(value, lambda: self.read_function(value))
+        return self.attempt(value, self.read_function)
 
     def read_function(self, value: types.FunctionType) -> Hashable:
         try:
@@ -482,7 +474,7 @@ class ExactKeys:
             raise ItselfOnlyError(what)
         found: list[Hashable] = []
         for read in reads:
-            found.append(_ThisObject(read.value))
+            found.append(ThisObject(read.value))
             self.checks.extend(functools.partial(_is_bound, *binding) for binding in read.bindings)
         return tuple(found)
 
@@ -510,7 +502,7 @@ class ExactKeys:
             raise ItselfOnlyError("it has type parameters, which are made anew with it")
         if sys.version_info >= (3, 14) and value.__annotate__ is not None:  # not evaluated, see PEP 649
             annotate = value.__annotate__
-            return (reach.code_of(annotate), *map(_ThisObject, reach.captured(annotate).values()))
+            return (reach.code_of(annotate), *map(ThisObject, reach.captured(annotate).values()))
         given = value.__annotations__
         return tuple((name, _annotation(item)) for name, item in given.items()) if given else ()
 
@@ -522,40 +514,8 @@ def _annotation(value: Any) -> Hashable:
         raise ItselfOnlyError(f"it is annotated with {problem.found}") from problem
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
-    """What a list, dict or set holds now."""
-    return (*value.keys(), *value.values()) if issubclass(class_of(value), dict) else tuple(value)
-
-
-def _attributes(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
-    return tuple(getattr(value, name, None) for name in names)
-
-
-def _state_of(value: Any) -> tuple[Any, ...]:
-    return tuple(reach.state_of(value).values())
-
-
-def _attributes_of(value: Any) -> tuple[Any, ...]:
-    attributes = cast("dict[str, Any]", vars(value))
-    return tuple(attributes.values())
-
-
-def _names_in(cls: type[Any]) -> tuple[str, ...]:
-    """The names in a class body, but for those that Python adds when it likes."""
-    return tuple(name for name in vars(cls) if not name.startswith("__"))
-
-
-def _is_flax_module(cls: type[Any]) -> bool:
-    return cls.__module__ == "flax.linen.module" and cls.__name__ == "Module"
-
-
 def _is_bound(namespace: Mapping[str, Any], name: str, value: Any) -> bool:
     return namespace.get(name, reach.MISSING) is value
-
-
-def _holds(read: Callable[[Any], tuple[Any, ...]], value: Any, parts: tuple[Any, ...]) -> bool:
-    now = read(value)
-    return len(now) == len(parts) and all(map(operator.is_, now, parts))
 
 
 _PARTIAL: Any = functools.partial

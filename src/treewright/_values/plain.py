@@ -48,10 +48,6 @@ def _real(value: float, _: Key) -> Hashable:
     return (kind, value) if value else (kind, 0.0, math.copysign(1.0, value))
 
 
-def _complex(value: complex, key: Key) -> Hashable:
-    return (class_of(value), key(value.real), key(value.imag))
-
-
 def _numpy_scalar(value: Any, key: Key) -> Hashable:
     kind: Any = class_of(value)
     if issubclass(kind, np.complexfloating):
@@ -80,10 +76,6 @@ def _elements(value: tuple[Any, ...], key: Key) -> Hashable:
     return (class_of(value), *map(key, value))
 
 
-def _members(value: frozenset[Any], key: Key) -> Hashable:
-    return (class_of(value), frozenset(map(key, value)))
-
-
 def _bounds(value: Any, key: Key) -> Hashable:
     return (class_of(value), key(value.start), key(value.stop), key(value.step))
 
@@ -93,25 +85,9 @@ def _text(value: Any, _: Key) -> Hashable:
     return (class_of(value), str(value))
 
 
-def _uuid(value: uuid.UUID, _: Key) -> Hashable:
-    return (class_of(value), value, value.is_safe)
-
-
-def _tree_key(value: Any, key: Key) -> Hashable:
-    return (class_of(value), key(value.key))
-
-
-def _time(value: dt.time, key: Key) -> Hashable:
-    return (class_of(value), _TIME_PARTS(value), key(value.tzinfo))
-
-
 def _moment(value: dt.datetime, key: Key) -> Hashable:
     """`==` of two aware datetimes asks whether they are one moment, whatever the clocks show."""
     return (class_of(value), _DATE_PARTS(value), _TIME_PARTS(value), key(value.tzinfo))
-
-
-def _zone(value: dt.timezone, key: Key) -> Hashable:
-    return (dt.timezone, key(value.utcoffset(None)), value.tzname(None))
 
 
 def _alias(value: Any, key: Key) -> Hashable:
@@ -149,51 +125,40 @@ _ALIASES = frozenset(
     | {"_ConcatenateGenericAlias", "_UnpackGenericAlias"}
 )
 
-KINDS: types.MappingProxyType[type[Any], Callable[[Any, Key], Hashable]] = types.MappingProxyType(
-    {
-        float: _real,
-        complex: _complex,
-        tuple: _elements,
-        frozenset: _members,
-        range: _bounds,
-        slice: _bounds,
-        decimal.Decimal: _text,
-        dt.date: _itself,
-        dt.timedelta: _itself,
-        dt.time: _time,
-        dt.datetime: _moment,
-        dt.timezone: _zone,
-        jax.tree_util.DictKey: _tree_key,
-        **dict.fromkeys((type(np.dtype(code)) for code in np.typecodes["All"]), _dtype),
-    }
+# The classes of plain values, and how each is read; a subclass, which may mean something else, in the same way where it
+# has the same `==`. Those of numpy's base classes are all numpy's own.
+_READERS: tuple[tuple[type[Any], Callable[[Any, Key], Hashable]], ...] = (
+    (np.generic, _numpy_scalar),
+    (np.dtype, _dtype),
+    (tuple, _elements),
+    (frozenset, lambda value, key: (class_of(value), frozenset(map(key, value)))),
+    (float, _real),
+    (complex, lambda value, key: (class_of(value), key(value.real), key(value.imag))),
+    (str, _itself),
+    (int, _itself),
+    (bytes, _itself),
+    (range, _bounds),
+    (slice, _bounds),
+    (dt.datetime, _moment),
+    (dt.time, lambda value, key: (class_of(value), _TIME_PARTS(value), key(value.tzinfo))),
+    (dt.date, _itself),
+    (dt.timedelta, _itself),
+    (dt.timezone, lambda value, key: (dt.timezone, key(value.utcoffset(None)), value.tzname(None))),
+    (decimal.Decimal, _text),
+    (fractions.Fraction, _itself),
+    (pathlib.PurePath, _text),
+    (uuid.UUID, lambda value, _: (class_of(value), value, value.is_safe)),
+    (jax.tree_util.DictKey, lambda value, key: (class_of(value), key(value.key))),
 )
-
-# Base class, the method that a subclass must share with it to be read like it, and how it is read.
-SUBCLASSES: tuple[tuple[type[Any], str | None, Callable[[Any, Key], Hashable]], ...] = (
-    (np.generic, None, _numpy_scalar),
-    (np.dtype, None, _dtype),
-    (tuple, "__eq__", _elements),
-    (frozenset, "__eq__", _members),
-    (float, "__eq__", _real),
-    (complex, "__eq__", _complex),
-    (str, "__eq__", _itself),
-    (int, "__eq__", _itself),
-    (bytes, "__eq__", _itself),
-    (dt.datetime, "__eq__", _moment),
-    (dt.time, "__eq__", _time),
-    (dt.date, "__eq__", _itself),
-    (dt.timedelta, "__eq__", _itself),
-    (decimal.Decimal, "__eq__", _text),
-    (fractions.Fraction, "__eq__", _itself),
-    (pathlib.PurePath, "__eq__", _text),
-    (uuid.UUID, "__eq__", _uuid),
+KINDS = types.MappingProxyType(
+    {**dict(_READERS), **dict.fromkeys((type(np.dtype(code)) for code in np.typecodes["All"]), _dtype)}
 )
 
 
 def reader_of(kind: type[Any]) -> Callable[[Any, Key], Hashable] | None:
     """How a value of this subclass of a plain class, or a parametrised type, is read; None for anything else."""
-    for base, inherited, read in SUBCLASSES:
-        if issubclass(kind, base) and (inherited is None or getattr(kind, inherited) is getattr(base, inherited)):
+    for base, read in _READERS:
+        if issubclass(kind, base) and (kind.__eq__ is base.__eq__ or issubclass(kind, (np.generic, np.dtype))):
             return read
     return _alias if is_alias(kind) else None
 
@@ -224,14 +189,7 @@ _FROZEN = types.MappingProxyType(
 
 
 class NoExactKeyError(TypeError):
-    """A value that can't be compared exactly, in words for an error message.
-
-    Attributes:
-        found: What it is.
-        consequence: What would follow.
-        instead: What to give instead; None where nothing is as good.
-        freezes: Whether `freeze` makes that of it.
-    """
+    """A value that can't be compared exactly: what it is, what would follow, and what to give instead, if anything."""
 
     def __init__(
         self,
@@ -243,10 +201,8 @@ class NoExactKeyError(TypeError):
         freezes: bool = False,
     ) -> None:
         super().__init__(found)
-        self.found = found
-        self.consequence = consequence
-        self.instead = instead
-        self.freezes = freezes
+        self.found, self.consequence, self.instead = found, consequence, instead
+        self.freezes = freezes  # whether `freeze` makes that of it
 
 
 class ItselfOnlyError(Exception):
@@ -298,11 +254,7 @@ def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
 
 
 def refuse_equality(value: Any) -> None:
-    """Ask a user's `==` once, where the class and the field can still be named.
-
-    Raises:
-        NoExactKeyError: If it raises, or does not answer with a bool.
-    """
+    """Ask a user's `==` once, where the class and the field can still be named: it has to answer with a bool."""
     try:
         answer = value == value  # noqa: PLR0124
     except Exception as error:

@@ -28,13 +28,9 @@ def portable_text(value: object, *, exact: bool) -> str:
     """A text without addresses, which is equal in another process for values that do the same.
 
     Functions that can be imported count by their name, others by their name and what they hold and read; objects of
-    classes that are not known here count by their `repr`. Fields that are local to a process are left out.
-
-    Args:
-        value: Anything.
-        exact: Whether the text also tells apart values that do not do the same, for processes that run the same Python
-            and the same versions of libraries: by the code of functions, the data of arrays, and all items of
-            containers. Otherwise it is bounded, and fit to be kept.
+    classes that are not known here count by their `repr`. Fields that are local to a process are left out. An exact
+    text also tells apart values that do not do the same, where Python and the libraries are the same: by the code of
+    functions, the data of arrays, and all items of containers. Another is bounded, and fit to be kept.
     """
     written = _PortableText(exact=exact).of(value)
     return written if exact else written[:_KEPT]

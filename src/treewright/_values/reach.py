@@ -16,7 +16,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -65,22 +65,9 @@ _LEFT_OUT = frozenset(
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"),
         *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
         *("__slotnames__", "__firstlineno__", "__static_attributes__", "__type_params__", "__orig_bases__"),
-        *(
-            "__parameters__",
-            "__match_args__",
-            "__dataclass_fields__",
-            "__dataclass_params__",
-            "__abstractmethods__",
-            "_abc_impl",
-        ),
-        *(
-            "__node_spec__",
-            "__node_fields__",
-            "__node_registered__",
-            "__node_exported__",
-            "__node_statics__",
-            "__before_node__",
-        ),
+        *("__parameters__", "__match_args__", "__dataclass_fields__", "__dataclass_params__"),
+        *("__abstractmethods__", "_abc_impl", "__node_spec__", "__node_fields__", "__node_registered__"),
+        *("__node_exported__", "__node_statics__", "__before_node__"),
         *("_fields", "_field_defaults", "_make", "_generate_next_value_", "_new_member_", "_use_args_"),
         *("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_"),
         *("_member_type_", "_value_repr_", "_hashable_values_", "_boundary_", "_flag_mask_", "_singles_mask_"),
@@ -259,17 +246,11 @@ def code_reads(code: types.CodeType) -> CodeReads:
 
 
 class Read(NamedTuple):
-    """A global that a function reads, followed through modules as far as they go.
+    """A global that a function reads, followed through modules as far as they go."""
 
-    Args:
-        name: As the code has it: `slope`, `settings.RATE`.
-        value: What stands there now; `MISSING` for nothing.
-        bindings: Each namespace that was asked, with the name and what it gave: while these hold, the value does.
-        built_in: Whether it came from `builtins`.
-    """
-
-    name: str
-    value: Any
+    name: str  # as the code has it: `slope`, `settings.RATE`
+    value: Any  # what stands there now; `MISSING` for nothing
+    # Each namespace that was asked, with the name and what it gave: while these hold, the value does.
     bindings: tuple[tuple[Mapping[str, Any], str, Any], ...]
     built_in: bool
 
@@ -522,22 +503,15 @@ def _of_namedtuple(function: types.FunctionType) -> bool:
     return str(names.get("__name__", "")).startswith("namedtuple_") and names.get("__builtins__") == {}
 
 
-def generated_equality(kind: type[Any]) -> bool:
-    """Whether `==` of a dataclass is the one that `dataclasses` generated for the very fields that the class has."""
-    owner = _writer_of_equality(kind)
-    equality = vars(owner)["__eq__"]
-    generated = isinstance(equality, types.FunctionType) and equality.__code__.co_qualname.startswith(_GENERATED)
-    return generated and vars(owner).get("__dataclass_fields__") is getattr(kind, "__dataclass_fields__")  # noqa: B009
-
-
-def librarys_equality(kind: type[Any]) -> bool:
-    """Whether `==` of a dataclass is that of a library's base, which looks at all fields, such as `equinox.Module`."""
-    owner = _writer_of_equality(kind)
-    return owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner)
-
-
-def _writer_of_equality(kind: type[Any]) -> type[Any]:
-    return next(base for base in kind.__mro__ if "__eq__" in vars(base))
+def equality_of(kind: type[Any]) -> Literal["generated", "library"] | None:
+    """Who wrote the `==` of a dataclass: `dataclasses` for its very fields, a library for a base; None for others."""
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    code, fields = code_of(vars(owner)["__eq__"]), vars(owner).get("__dataclass_fields__")
+    generated = code is not None and code.co_qualname.startswith(_GENERATED)
+    if generated and fields is getattr(kind, "__dataclass_fields__"):  # noqa: B009
+        return "generated"
+    # Such as `equinox.Module`, whose `==` looks at all fields.
+    return "library" if owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner) else None
 
 
 def state_of(value: Any, *, of_users: bool = False) -> dict[str, Any]:

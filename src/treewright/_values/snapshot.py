@@ -4,7 +4,6 @@ import enum
 import functools
 import itertools
 import types
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Never, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from treewright._jax import DictKey, Path, SequenceKey
 from treewright._values import reach
+from treewright._values.exact import ThisObject
 from treewright._values.freeze import FrozenArray
 from treewright._values.plain import MUTABLE
 from treewright._values.reach import class_of
@@ -25,30 +25,22 @@ _AS_THEY_ARE = (*_SINGLE, type, enum.Enum, np.dtype, np.generic, types.ModuleTyp
 _ARRAYS: Any = (jax.Array, np.ndarray)
 _OBJECT: Any = object
 _TUPLE: Any = tuple
+_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
 class Facts(NamedTuple):
-    """What tells why two values differ: of a live value as it is now, of a remembered one as it was then.
-
-    Attributes:
-        kind: The class.
-        code: Of a Python function its code.
-        held: Of a Python function the captured variables and the defaults, by name.
-        read: Of a Python function the globals that it reads and that can change, by name.
-        containers: Of what it holds and reads, the identities of the lists, dicts and sets, by name and the way inside.
-        method_of: Of a method its function.
-        wrapped: What `jit` or another wrapper made this callable of.
-        attributes: The texts of what stands in the `__dict__`, by name.
-    """
+    """What tells why two values differ: of a live value as it is now, of a remembered one as it was then."""
 
     kind: type[Any]
-    code: types.CodeType | None
-    held: Mapping[str, Any]
-    read: Mapping[str, Any]
-    containers: Mapping[Path, int]
-    method_of: Any
-    wrapped: Any
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, str] = _NOTHING  # the texts of what stands in its `__dict__`, by name
+    method_of: Any = None  # of a method its function
+    wrapped: Any = None  # what `jit` or another wrapper made this callable of
+    # Of a Python function: its code, what it captured and its defaults, the globals that it reads and that can change,
+    # and of what it holds and reads, the identities of the lists, dicts and sets by name and the way inside.
+    code: types.CodeType | None = None
+    held: Mapping[str, Any] = _NOTHING
+    read: Mapping[str, Any] = _NOTHING
+    containers: Mapping[Path, int] = _NOTHING
 
 
 def facts_of(value: Any) -> Facts:
@@ -56,7 +48,7 @@ def facts_of(value: Any) -> Facts:
     if isinstance(value, Remembered):
         return value.facts
     if class_of(value) in reach.CONSTANTS:  # half the time of comparing two calls (benchmarks/retrace.py)
-        return Facts(class_of(value), None, _NOTHING, _NOTHING, _NOTHING, None, None, _NOTHING)
+        return Facts(class_of(value))
     is_function = isinstance(value, types.FunctionType)
     held, read = (reach.held_by(value), reach.read_by(value)) if is_function else ({}, {})
     return Facts(
@@ -74,9 +66,6 @@ def facts_of(value: Any) -> Facts:
 def _attributes_of(value: Any) -> dict[str, str]:
     first = itertools.islice(getattr(value, "__dict__", _NOTHING).items(), _ATTRIBUTES)
     return {name: short_text(item) for name, item in first}
-
-
-_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
 def _containers(named: Mapping[str, Any]) -> dict[Path, int]:
@@ -99,48 +88,25 @@ def _containers(named: Mapping[str, Any]) -> dict[Path, int]:
 class Remembered:
     """What is kept of a value that compares by identity: enough to say what it was, and not the value itself.
 
-    Two are equal when they are of one object that is still alive.
-
-    Args:
-        value: The value.
-        code: Of a function, its code where that may be compared.
-        held: Of a function, what is kept of what it holds.
-        read: Of a function, what is kept of what it reads.
-        containers: Of a function, which containers these were.
-        wrapped: What is kept of the function inside a wrapper.
+    Two are equal when they are of one object that is still alive. `known` are facts that need the values inside.
     """
 
-    __slots__ = ("address", "facts", "reference", "text")
+    __slots__ = ("facts", "owner", "text")
 
-    def __init__(
-        self,
-        value: Any,
-        *,
-        code: types.CodeType | None = None,
-        held: Mapping[str, Any] = _NOTHING,
-        read: Mapping[str, Any] = _NOTHING,
-        containers: Mapping[Path, int] = _NOTHING,
-        wrapped: Any = None,
-    ) -> None:
+    def __init__(self, value: Any, **known: Any) -> None:
         owner: Any = value.__self__ if isinstance(value, types.MethodType) else value
         self.text: str = short_text(value)
         method_of = getattr(value, "__func__", None)
-        attributes = _attributes_of(value)
-        self.facts: Facts = Facts(class_of(value), code, held, read, containers, method_of, wrapped, attributes)
-        self.address: int = id(owner)
-        try:
-            self.reference: Callable[[], Any] = weakref.ref(owner)
-        except TypeError:
-            self.reference = lambda: owner
+        self.facts: Facts = Facts(class_of(value), _attributes_of(value), method_of, **known)
+        self.owner: ThisObject = ThisObject(owner)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Remembered) or self.facts.method_of is not other.facts.method_of:
             return False
-        owner = self.reference()
-        return owner is not None and owner is other.reference()
+        return self.owner == other.owner
 
     def __hash__(self) -> int:
-        return self.address
+        return hash(self.owner)
 
     def __call__(self) -> Never:
         """Only there because `functools.partial` takes nothing but callables."""
@@ -151,14 +117,10 @@ class Remembered:
 
 
 def remembered(value: Any, inside: frozenset[int] = frozenset()) -> Any:
-    """What to keep of a static value.
+    """What to keep of a static value that is a part of those `inside`, by id.
 
     Plain values are kept as they are, containers are copied, and what compares by identity is replaced by a
     `Remembered`.
-
-    Args:
-        value: Anything.
-        inside: The ids of the values that this one is a part of.
     """
     kind = class_of(value)
     if issubclass(kind, _AS_THEY_ARE):

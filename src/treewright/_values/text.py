@@ -1,4 +1,4 @@
-"""A value as text, the one place for it: in full, to be looked at over several lines, or bounded.
+"""A value as text, the one place for it: in full, over several lines, or bounded; and what messages are made of.
 
 Nothing here reads the data of an array (but of scalars, where they are looked at), fails on what a transformation puts
 into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of
@@ -17,7 +17,7 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from treewright._jax_refs import is_ref
 from treewright._values import reach
 from treewright._values.reach import class_of
 
+F = TypeVar("F", bound=Callable[..., Any])
+Cure = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 LENGTH = 80  # characters of a bounded text
 _FEW = 6  # items of a container, and levels of containers, in a bounded text
 MANY = 100  # items of a container, for a person and in a portable text that is kept
@@ -35,7 +37,6 @@ _PARTS = 1000  # parts of containers that are written for a person; what is belo
 _WIDTH = 88  # characters of a line for a person
 _NUMERALS = "-.0123456789"  # what a number begins with, and dots
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
-_NAMED = 3  # names that a message lists
 PATIENCE = 1.0  # seconds that one look waits in all for what a device still computes
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
@@ -176,22 +177,15 @@ def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 class FullText:
-    """One walk through a value, in full.
+    """One walk through a value, in full."""
 
-    Attributes:
-        most: How many items of a container are written; None for all.
-        depth: How many levels of containers are written.
-        inside: The ids of the containers that are being written; one that is met again is written as `...`.
-        asking: The node whose own `__repr__` asks for its fields.
-    """
-
-    most: int | None = None
-    depth: int = _DEPTH
-    asking: Any = None
+    most: int | None = None  # items of a container that are written; None for all
+    depth: int = _DEPTH  # levels of containers that are written
+    asking: Any = None  # the node whose own `__repr__` asks for its fields
 
     def __init__(self, *, with_module: bool = False) -> None:
         self.with_module = with_module
-        self.inside: list[int] = []
+        self.inside: list[int] = []  # the ids of the containers that are being written, which end as `...` if met again
 
     def of(self, value: Any) -> str:
         """The text of a value, or of one inside it."""
@@ -253,10 +247,7 @@ class FullText:
         return f"{label}{self.of(value)}"
 
     def joined(self, texts: Iterable[str]) -> str:
-        """The first of these texts, and dots for the others, which are not written."""
-        texts = iter(texts)
-        first = list(itertools.islice(texts, self.most))
-        return ", ".join([*first, *("..." for _ in itertools.islice(texts, 1))])
+        return ", ".join(_first(texts, self.most))
 
     def members(self, values: Collection[Any]) -> Iterable[str]:
         """The texts of what a set holds, in any order."""
@@ -276,12 +267,7 @@ class FullText:
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
-    """One line for any value, in full: arrays by shape and dtype, functions by name, nodes by their fields.
-
-    Args:
-        value: Anything.
-        with_module: Whether functions and classes are written as `module.name`, to tell two of one name apart.
-    """
+    """One line for any value, in full: arrays by shape and dtype, functions by name, nodes by their fields."""
     return FullText(with_module=with_module).of(value)
 
 
@@ -298,26 +284,20 @@ class _Breakable(str):
     closing: str
 
     def __new__(cls, opening: str, parts: list[str], closing: str) -> Self:
-        """The line of these parts."""
         self = super().__new__(cls, f"{opening}{', '.join(parts)}{closing}")
         self.opening, self.parts, self.closing = opening, parts, closing
         return self
 
 
 class _LookedAt(FullText):
-    """One walk for a person: containers as groups, scalars with their values, and an end however large the value is.
-
-    Attributes:
-        written: How many parts there are so far. From a thousand on containers are written as `Layer(...)`.
-        until: When it has waited enough for values that a device still computes.
-    """
+    """One walk for a person: containers as groups, scalars with their values, and an end however large the value is."""
 
     most = MANY
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = 0
-        self.until = time.monotonic() + PATIENCE
+        self.written = 0  # parts so far; from a thousand on containers are written as `Layer(...)`
+        self.until = time.monotonic() + PATIENCE  # when it has waited enough for what a device still computes
 
     def name(self, value: Any) -> str | None:
         return seen_array(value, self.until) or super().name(value)
@@ -332,7 +312,7 @@ class _LookedAt(FullText):
         texts = iter(texts)
         parts = list(itertools.islice(texts, MANY if self.written < _PARTS else 0))
         self.written += len(parts)
-        parts += ["..." for _ in itertools.islice(texts, 1)]
+        parts += _first(texts, 0)
         return _Breakable(opening, parts, closing) if parts else f"{opening}{closing}"
 
     def labelled(self, label: str, value: Any) -> str:
@@ -432,9 +412,9 @@ def first_text(value: Any) -> str:
     return cut_text(_FirstText().of(value))
 
 
-def cut_text(whole: str) -> str:
-    """At most 80 characters of a text."""
-    return whole if len(whole) <= LENGTH else f"{whole[: LENGTH - 3]}..."
+def cut_text(whole: str, length: int = LENGTH) -> str:
+    """At most so many characters of a text."""
+    return whole if len(whole) <= length else f"{whole[: length - 3]}..."
 
 
 def text_with_class(value: Any) -> str:
@@ -484,13 +464,7 @@ def _excerpt_start(texts: Sequence[str], width: int) -> int:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool = False) -> list[str]:
-    """The lines of a table in plain text.
-
-    Args:
-        rows: Its cells; the first row is the head.
-        right: The names of the columns that are aligned on the right.
-        rule: Whether a line of dashes follows the head.
-    """
+    """The lines of a table in plain text, whose first row is the head, with the columns on the `right` by name."""
     head, *others = rows
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rules = [["-" * width for width in widths]] if rule else []
@@ -514,8 +488,61 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def first_names(names: Iterable[str]) -> str:
-    """The first three of these names, and dots for the others."""
-    names = iter(names)
-    first = list(itertools.islice(names, _NAMED))
-    return ", ".join([*first, *("..." for _ in itertools.islice(names, 1))])
+def first_names(names: Iterable[str], count: int = 3) -> str:
+    """The first of these names, and dots for the others."""
+    return ", ".join(_first(names, count))
+
+
+def _first(texts: Iterable[str], count: int | None) -> list[str]:
+    """The first of these texts, and dots for the others, which are not made."""
+    texts = iter(texts)
+    return [*itertools.islice(texts, count), *("..." for _ in itertools.islice(texts, 1))]
+
+
+# Calls with arguments that a function does not take
+
+
+def cured(cure: Cure) -> Callable[[F], F]:
+    """A decorator: where Python refuses the arguments of a call, `cure(args, kwargs)` follows in the same `TypeError`.
+
+    Errors from inside the function are not touched. `inspect` sees the function's own signature.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                entered = getattr(error.__traceback__, "tb_next", None) is not None
+                if entered:
+                    raise
+                # Python 3.13 begins to guess the keyword that was meant.
+                said = str(error).partition(". Did you mean")[0]
+                meant = cure(args, kwargs)
+                raise TypeError(f"{said}{'' if meant.startswith(' (') else '. '}{meant}") from None
+
+        return cast("F", called)
+
+    return decorate
+
+
+def options_cure(*names: str, positional: str = "", **elsewhere: str) -> Cure:
+    """The close match of an option that a function does not take, or all options; other libraries' names by ours."""
+
+    def cure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if positional and len(args) > 1:
+            return f"Write {positional}."
+        unknown = [name for name in kwargs if name not in names]
+        told = [f"Write {elsewhere[name]} instead of {name}=." for name in unknown if name in elsewhere]
+        if told:
+            return told[0]
+        return with_guess(unknown, names, f"Its options: {', '.join(names)}.")
+
+    return cure
+
+
+def with_guess(unknown: Iterable[str], names: Sequence[str], cure: str) -> str:
+    """The cure after the close match of the first unknown name that has one; it continues a sentence of Python's."""
+    meant = next(filter(None, (did_you_mean(name, names) for name in unknown)), "")
+    return f"{meant}. {cure}" if meant else cure

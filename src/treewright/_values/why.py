@@ -8,7 +8,6 @@ import enum
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Literal, Self, TypeAlias, cast
 
 from treewright._jax import GetAttrKey, Key, Path, jax_trees, path_text
@@ -17,7 +16,7 @@ from treewright._values.exact import exact_key
 from treewright._values.plain import NoExactKeyError
 from treewright._values.reach import class_of
 from treewright._values.snapshot import facts_of
-from treewright._values.text import LENGTH, names_in, short_text, short_texts
+from treewright._values.text import LENGTH, first_names, names_in, short_text, short_texts
 
 _DEPTH = 8  # levels that are searched for what has changed
 _SHOWN = 3  # captured variables that are named
@@ -218,9 +217,7 @@ def _of_functions(left: Any, right: Any) -> Cause | None:
 
 
 def _listed(changes: Iterator[tuple[str, Any, Any]]) -> str:
-    first = list(islice(changes, _SHOWN + 1))
-    shown = [f"{name}: {_change(old, new)}" for name, old, new in first[:_SHOWN]]
-    return ", ".join([*shown, *("..." for _ in first[_SHOWN:])])
+    return first_names((f"{name}: {_change(old, new)}" for name, old, new in changes), _SHOWN)
 
 
 def _change(old: Any, new: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from treewright._collector import uncollected
-from treewright._values.cures import cured, options_cure
+from treewright._values.text import cured, options_cure
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from treewright._values.text import excerpts, first_of
+from treewright._values.text import cut_text, excerpts, first_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, shown_static
 from treewright.checkpoint.digests import digest_of
@@ -157,8 +157,7 @@ def _contents(manifest: Manifest) -> Iterator[str]:
         yield _fitted([f"  {name:{widths[0]}}", f"{form:{widths[1]}}", digest])
     for branch in manifest.branches:
         for name, value in branch.statics.items():
-            shown = shown_static(value)
-            shown = shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 3]}..."
+            shown = cut_text(shown_static(value), _WIDTH)
             yield _fitted([f"  {'.'.join((*branch.steps, name))} = {shown}", f"(static of {branch.cls})"])
 
 

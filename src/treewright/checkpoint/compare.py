@@ -11,7 +11,7 @@ from treewright._nodes.as_json import FORMS
 from treewright._nodes.json_kinds import listed, named, number, pair, parts_of, sizes, static, text
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of, public
-from treewright._values.text import did_you_mean, excerpts, first_of
+from treewright._values.text import cut_text, did_you_mean, excerpts, first_of
 from treewright.checkpoint.leaves import (
     ARRAYS,
     NARROWED,
@@ -73,17 +73,13 @@ class Mismatch:
     soft: bool = False
 
     def __str__(self) -> str:
-        path = _short(self.path)
+        path = cut_text(self.path, _LENGTH)
         if self.kind == "missing":
-            return f"{path}: not saved, the tree has {_short(self.wanted)}"
+            return f"{path}: not saved, the tree has {cut_text(self.wanted, _LENGTH)}"
         if self.kind == "unexpected":
-            return f"{path}: saved as {_short(self.saved)}, not in the tree"
+            return f"{path}: saved as {cut_text(self.saved, _LENGTH)}, not in the tree"
         saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
         return f"{path}: {self.kind} {saved} saved, {wanted} in the tree"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:

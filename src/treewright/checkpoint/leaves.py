@@ -15,7 +15,7 @@ from treewright._jax import is_key_dtype, typeof, untyped_jax
 from treewright._jax_refs import content_of, is_ref, kind_of_ref, new_ref
 from treewright._values.freeze import ComputedArray, FrozenArray
 from treewright._values.reach import class_of, public
-from treewright._values.text import text
+from treewright._values.text import cut_text, text
 from treewright.errors import CheckpointError
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
@@ -172,8 +172,7 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
 
 
 def _shown(leaf: object) -> str:
-    shown = text(leaf)
-    return f"{type(leaf).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    return f"{type(leaf).__name__} {cut_text(text(leaf), 60)}"
 
 
 def _dtype_name(dtype: Any) -> str:

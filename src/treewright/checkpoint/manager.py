@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 from treewright._jax import is_first_process, process_index
-from treewright._values.cures import cured, options_cure
 from treewright._values.reach import public
-from treewright._values.text import first_of, first_text
+from treewright._values.text import cured, first_of, first_text, options_cure
 from treewright.checkpoint.atomic import Lock, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import UNFINISHED, Preemption

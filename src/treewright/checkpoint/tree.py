@@ -15,8 +15,8 @@ from treewright._jax_refs import content_of
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
+from treewright._trees.at import place_of
 from treewright._trees.level import Level, level_of
-from treewright._trees.where import place_of
 from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path

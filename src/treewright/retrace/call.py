@@ -13,7 +13,7 @@ from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._jax_refs import is_ref
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.flat import FlatTree
-from treewright._trees.level import LeafType, Level, remembered_tree
+from treewright._trees.level import LeafType, Level, Remembering
 from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import first_names, mesh_text, short_text
@@ -124,7 +124,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
-            traced[name] = remembered_tree(value, known.get(name), leaf=leaf)
+            traced[name] = Remembering(leaf).of(value, known.get(name))
     settings: Mapping[str, Any] = {
         name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()
     }

@@ -329,8 +329,7 @@ def _is_data(value: Any) -> bool:
         return True
     if callable(reach.innermost(value)) and import_path(reach.innermost(value)) is not None:
         return False
-    module = class_of(value).__module__.partition(".")[0]
-    foreign = module in sys.stdlib_module_names or reach.is_library(module)
+    foreign = reach.of_python(class_of(value)) or reach.is_library(class_of(value).__module__)
     return not isinstance(value, type | types.ModuleType) and not foreign
 
 
@@ -399,8 +398,7 @@ def _of_object(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard
 def _is_sentinel(value: Any) -> bool:
     """Whether it is an object of a library that holds nothing, such as those that stand for no argument."""
     kind = class_of(value)
-    of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    return not of_python and reach.library_class(kind) and not reach.state_of(value)
+    return not reach.of_python(kind) and reach.library_class(kind) and not reach.state_of(value)
 
 
 def _can_be_compared(value: Any) -> bool:

@@ -22,7 +22,7 @@ from treewright._jax import (
 from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright._trees.diff import Difference
 from treewright._values.reach import innermost
-from treewright._values.text import array_text
+from treewright._values.text import array_text, first_names
 from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
 from treewright.retrace.record import LOWERED, Record
@@ -263,8 +263,8 @@ def _is_of(definition: Any, row: dict[str, Any]) -> bool:
 
 
 def _operands(call: Call) -> str:
-    texts = list(filter(None, map(array_text, jax.tree.leaves((call.args, dict(call.kwargs))))))
-    return ", ".join([*texts[:_OPERANDS], "..."] if len(texts) > _OPERANDS else texts)
+    leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
+    return first_names(filter(None, map(array_text, leaves)), _OPERANDS)
 
 
 def _place() -> str:
