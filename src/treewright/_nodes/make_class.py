@@ -269,37 +269,35 @@ def _enforce_abstract_methods(cls: type[Any]) -> None:
 
 def _document(spec: NodeSpec) -> None:
     """A docstring with the signature, as dataclasses write it, for a class that has none; and what `doc=` says."""
-    cls, documented = spec.cls, [(field.name, field.doc) for field in spec.fields if field.doc is not None]
-    if sys.version_info >= (3, 15) and cls.__doc__ is None and not documented:
-        cls.__doc__ = cast("Any", _Later())
-    elif cls.__doc__ is None:
-        cls.__doc__ = _with_docs(_from_signature(cls), documented)
-    elif documented:
-        cls.__doc__ = _with_docs(inspect.cleandoc(cls.__doc__), documented)
+    if spec.cls.__doc__ is None:
+        spec.cls.__doc__ = cast("Any", _Later(spec))
+    else:
+        spec.cls.__doc__ = _with_docs(spec.cls.__doc__, spec)
 
 
-def _from_signature(cls: type[Any]) -> str:
-    try:
-        signature = str(signature_of(cls)).replace(" -> None", "")
-    except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-        signature = ""
-    return cls.__name__ + signature
+class _Later:
+    """A docstring that is made when somebody looks, as that of dataclasses from 3.15 on: later names are found."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+
+    def __get__(self, instance: object, cls: type[Any]) -> str:
+        try:
+            signature = str(signature_of(self.spec.cls)).replace(" -> None", "")
+        except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
+            signature = ""
+        self.spec.cls.__doc__ = text = _with_docs(self.spec.cls.__name__ + signature, self.spec)
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.__get__(None, self.spec.cls),))
 
 
-def _with_docs(text: str, documented: Sequence[tuple[str, str]]) -> str:
+def _with_docs(text: str, spec: NodeSpec) -> str:
     """With a section for the fields, as tools that make references read it."""
+    documented = [(field.name, field.doc) for field in spec.fields if field.doc is not None]
     lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]
-    return "\n".join([text, "", "Attributes:", *lines]) if documented else text
-
-
-if sys.version_info >= (3, 15):
-
-    class _Later:
-        """A docstring that is made when somebody looks, as that of dataclasses: later names are found."""
-
-        def __get__(self, instance: object, cls: type[Any]) -> str:
-            text = cls.__doc__ = _from_signature(cls)
-            return text
+    return "\n".join([inspect.cleandoc(text), "", "Attributes:", *lines]) if documented else text
 
 
 @kept_in_pickles
