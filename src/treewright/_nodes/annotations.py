@@ -33,10 +33,10 @@ def own_annotations(cls: type[Any]) -> dict[str, Any]:
         return annotations
 
 
-def declarer_of(cls: type[Any], name: str) -> type[Any]:
-    """The nearest dataclass in the MRO whose body annotates this field."""
-    declarers = (base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
-    return next((base for base in declarers if name in own_annotations(base)), cls)
+def declarers(cls: type[Any]) -> dict[str, type[Any]]:
+    """The nearest dataclass in the MRO whose body annotates a field, by the field's name."""
+    bases = [base for base in reversed(cls.__mro__) if "__dataclass_fields__" in vars(base)]
+    return {name: base for base in bases for name in own_annotations(base)}
 
 
 def resolved(annotation: Any, cls: type[Any]) -> Any:

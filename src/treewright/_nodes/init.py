@@ -15,7 +15,7 @@ from typing import Any
 
 from treewright._nodes.annotations import annotate_init
 from treewright._nodes.children import SettingsWarning
-from treewright._nodes.node import PAIR, assign_all, checked
+from treewright._nodes.node import PAIR, assign_all, checked, fill
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, init_vars
 from treewright.errors import NodeDefinitionError
 
@@ -115,27 +115,29 @@ class _InitText:
         return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
 
     def storing(self, self_name: str) -> list[str]:
-        """The lines that build the pair directly."""
-        lines = [
-            f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
-            for field in self.spec.fields
-            if field.converter is not None
-        ]
+        """The lines that build the pair directly, or leave that to `fill` and `assign_all`."""
+        converted = [field for field in self.spec.fields if field.converter is not None]
         names = [field.name for field in self.spec.statics]
+        children = f"({''.join(f'{field.name}, ' for field in self.spec.children)})"
+        cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
+        table = self.helper("table", self.spec.table)
+        lines: list[str] = []
+        if converted or not names:
+            lines.append(f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}")
+        for field in converted:
+            lines.append(f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})")
         if names:
             statics = self.fresh("statics")
-            kind, table = self.helper("type_", type), self.helper("table", self.spec.table)
-            types = ", ".join(f"{kind}({name})" for name in names)
+            key = ", ".join([f"{kind}({name})" for name in (self_name, *names)] + names)
             lines += [
-                f"try: {statics} = {table}.known[{types}, {', '.join(names)}]()",
+                f"try: {statics} = {table}.known[{key}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
-                f"if {statics} is None: {statics} = {table}.intern(({', '.join(names)},))",
+                f"if {statics} is None: return "
+                f"{self.helper('fill', fill)}({cls}, {self_name}, {children}, ({', '.join(names)},))",
             ]
         else:
-            statics = f"{self.helper('table', self.spec.table)}.empty"
-        children = "".join(f"{field.name}, " for field in self.spec.children)
-        store = self.helper("store", object.__setattr__)
-        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {statics}))")
+            statics = f"{table}.empty"
+        lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, ({children}, {statics}))")
         if self.spec.checks:
             lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
         return lines
@@ -152,12 +154,7 @@ class _InitText:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
         if self.spec.has_post_init or any(field.is_left_open for field in self.spec.fields):
             return [*lines, self.assigning(self_name)]
-        cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
-        return [
-            *lines,
-            f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}",
-            *self.storing(self_name),
-        ]
+        return [*lines, *self.storing(self_name)]
 
     def compile(self) -> Callable[..., None]:
         cls = self.spec.cls

@@ -289,6 +289,19 @@ def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] |
         refuse_returned("__post_init__", class_of(node), returned)
 
 
+def fill(cls: type[Any], node: Any, children: tuple[Any, ...], statics: tuple[Any, ...]) -> None:
+    """What the generated `__init__` of a class does where its table does not know the statics, or for a subclass."""
+    spec = spec_of(cls)
+    if class_of(node) is cls:
+        _store(node, PAIR, (children, spec.table.intern(statics)))
+        if spec.checks:
+            checked(node)
+    else:
+        assign_all(
+            node, {field.name: (statics if field.is_static else children)[field.index] for field in spec.fields}, None
+        )
+
+
 def check(node: Any) -> None:
     """Run every `__check_init__` of the class, bases first."""
     for own_check in spec_of(class_of(node)).checks:  # past what the node may pass on, as a generic alias does

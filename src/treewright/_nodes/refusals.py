@@ -59,7 +59,8 @@ def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init:
     Raises:
         NodeDefinitionError: With the class, the name, and what to write instead.
     """
-    name, body, annotations = cls.__qualname__, vars(cls), own_annotations(cls)
+    name, annotations = cls.__qualname__, own_annotations(cls)
+    body = dict(vars(cls))
     if "__slots__" in body:
         raise NodeDefinitionError(
             f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
@@ -77,16 +78,22 @@ def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init:
                 f"{name} defines {method} itself, and would have two forms that could disagree. Remove it and mark "
                 f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
             )
-    refuse_slips(cls)
+    plain = {name: value for name, value in body.items() if not is_special(name)}
+    _refuse_slips(cls, annotations, plain)
     for field in annotations:
-        _refuse_field(cls, field, reserved, body.get(field, dataclasses.MISSING))
-    for attribute in set(body) - set(annotations):
+        _refuse_field(cls, field, reserved, body.get(field, MISSING))
+    for attribute in plain.keys() - annotations.keys():
         _refuse_shadow(cls, attribute, has_own_init=has_own_init)
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is Python's, such as `__call__`."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: Any) -> None:
     name = cls.__qualname__
-    if field in _RESERVED | reserved or (field.startswith("__") and field.endswith("__")):
+    if field in _RESERVED | reserved or is_special(field):
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
     array = first_array_in(default)
@@ -260,14 +267,9 @@ def _no_static_in(annotation: Any) -> str | None:
 # Slips
 
 
-def refuse_slips(cls: type[Any]) -> None:
-    """Refuse a default that is not a value, and an array that is not a field.
-
-    Raises:
-        NodeDefinitionError: With the class, the name, and the line to write instead.
-    """
-    annotations = own_annotations(cls)
-    for name, value in vars(cls).items():
+def _refuse_slips(cls: type[Any], annotations: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Refuse a default that is not a value, and an array that is not a field."""
+    for name, value in body.items():
         if name in annotations:
             problem = _problem_of(f"{cls.__qualname__}.{name}", value)
             if problem is not None:
@@ -341,7 +343,7 @@ def _lost_converter(value: Any) -> str | None:
 def _refuse_arrays(cls: type[Any], base: type[Any], fields: Collection[str]) -> None:
     """Refuse an array in the body of a class, or of a base that is not a node, where it is not a field."""
     for name, value in list(vars(base).items()):  # from 3.14 on, reading the annotations stores them in there
-        if name in fields or (name.startswith("__") and name.endswith("__")):
+        if name in fields or is_special(name):
             continue
         array = first_array_in(value)
         if array is None or getattr(cls, name, None) is not value:  # hidden by another class
