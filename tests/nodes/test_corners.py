@@ -198,7 +198,7 @@ def test_common_statics_are_found_without_computing_a_key(value: Any) -> None:
 
     local = Local(value)
     table: Any = Local.__node_spec__.table  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    assert table.known[Local, type(value), value]() is local.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert table.known[type(value), value]() is local.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(

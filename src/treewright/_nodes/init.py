@@ -15,7 +15,7 @@ from typing import Any
 
 from treewright._nodes.annotations import annotate_init
 from treewright._nodes.children import SettingsWarning
-from treewright._nodes.node import PAIR, assign_all, checked, fill
+from treewright._nodes.node import PAIR, assign_all, assign_given, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, init_vars
 from treewright.errors import NodeDefinitionError
 
@@ -115,29 +115,27 @@ class _InitText:
         return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
 
     def storing(self, self_name: str) -> list[str]:
-        """The lines that build the pair directly, or leave that to `fill` and `assign_all`."""
-        converted = [field for field in self.spec.fields if field.converter is not None]
-        names = [field.name for field in self.spec.statics]
-        children = f"({''.join(f'{field.name}, ' for field in self.spec.children)})"
-        cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
-        table = self.helper("table", self.spec.table)
-        lines: list[str] = []
-        if converted or not names:
-            lines.append(f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}")
-        for field in converted:
-            lines.append(f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})")
+        """The lines that build the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
+        kind, cls = self.helper("type_", type), self.helper("class_", self.spec.cls)
+        values = ", ".join([cls, self_name, *self.spec.by_name])
+        lines = [f"if {kind}({self_name}) is not {cls}: return {self.helper('assign_given', assign_given)}({values})"]
+        lines += [
+            f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
+            for field in self.spec.fields
+            if field.converter is not None
+        ]
+        table, names = self.helper("table", self.spec.table), [field.name for field in self.spec.statics]
+        found = f"{table}.empty"
         if names:
-            statics = self.fresh("statics")
-            key = ", ".join([f"{kind}({name})" for name in (self_name, *names)] + names)
+            statics, values = self.fresh("statics"), ", ".join(names)
             lines += [
-                f"try: {statics} = {table}.known[{key}]()",
+                f"try: {statics} = {table}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
-                f"if {statics} is None: return "
-                f"{self.helper('fill', fill)}({cls}, {self_name}, {children}, ({', '.join(names)},))",
             ]
-        else:
-            statics = f"{table}.empty"
-        lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, ({children}, {statics}))")
+            found = f"{statics} or {table}.intern(({values},))"
+        children = "".join(f"{field.name}, " for field in self.spec.children)
+        store = self.helper("store", object.__setattr__)
+        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
         if self.spec.checks:
             lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
         return lines

@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -10,7 +9,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import typing_extensions
@@ -228,26 +227,29 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
-        pythons = getattr(object, name)
-        generated = _is_generated(cls, name, (ours, pythons))
+        held, pythons = class_attribute(cls, name), getattr(object, name)
+        generated = held is ours or held is pythons or _is_generated(cls, name)
         method = ours if wanted else pythons
-        if (generated or (wanted and (unsaid or not way.inherits))) and class_attribute(cls, name) is not method:
+        if held is not method and (generated or (wanted and (unsaid or not way.inherits))):
             setattr(cls, name, method)
 
 
-def _is_generated(cls: type[Any], name: str, methods: tuple[Any, ...]) -> bool:
-    """Whether a class has one of these methods, or one that `dataclasses` generated for a base."""
+def _is_generated(cls: type[Any], name: str) -> bool:
+    """Whether a class has a method that `dataclasses` generated for a base."""
     writer = next(base for base in cls.__mro__ if name in vars(base))
     is_node = isinstance(vars(writer).get("__node_spec__"), NodeSpec)
-    by_dataclasses = "__dataclass_params__" in vars(writer) and not is_node
-    return by_dataclasses or any(vars(writer)[name] is method for method in methods)
+    return "__dataclass_params__" in vars(writer) and not is_node
 
 
 def _install(cls: type[Any], way: Way) -> None:
     """The other methods of a node, over those that `dataclasses` generated for a base."""
+    body = dict(vars(cls))
     for name, method in _METHODS.items():
-        inherited = class_attribute(cls, name)
-        if name not in vars(cls) and inherited is not method and (name in way.methods or _is_generated(cls, name, ())):
+        if (
+            name not in body
+            and class_attribute(cls, name) is not method
+            and (name in way.methods or _is_generated(cls, name))
+        ):
             setattr(cls, name, method)
 
 
@@ -331,14 +333,16 @@ def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any
         )
 
 
-def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
+def undo(cls: type[Any], before: "Body") -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
     kept = _MANAGED | _OTHERS
     for name in vars(cls).keys() - before.keys() - kept:
         delattr(cls, name)
-    for name, value in before.items():
+    for name, (value, kw_only) in before.items():
         if name not in kept and vars(cls).get(name) is not value:
             setattr(cls, name, value)
+        if isinstance(value, dataclasses.Field):
+            value.kw_only = kw_only
 
 
 # Subclasses of a decorated class, without the decorator
@@ -461,10 +465,13 @@ def leave_registered(cls: type[Any]) -> None:
     cls.__node_spec__ = NoSpec(cls)
 
 
-def body_of(cls: type[Any]) -> dict[str, Any]:
-    """The attributes of a class as they stand; copies of fields, since dataclasses writes into them."""
+Body = Mapping[str, tuple[Any, Any]]
+
+
+def body_of(cls: type[Any]) -> Body:
+    """The attributes of a class as they stand, each with its `kw_only`, which dataclasses writes into a field."""
     return {
-        name: copy.copy(value) if type(value) is dataclasses.Field else value
+        name: (value, value.kw_only if isinstance(value, dataclasses.Field) else None)
         for name, held in vars(cls).items()
         for value in (held.written if isinstance(held, FirstUse) else (held,))
     }

@@ -282,24 +282,16 @@ def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | 
     build(node, _assign_all, values, post_init)
 
 
+def assign_given(cls: type[Any], node: Any, *values: Any) -> None:
+    """The same for an instance of a subclass of `cls`, from the values of all fields of `cls`."""
+    assign_all(node, dict(zip(spec_of(cls).by_name, values, strict=True)), None)
+
+
 def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     for name, value in values.items():
         set_attribute(node, name, value)
     if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
         refuse_returned("__post_init__", class_of(node), returned)
-
-
-def fill(cls: type[Any], node: Any, children: tuple[Any, ...], statics: tuple[Any, ...]) -> None:
-    """What the generated `__init__` of a class does where its table does not know the statics, or for a subclass."""
-    spec = spec_of(cls)
-    if class_of(node) is cls:
-        _store(node, PAIR, (children, spec.table.intern(statics)))
-        if spec.checks:
-            checked(node)
-    else:
-        assign_all(
-            node, {field.name: (statics if field.is_static else children)[field.index] for field in spec.fields}, None
-        )
 
 
 def check(node: Any) -> None:

@@ -48,6 +48,7 @@ _WHY_NO_STATIC = types.MappingProxyType(
     }
 )
 _UNIONS = (typing.Union, types.UnionType)
+_AROUND = (typing.Annotated, typing.Final, ClassVar)
 _TRANSPARENT = (tuple, frozenset, *_UNIONS)
 _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
 _NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclasses.MISSING))
@@ -249,8 +250,8 @@ def _no_static_in(annotation: Any) -> str | None:
     """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
     annotation = getattr(annotation, "__value__", annotation)  # type Sizes = tuple[int, ...]
     annotation = getattr(annotation, "array_type", annotation)  # jaxtyping's Float[Array, "..."]
-    origin = typing.get_origin(annotation)
-    if origin in {typing.Annotated, typing.Final, ClassVar}:
+    origin = None if isinstance(annotation, type) else typing.get_origin(annotation)
+    if origin in _AROUND:
         return _no_static_in(typing.get_args(annotation)[0])
     if origin in _UNIONS and np.dtype in [typing.get_origin(part) or part for part in typing.get_args(annotation)]:
         return None  # numpy's and jax's DTypeLike, which takes lists among much else
@@ -291,8 +292,9 @@ def _refuse_slips(cls: type[Any], annotations: Mapping[str, Any], body: Mapping[
 
 def _problem_of(place: str, value: Any) -> str | None:
     """What is wrong with the default of a field, in words that follow its place; `{line}` is how its line begins."""
-    options = options_of(value) if class_of(value) is dataclasses.Field else None
-    default = value.default if class_of(value) is dataclasses.Field else value
+    options, default = (options_of(value), value.default) if class_of(value) is dataclasses.Field else (None, value)
+    if default is MISSING:
+        return _lost_converter(value)
     function, specifier = innermost(default), specifier_in(default)
     is_property = isinstance(default, (property, functools.cached_property))
     is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides

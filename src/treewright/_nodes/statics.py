@@ -76,7 +76,7 @@ class Statics:
 class StaticTable:
     """The statics of one class that are in use, held weakly.
 
-    `known` finds most of them without computing a key: it maps `(owner, *types, *values)` to a weak reference, for
+    `known` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
 
     The others stand under the hash of their keys. Keys are hashed and compared, which may run code of the user's, while
@@ -105,7 +105,7 @@ class StaticTable:
     def find(self, values: tuple[Any, ...]) -> Statics:
         """`intern`, by the short way where there is one: what the generated `__init__` does in its own text."""
         try:
-            found = self.known[self.owner, *map(type, values), *values]()
+            found = self.known[*map(type, values), *values]()
         except Exception:  # noqa: BLE001  a __hash__ of the user's; intern refuses it by class and field
             found = None
         return self.intern(values) if found is None else found
@@ -162,7 +162,7 @@ class StaticTable:
         return forget
 
     def _remember(self, statics: Statics) -> None:
-        key = (self.owner, *map(type, statics.values), *statics.values)
+        key = (*map(type, statics.values), *statics.values)
 
         def forget(reference: "weakref.ref[Statics]") -> None:
             with self._lock:
