@@ -46,8 +46,8 @@ _nodes.converters: _jax_refs, _nodes.annotations, _nodes.fields, _values.reach, 
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.converters, _nodes.fields, _nodes.statics,
     _values.reach, errors
-_nodes.json_kinds: _jax, _values.reach, errors
-_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, _values.text, errors
+_nodes.json_kinds: _jax, _values.freeze, _values.reach, errors
+_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.reach, _values.text, errors
 _nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.text, errors
@@ -62,8 +62,8 @@ _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.in
 _nodes.dataclass: _jax, _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec,
     _nodes.statics, _values.reach, _values.text, errors
 _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nodes.dunders, _nodes.fields,
-    _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
-    _values.plain, _values.reach, _values.text
+    _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.refusals, _nodes.spec, _nodes.statics,
+    _values.exact, _values.plain, _values.reach, _values.text
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
@@ -113,7 +113,7 @@ checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text,
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.json_kinds, _nodes.node, _nodes.spec, _trees.level, _trees.where, _values.freeze,
     _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
