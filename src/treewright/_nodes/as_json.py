@@ -52,11 +52,7 @@ class StaticCodec:
         return None if path is None else ":".join(path)
 
     def find(self, name: str) -> Any:
-        """What has this name, in modules that are imported already.
-
-        Raises:
-            StaticSerializationError: If nothing has it.
-        """
+        """What has this name, in modules that are imported already."""
         module, _, qualname = name.partition(":")
         value = found_at(module, qualname)
         if value is None:
@@ -66,11 +62,7 @@ class StaticCodec:
         return value
 
     def unnamed(self, value: Any) -> Any:
-        """What is written for a value that has no other form.
-
-        Raises:
-            StaticSerializationError: Always, in this class.
-        """
+        """What is written for a value that has no other form."""
         raise StaticSerializationError(
             f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
             f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
@@ -93,11 +85,7 @@ class StaticCodec:
         return self.unnamed(value) if name is None else ["name", name]
 
     def encode_statics(self, statics: Statics) -> dict[str, Any]:
-        """The statics of a node by name.
-
-        Raises:
-            StaticSerializationError: For a value that has no form; the message begins with its class and field.
-        """
+        """The statics of a node by name."""
         table = statics.table
         encoded: dict[str, Any] = {}
         for name, value in zip(table.names, statics.values, strict=True):
@@ -115,11 +103,7 @@ class StaticCodec:
     # Reading
 
     def decode(self, encoded: Any) -> Any:
-        """The value that `encode` wrote.
-
-        Raises:
-            StaticSerializationError: If it is of no known kind, a part of it is wrong, or a name is not found.
-        """
+        """The value that `encode` wrote."""
         statics_in(encoded, FORMS)
         if class_of(encoded) is not list:
             return encoded
@@ -136,11 +120,7 @@ class StaticCodec:
     def decode_statics(
         self, cls: type[Any], encoded: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
     ) -> Statics:
-        """The statics of `cls` from what `encode_statics` wrote, with values that are given for some of them.
-
-        Raises:
-            StaticSerializationError: If the class has other static fields now, or a name is not found.
-        """
+        """The statics of `cls` from what `encode_statics` wrote, with values that are given for some of them."""
         table = table_in(cls)
         names = () if table is None else table.names  # None: another library has the class now
         if table is None or set(encoded) != set(names):
@@ -161,11 +141,7 @@ class StaticCodec:
         return cls
 
     def decode_keys(self, encoded: Iterable[Any]) -> list[Any]:
-        """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set.
-
-        Raises:
-            StaticSerializationError: As `decode` does, or if very many of them have one hash.
-        """
+        """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set."""
         return read_keys(self.decode, encoded)
 
     def read_enum(self, name: str, member: str) -> Any:

@@ -123,11 +123,7 @@ def pytree_dataclass(
 
 
 def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Options:
-    """The options that were given for a class.
-
-    Raises:
-        NodeDefinitionError: For one that a node can't have, with the reason.
-    """
+    """The options that were given for a class."""
     for option, reason in _FIXED.items():
         asked = bool(given[option])
         if asked is not (option == "frozen"):

@@ -104,11 +104,7 @@ def parts_of(form: StaticForm, start: int = 0) -> Iterator[Part]:
 
 
 def statics_in(encoded: Any, forms: "types.MappingProxyType[str, StaticForm]") -> Iterable[Any]:
-    """The statics directly inside of one in typed form, which has to be of one of these forms.
-
-    Raises:
-        StaticSerializationError: If it is not.
-    """
+    """The statics directly inside of one in typed form, which has to be of one of these forms."""
     kind = class_of(encoded)
     if kind in PLAIN:
         return ()
@@ -160,9 +156,6 @@ def read_keys(read: Read, encoded: Iterable[Any]) -> list[Any]:
     """Values that are to be the keys of a dict or the elements of a set, which then takes linear time.
 
     Whoever forges a file can choose numbers of one hash, and 20,000 of them in a set took 16 seconds.
-
-    Raises:
-        StaticSerializationError: If very many of them have one hash.
     """
     keys = list(map(read, encoded))
     if len(keys) > _MANY and max(Counter(map(hash, keys)).values()) > _MANY:

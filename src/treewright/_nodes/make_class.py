@@ -68,13 +68,7 @@ _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 
 
 def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
-    """Make `cls` a node class in place. After an error it is not registered, and not to be used.
-
-    Args:
-        cls: The class, whose own annotations are its new fields.
-        options: As `pytree_dataclass` takes them.
-        way: How it became one.
-    """
+    """Make `cls` a node class in place. After an error it is not registered, and not to be used."""
     use_bases(cls)
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
@@ -319,11 +313,7 @@ class Registration:
 
 
 def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any], cure: str) -> None:
-    """Refuse keywords of a class statement that the bases behind `after` do not take.
-
-    Raises:
-        NodeDefinitionError: With the class, the names, the options that they may have meant, and the cure.
-    """
+    """Refuse keywords of a class statement that the bases behind `after` do not take."""
     behind = cls.__mro__[cls.__mro__.index(after) + 1 :]
     takers = [base for base in behind if "__init_subclass__" in vars(base) and base.__module__ not in _PYTHONS]
     if keywords and not takers:

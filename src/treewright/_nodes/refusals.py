@@ -55,11 +55,7 @@ _NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclass
 
 
 def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
-    """Refuse what can be seen before `dataclasses` reads the class.
-
-    Raises:
-        NodeDefinitionError: With the class, the name, and what to write instead.
-    """
+    """Refuse what can be seen before `dataclasses` reads the class."""
     name, annotations = cls.__qualname__, own_annotations(cls)
     body = dict(vars(cls))
     if "__slots__" in body:
@@ -168,11 +164,7 @@ def _unannotated(cls: type[Any], name: str, field: Any) -> str:
 
 
 def refuse_annotations(spec: NodeSpec) -> None:
-    """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one.
-
-    Raises:
-        NodeDefinitionError: With the class, the field, and what to write instead.
-    """
+    """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one."""
     cls, own = spec.cls, own_annotations(spec.cls)
     for field in spec.fields:
         if field.name not in own:
