@@ -166,21 +166,16 @@ def _unannotated(cls: type[Any], name: str, field: Any) -> str:
 def refuse_annotations(spec: NodeSpec) -> None:
     """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one."""
     cls, own = spec.cls, own_annotations(spec.cls)
+    bases = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
+    inherited = {name: field for fields in bases for name, field in fields.items()}
     for field in spec.fields:
         if field.name not in own:
             continue
-        if getattr(field.converter, "func", None) is only_static and field.default is not dataclasses.MISSING:
+        if getattr(field.converter, "func", None) is only_static and field.default is not MISSING:
             field.convert(field.default)
         declared = options_of(cls.__dataclass_fields__[field.name])
-        inherited = _inherited_options(cls, field.name)
-        if declared is None and inherited is not None and inherited.kind != "child":
-            kind, given = inherited.kind, {} if field.default is MISSING else {"default": field.default}
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would become a "
-                f"plain child.\n  Write {field.name}: {annotation_text(field.type, cls)} = {call_text(kind, given)}, "
-                f"or {call_text('field', given)} if a child is meant."
-            )
-        _refuse_lost_sharding(field, cls, declared, inherited)
+        if declared is None and field.name in inherited:
+            _refuse_loss(field, cls, options_of(inherited[field.name]) or FieldOptions())
         _refuse_sharding(field, cls)
         # A field that was marked for another library was annotated for it too: there the value is what counts.
         part = None if declared is None or declared.foreign else _no_static_of(field, cls)
@@ -192,10 +187,16 @@ def refuse_annotations(spec: NodeSpec) -> None:
             )
 
 
-def _refuse_lost_sharding(
-    field: FieldSpec, cls: type[Any], declared: FieldOptions | None, inherited: FieldOptions | None
-) -> None:
-    if declared is None and inherited is not None and (inherited.sharding or inherited.stack):
+def _refuse_loss(field: FieldSpec, cls: type[Any], inherited: FieldOptions) -> None:
+    """Refuse an annotation without a specifier, where a base declared the field with more."""
+    if inherited.kind != "child":
+        kind, given = inherited.kind, {} if field.default is MISSING else {"default": field.default}
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would become a "
+            f"plain child.\n  Write {field.name}: {annotation_text(field.type, cls)} = {call_text(kind, given)}, "
+            f"or {call_text('field', given)} if a child is meant."
+        )
+    if inherited.sharding or inherited.stack:
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{field.name} is annotated anew without field(), so its sharding would be lost and "
             f"every device would hold all of it. Write {field.name}: ... = field(...) with the sharding= or stack= "
@@ -228,14 +229,6 @@ def _no_static_of(field: FieldSpec, cls: type[Any]) -> str | None:
         with contextlib.suppress(RecursionError):  # type Nested = tuple[Nested, ...] | int
             part = _no_static_in(resolved(field.type, cls))
     return part
-
-
-def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:
-    for base in cls.__mro__[1:]:
-        fields = vars(base).get("__dataclass_fields__", {})
-        if name in fields:
-            return options_of(fields[name])
-    return None
 
 
 def _no_static_in(annotation: Any) -> str | None:
