@@ -7,6 +7,8 @@ import timeit
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 SAMPLE_SECONDS = 1.5e-3
 
 
@@ -68,18 +70,18 @@ def _loops(case: Case) -> int:
 def measure(cases: Sequence[Case], *, repeats: int) -> dict[Key, Times]:
     """The times of all cases, from `repeats` rounds over them.
 
-    Within a round the libraries of one measure and size follow each other directly. Each round begins with another
-    library, so that none always runs after the same one.
+    Within a round the libraries of one measure and size follow each other directly, in another order in each round:
+    were it always the same, one would always find the caches as a library that runs the same code has left them.
     """
+    random = np.random.default_rng(0)
     groups = [
         list(group) for _, group in itertools.groupby(cases, key=lambda case: (case.key.measure, case.key.children))
     ]
     loops = {case.key: _loops(case) for case in cases}
     samples: dict[Key, list[float]] = {case.key: [] for case in cases}
-    for repeat in range(repeats):
+    for _ in range(repeats):
         for group in groups:
-            first = repeat % len(group)
-            for case in (*group[first:], *group[:first]):
+            for case in [group[place] for place in random.permutation(len(group))]:
                 runs = loops[case.key]
                 samples[case.key].append(case.timer.timeit(runs) / (runs * case.operations))
     return {key: Times(tuple(values)) for key, values in samples.items()}

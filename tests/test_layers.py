@@ -45,8 +45,8 @@ _nodes.converters: _jax_refs, _nodes.annotations, _nodes.fields, _values.reach, 
 _nodes.statics: _nodes.annotations, _values.exact, _values.plain, _values.reach, _values.text, errors
 _nodes.spec: _jax, _nodes.annotations, _nodes.children, _nodes.converters, _nodes.fields, _nodes.statics,
     _values.reach, errors
-_nodes.json_kinds: _jax, _values.reach, errors
-_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.freeze, _values.reach, _values.text, errors
+_nodes.json_kinds: _jax, _values.freeze, _values.reach, errors
+_nodes.as_json: _nodes.json_kinds, _nodes.statics, _values.reach, _values.text, errors
 _nodes.node: _jax, _jax_refs, _nodes.fields, _nodes.spec, _nodes.statics, _values.reach, _values.text, errors
 _nodes.dunders: _jax, _jax_refs, _nodes.node, _nodes.spec, _nodes.statics, _values.exact, _values.plain,
     _values.reach, _values.text, errors
@@ -61,8 +61,8 @@ _nodes.make_class: _nodes.annotations, _nodes.dunders, _nodes.foreign, _nodes.in
 _nodes.dataclass: _jax, _nodes.fields, _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec,
     _nodes.statics, _values.reach, _values.text, errors
 _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nodes.dunders, _nodes.fields,
-    _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.spec, _nodes.statics, _values.exact,
-    _values.plain, _values.reach, _values.text
+    _nodes.foreign, _nodes.make_class, _nodes.node, _nodes.others, _nodes.refusals, _nodes.spec, _nodes.statics,
+    _values.exact, _values.plain, _values.reach, _values.text
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
     _values.reach, _values.snapshot, _values.text, _values.why
@@ -95,8 +95,8 @@ retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
     retrace.report
 retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
-retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report,
-    retrace.traced, retrace.watch
+retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report, retrace.traced,
+    retrace.watch
 retrace.record
 retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
     retrace.record, retrace.remedies, retrace.report, retrace.watch
@@ -111,8 +111,8 @@ checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text,
 _jax_processes: _jax
 checkpoint.digests: _jax, _jax_processes, checkpoint.leaves, errors
 checkpoint.manifest: _nodes.as_json, _nodes.json_kinds, _values.reach, checkpoint.digests, checkpoint.leaves, errors
-checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.freeze,
-    _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
+checkpoint.tree: _jax_refs, _nodes.as_json, _nodes.json_kinds, _nodes.node, _nodes.spec, _trees.at, _trees.level,
+    _values.freeze, _values.portable, _values.reach, _values.text, checkpoint.leaves, checkpoint.manifest, errors
 checkpoint.compare: _nodes.as_json, _nodes.json_kinds, _values.freeze, _values.reach, _values.text,
     checkpoint.leaves, checkpoint.manifest, checkpoint.tree, errors
 checkpoint.restore: _values.reach, _values.text, checkpoint.compare, checkpoint.leaves, checkpoint.manifest,
@@ -127,8 +127,8 @@ checkpoint.api: _collector, _values.text, checkpoint.atomic, checkpoint.file, ch
     checkpoint.manifest, checkpoint.restore, checkpoint.tree
 checkpoint.ending: _jax, _jax_processes, _values.reach
 checkpoint.retention: errors
-checkpoint.manager: _jax, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests,
-    checkpoint.ending, checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps, errors
+checkpoint.manager: _jax, _values.reach, _values.text, checkpoint.atomic, checkpoint.digests, checkpoint.ending,
+    checkpoint.manifest, checkpoint.restore, checkpoint.retention, checkpoint.steps, errors
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
 sharding.folding

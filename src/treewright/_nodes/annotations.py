@@ -17,12 +17,7 @@ if sys.version_info >= (3, 14):
 
 
 def own_annotations(cls: type[Any]) -> dict[str, Any]:
-    """What the class body itself annotates, as `dataclasses` reads it: what can't be told yet stays unevaluated.
-
-    Raises:
-        NodeDefinitionError: If an annotation can't be read, with the class and the field. Only from Python 3.14 on:
-            before, annotations are evaluated in the class body, and the class is not made.
-    """
+    """What the class body itself annotates, as `dataclasses` reads it: what can't be told yet stays unevaluated."""
     if sys.version_info >= (3, 14):
         try:
             return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
@@ -33,10 +28,10 @@ def own_annotations(cls: type[Any]) -> dict[str, Any]:
         return annotations
 
 
-def declarer_of(cls: type[Any], name: str) -> type[Any]:
-    """The nearest dataclass in the MRO whose body annotates this field."""
-    declarers = (base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
-    return next((base for base in declarers if name in own_annotations(base)), cls)
+def declarers(cls: type[Any]) -> dict[str, type[Any]]:
+    """The nearest dataclass in the MRO whose body annotates a field, by the field's name."""
+    bases = [base for base in reversed(cls.__mro__) if "__dataclass_fields__" in vars(base)]
+    return {name: base for base in bases for name in own_annotations(base)}
 
 
 def resolved(annotation: Any, cls: type[Any]) -> Any:
@@ -63,12 +58,7 @@ def annotation_text(annotation: Any, cls: type[Any]) -> str:
 
 
 def signature_of(cls: type[Any]) -> inspect.Signature:
-    """The signature of a class, in which what can't be told yet stays unevaluated.
-
-    Raises:
-        TypeError: If it has none.
-        ValueError: The same, where it is written in C.
-    """
+    """The signature of a class, in which what can't be told yet stays unevaluated."""
     if sys.version_info >= (3, 14):
         signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
     else:  # before 3.14
@@ -77,13 +67,7 @@ def signature_of(cls: type[Any]) -> inspect.Signature:
 
 
 def annotate_init(init: Callable[..., None], cls: type[Any], types: dict[str, Any]) -> None:
-    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found.
-
-    Args:
-        init: The function.
-        cls: The class that it is for.
-        types: The annotations of its parameters.
-    """
+    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
     if sys.version_info >= (3, 14):
         setattr(init, "__annotate__", _lazy_annotations(cls, tuple(types)))  # noqa: B010  no checker knows it
     else:  # before 3.14

@@ -4,13 +4,10 @@ Reading runs no code of the classes that it makes: nodes are unflattened, tuples
 constructors.
 """
 
-import base64
-import contextlib
 import dataclasses
 import enum
 import functools
 import math
-import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -21,26 +18,29 @@ import numpy as np
 from treewright._nodes.json_kinds import (
     EXACT,
     StaticForm,
+    dtype_text,
     listed,
     named,
     number,
     pair,
-    refuse_one_hash,
+    read_array,
+    read_dtype,
+    read_keys,
+    read_pairs,
     shown,
     sizes,
     static,
     statics_in,
     text,
+    write_array,
 )
 from treewright._nodes.statics import Statics, table_in
-from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._values.reach import class_of, found_at, import_path, is_cached_property, state_of
 from treewright._values.text import cut_text
 from treewright.errors import CheckpointError, StaticSerializationError
 
 _PLAIN = (str, int, bool, type(None))
 _WRITTEN_BITS = 2000  # of an int that is written in digits: Python reads and writes no more than 640 for sure
-_DTYPE = re.compile(r"[<>|=]?\w+(\[\w+\])?")
 
 
 class StaticCodec:
@@ -52,11 +52,7 @@ class StaticCodec:
         return None if path is None else ":".join(path)
 
     def find(self, name: str) -> Any:
-        """What has this name, in modules that are imported already.
-
-        Raises:
-            StaticSerializationError: If nothing has it.
-        """
+        """What has this name, in modules that are imported already."""
         module, _, qualname = name.partition(":")
         value = found_at(module, qualname)
         if value is None:
@@ -66,11 +62,7 @@ class StaticCodec:
         return value
 
     def unnamed(self, value: Any) -> Any:
-        """What is written for a value that has no other form.
-
-        Raises:
-            StaticSerializationError: Always, in this class.
-        """
+        """What is written for a value that has no other form."""
         raise StaticSerializationError(
             f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
             f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
@@ -83,24 +75,17 @@ class StaticCodec:
         kind = class_of(value)
         if kind in _PLAIN or (kind is float and math.isfinite(value)):
             return ["int", hex(value)] if kind is int and value.bit_length() > _WRITTEN_BITS else value
-        if kind in _ENCODERS:
-            parts = _ENCODERS[kind](self, value)
-            return self.unnamed(value) if parts is None else [kind.__name__, *parts]
         if kind in _EXACT:
             parts = _EXACT[kind].write(value, self.encode)
             return self.unnamed(value) if parts is None else [_EXACT[kind].kind, *parts]
-        for matches, method in _FAMILIES:
+        for matches, write in _FAMILIES:
             if matches(kind):
-                return self.unnamed(value) if _holds_more(kind, value) else method(self, value)
+                return self.unnamed(value) if _holds_more(kind, value) else write(self, value)
         name = self.name_of(value)
         return self.unnamed(value) if name is None else ["name", name]
 
     def encode_statics(self, statics: Statics) -> dict[str, Any]:
-        """The statics of a node by name.
-
-        Raises:
-            StaticSerializationError: For a value that has no form; the message begins with its class and field.
-        """
+        """The statics of a node by name."""
         table = statics.table
         encoded: dict[str, Any] = {}
         for name, value in zip(table.names, statics.values, strict=True):
@@ -110,67 +95,22 @@ class StaticCodec:
                 raise StaticSerializationError(f"{table.owner.__qualname__}.{name}: {error}") from error
         return encoded
 
-    def _of_class(self, kind: str, value: Any, parts: Callable[[], Iterable[Any]]) -> Any:
+    def of_class(self, kind: str, value: Any, parts: Callable[[], Iterable[Any]]) -> Any:
         """A value of a named class."""
         name = self.name_of(class_of(value))
         return self.unnamed(value) if name is None else [kind, name, *parts()]
 
-    def write_items(self, value: Iterable[Any]) -> Any:
-        return map(self.encode, value)
-
-    def write_pairs(self, value: FrozenMapping[Any, Any]) -> Any:
-        return [[self.encode(key), self.encode(item)] for key, item in value.items()]
-
-    def write_array_parts(self, value: Any) -> list[Any] | None:
-        text = None if value.dtype.metadata else _dtype_text(value.dtype)
-        return None if text is None else [text, list(value.shape), _base64(value.tobytes())]
-
-    def write_flag(self, value: enum.Flag) -> Any:
-        return self._of_class("flag", value, lambda: [value.value])
-
-    def write_enum(self, value: enum.Enum) -> Any:
-        return self._of_class("enum", value, lambda: [value.name])
-
-    def write_dtype(self, value: Any) -> Any:
-        text = _dtype_text(value)
-        return self.unnamed(value) if text is None else ["dtype", text]
-
-    def write_scalar(self, value: Any) -> Any:
-        parts = self.write_array_parts(np.asarray(value))
-        return self.unnamed(value) if parts is None else ["scalar", *parts]
-
-    def write_partial(self, value: functools.partial[Any]) -> Any:
-        keywords = {str(name): self.encode(item) for name, item in value.keywords.items()}
-        return ["partial", self.encode(value.func), list(self.write_items(value.args)), keywords]
-
-    def write_namedtuple(self, value: Any) -> Any:
-        return self._of_class("namedtuple", value, lambda: self.write_items(value))
-
-    def write_node(self, value: Any) -> Any:
-        children, statics = value.tree_flatten()
-        return self._of_class("node", value, lambda: [self.encode_statics(statics), *self.write_items(children)])
-
-    def write_dataclass(self, value: Any) -> Any:
-        return self._of_class("dataclass", value, lambda: [self._fields(value)])
-
-    def _fields(self, value: Any) -> dict[str, Any]:
-        return {field.name: self.encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
-
     # Reading
 
     def decode(self, encoded: Any) -> Any:
-        """The value that `encode` wrote.
-
-        Raises:
-            StaticSerializationError: If it is of no known kind, a part of it is wrong, or a name is not found.
-        """
+        """The value that `encode` wrote."""
         statics_in(encoded, FORMS)
         if class_of(encoded) is not list:
             return encoded
         kind, *parts = encoded
         try:
-            if kind in _DECODERS:
-                return _DECODERS[kind](self, *parts)
+            if kind in _READERS:
+                return _READERS[kind](self, *parts)
             return _EXACT_READERS[kind](self.decode, *parts)
         except (StaticSerializationError, CheckpointError):
             raise
@@ -180,11 +120,7 @@ class StaticCodec:
     def decode_statics(
         self, cls: type[Any], encoded: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
     ) -> Statics:
-        """The statics of `cls` from what `encode_statics` wrote, with values that are given for some of them.
-
-        Raises:
-            StaticSerializationError: If the class has other static fields now, or a name is not found.
-        """
+        """The statics of `cls` from what `encode_statics` wrote, with values that are given for some of them."""
         table = table_in(cls)
         names = () if table is None else table.names  # None: another library has the class now
         if table is None or set(encoded) != set(names):
@@ -204,58 +140,9 @@ class StaticCodec:
             )
         return cls
 
-    def read_int(self, digits: str) -> Any:
-        return int(digits, 16)
-
-    def read_float(self, text: str) -> Any:
-        return float(text)
-
-    def read_complex(self, real: str, imag: str) -> Any:
-        return complex(float.fromhex(real), float.fromhex(imag))
-
-    def read_bytes(self, data: str) -> Any:
-        return base64.b64decode(data)
-
-    def read_dtype(self, text: str) -> Any:
-        return _dtype(text)
-
-    def read_array(self, dtype: str, shape: list[int], data: str) -> Any:
-        return freeze(_array(dtype, shape, data))
-
-    def read_scalar(self, dtype: str, shape: list[int], data: str) -> Any:
-        return _array(dtype, shape, data)[()]
-
-    def read_items(self, *items: Any) -> Any:
-        return tuple(map(self.decode, items))
-
-    def read_list(self, *items: Any) -> Any:
-        return list(map(self.decode, items))
-
-    def read_dict(self, *items: Any) -> Any:
-        return dict(self.read_mapping(*items))
-
-    def read_frozenset(self, *items: Any) -> Any:
-        return frozenset(self.decode_keys(items))
-
-    def read_mapping(self, *items: Any) -> Any:
-        keys = self.decode_keys(key for key, _ in items)
-        return FrozenMapping(dict(zip(keys, (self.decode(item) for _, item in items), strict=True)))
-
     def decode_keys(self, encoded: Iterable[Any]) -> list[Any]:
-        """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set.
-
-        Raises:
-            StaticSerializationError: As `decode` does, or if very many of them have one hash.
-        """
-        keys = list(map(self.decode, encoded))
-        refuse_one_hash(keys)
-        return keys
-
-    def read_name(self, name: str) -> Any:
-        return self.find(name)
-
-    def read_described(self, description: str) -> Any:
-        raise StaticSerializationError(f"it was saved as a description only, {description[:80]}: load(path, like=...).")
+        """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set."""
+        return read_keys(self.decode, encoded)
 
     def read_enum(self, name: str, member: str) -> Any:
         return self.find_class(name, "an enum", enum.Enum, "__members__").__members__[member]
@@ -272,11 +159,11 @@ class StaticCodec:
 
     def read_namedtuple(self, name: str, *items: Any) -> Any:
         cls = self.find_class(name, "a named tuple", tuple, "_fields")
-        return cast("Any", tuple).__new__(cls, map(self.decode, items))
+        return tuple.__new__(cls, map(self.decode, items))
 
     def read_node(self, name: str, statics: dict[str, Any], *children: Any) -> Any:
         cls = self.find_class(name, "a node", object)
-        return cls.tree_unflatten(self.decode_statics(cls, statics), self.read_items(*children))
+        return cls.tree_unflatten(self.decode_statics(cls, statics), map(self.decode, children))
 
     def read_dataclass(self, name: str, fields: dict[str, Any]) -> Any:
         cls = self.find_class(name, "a frozen dataclass", object, "__dataclass_params__")
@@ -287,6 +174,9 @@ class StaticCodec:
         for field, value in fields.items():
             object.__setattr__(made, field, self.decode(value))
         return made
+
+    def read_described(self, description: str) -> Any:
+        raise StaticSerializationError(f"it was saved as a description only, {description[:80]}: load(path, like=...).")
 
 
 def is_namedtuple(kind: Any) -> bool:
@@ -309,80 +199,68 @@ def _is_frozen_dataclass(kind: type[Any]) -> bool:
     return parameters is not None and parameters.frozen and parameters.eq
 
 
-def _dtype_text(dtype: Any) -> str | None:
-    """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
-    for name in (dtype.name, dtype.str):
-        with contextlib.suppress(TypeError):
-            if np.dtype(name) == dtype:
-                return str(name)
-    return None
+def _write_dtype(codec: StaticCodec, value: Any) -> Any:
+    name = dtype_text(value)
+    return codec.unnamed(value) if name is None else ["dtype", name]
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _write_scalar(codec: StaticCodec, value: Any) -> Any:
+    parts = write_array(np.asarray(value), codec.encode)
+    return codec.unnamed(value) if parts is None else ["scalar", *parts]
 
 
-_ENCODERS: types.MappingProxyType[type[Any], Callable[[StaticCodec, Any], Any]] = types.MappingProxyType(
-    {
-        float: lambda _, value: [repr(value)],
-        complex: lambda _, value: [value.real.hex(), value.imag.hex()],
-        bytes: lambda _, value: [_base64(value)],
-        tuple: StaticCodec.write_items,
-        frozenset: StaticCodec.write_items,
-        FrozenArray: StaticCodec.write_array_parts,
-        FrozenMapping: StaticCodec.write_pairs,
-    }
-)
+def _write_partial(codec: StaticCodec, value: functools.partial[Any]) -> Any:
+    keywords = {str(name): codec.encode(item) for name, item in value.keywords.items()}
+    return ["partial", codec.encode(value.func), list(map(codec.encode, value.args)), keywords]
+
+
+def _write_node(codec: StaticCodec, value: Any) -> Any:
+    children, statics = value.tree_flatten()
+    return codec.of_class("node", value, lambda: [codec.encode_statics(statics), *map(codec.encode, children)])
+
+
+def _write_dataclass(codec: StaticCodec, value: Any) -> Any:
+    names = [field.name for field in dataclasses.fields(value)]
+    return codec.of_class("dataclass", value, lambda: [{name: codec.encode(getattr(value, name)) for name in names}])
+
 
 # Kinds that are known by a property of the class, and how each is written. The first that fits is taken.
 _FAMILIES: tuple[tuple[Callable[[type[Any]], bool], Callable[[StaticCodec, Any], Any]], ...] = (
-    (lambda kind: issubclass(kind, enum.Flag), StaticCodec.write_flag),
-    (lambda kind: issubclass(kind, enum.Enum), StaticCodec.write_enum),
-    (lambda kind: issubclass(kind, np.dtype), StaticCodec.write_dtype),
-    (lambda kind: issubclass(kind, np.generic), StaticCodec.write_scalar),
-    (lambda kind: kind is functools.partial, StaticCodec.write_partial),
-    (is_namedtuple, StaticCodec.write_namedtuple),
-    (lambda kind: hasattr(kind, "__node_spec__"), StaticCodec.write_node),
-    (_is_frozen_dataclass, StaticCodec.write_dataclass),
+    (
+        lambda kind: issubclass(kind, enum.Flag),
+        lambda codec, value: codec.of_class("flag", value, lambda: [value.value]),
+    ),
+    (
+        lambda kind: issubclass(kind, enum.Enum),
+        lambda codec, value: codec.of_class("enum", value, lambda: [value.name]),
+    ),
+    (lambda kind: issubclass(kind, np.dtype), _write_dtype),
+    (lambda kind: issubclass(kind, np.generic), _write_scalar),
+    (lambda kind: kind is functools.partial, _write_partial),
+    (is_namedtuple, lambda codec, value: codec.of_class("namedtuple", value, lambda: map(codec.encode, value))),
+    (lambda kind: hasattr(kind, "__node_spec__"), _write_node),
+    (_is_frozen_dataclass, _write_dataclass),
 )
 
-
-def _dtype(text: str) -> Any:
-    if not _DTYPE.fullmatch(text):  # numpy's own reader takes whole structures
-        raise StaticSerializationError(f"{text!r} is not a dtype of an array that can be static.")
-    return np.dtype(text)
-
-
-def _array(dtype: str, shape: list[int], data: str) -> Any:
-    return np.frombuffer(base64.b64decode(data), _dtype(dtype)).reshape(shape)
-
-
-# Kinds that are not of one class of Python's or JAX's: what parts they have, and how they are read.
+# What they and the kinds without a class of their own consist of, and how they are read.
 _OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
-    ("int", StaticForm((text,)), StaticCodec.read_int),
-    ("float", StaticForm((text,)), StaticCodec.read_float),
-    ("complex", StaticForm((text, text)), StaticCodec.read_complex),
-    ("bytes", StaticForm((text,)), StaticCodec.read_bytes),
-    ("dtype", StaticForm((text,)), StaticCodec.read_dtype),
-    ("FrozenArray", StaticForm((text, sizes, text)), StaticCodec.read_array),
-    ("scalar", StaticForm((text, sizes, text)), StaticCodec.read_scalar),
-    ("tuple", StaticForm((), static), StaticCodec.read_items),
-    ("list", StaticForm((), static), StaticCodec.read_list),
-    ("dict", StaticForm((), pair), StaticCodec.read_dict),
-    ("frozenset", StaticForm((), static), StaticCodec.read_frozenset),
-    ("FrozenMapping", StaticForm((), pair), StaticCodec.read_mapping),
+    ("int", StaticForm((text,)), lambda _, digits: int(digits, 16)),
+    ("dtype", StaticForm((text,)), lambda _, name: read_dtype(name)),
+    ("scalar", StaticForm((text, sizes, text)), lambda _, *parts: read_array(*parts)[()]),
+    ("list", StaticForm((), static), lambda codec, *items: list(map(codec.decode, items))),
+    ("dict", StaticForm((), pair), lambda codec, *items: dict(read_pairs(codec.decode, items))),
     ("enum", StaticForm((text, text)), StaticCodec.read_enum),
     ("flag", StaticForm((text, number)), StaticCodec.read_flag),
     ("partial", StaticForm((static, listed, named)), StaticCodec.read_partial),
     ("namedtuple", StaticForm((text,), static), StaticCodec.read_namedtuple),
     ("node", StaticForm((text, named), static), StaticCodec.read_node),
     ("dataclass", StaticForm((text, named)), StaticCodec.read_dataclass),
-    ("name", StaticForm((text,)), StaticCodec.read_name),
+    ("name", StaticForm((text,)), lambda codec, name: codec.find(name)),
     ("described", StaticForm((text,)), StaticCodec.read_described),
 )
-_DECODERS = types.MappingProxyType({kind: read for kind, _, read in _OWN})
 _EXACT = types.MappingProxyType({exact.cls: exact for exact in EXACT})
 _EXACT_READERS = types.MappingProxyType({exact.kind: exact.read for exact in EXACT})
+_READERS = types.MappingProxyType({kind: read for kind, _, read in _OWN})
 
 # What every kind consists of.
 FORMS: types.MappingProxyType[str, StaticForm] = types.MappingProxyType(

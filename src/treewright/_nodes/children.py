@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import enum
+import types
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -32,12 +33,13 @@ _NUMBERS = frozenset({bool, int, "bool", "int"})
 
 def may_be_no_leaf(annotation: Any) -> bool:
     """Whether what is annotated so, and no more, is likely to be something that `jit` takes for no leaf."""
-    origin = typing.get_origin(annotation)
-    if origin is typing.Literal:
-        return True
-    if origin in {typing.Annotated, typing.Final, typing.Union} or class_of(annotation).__name__ == "UnionType":
-        return any(map(may_be_no_leaf, typing.get_args(annotation)))
-    kind: Any = origin or annotation
+    kind = annotation
+    if not isinstance(kind, type):
+        kind = typing.get_origin(annotation)
+        if kind is typing.Literal:
+            return True
+        if kind in {typing.Annotated, typing.Final, typing.Union, types.UnionType}:
+            return any(map(may_be_no_leaf, typing.get_args(annotation)))
     if not isinstance(kind, type) or hasattr(kind, "__node_spec__"):
         return False
     return kind is _CALLABLE or kind in _SEQUENCES or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)

@@ -130,18 +130,15 @@ AsRef: TypeAlias = Annotated[Converted[ArrayLike | jax.Ref, Ref], Converter(as_r
 
 
 def annotated_converter(cls: type[Any], name: str, hint: Any) -> Callable[[Any], Any] | None:
-    """The converter in the annotation of a field of `cls`, which is resolved, or None.
-
-    Raises:
-        NodeDefinitionError: If the annotation is a text that speaks of a converter and can't be resolved, or holds what
-            would be the field's kind somewhere else.
-    """
+    """The converter in the annotation of a field of `cls`, which is resolved, or None."""
     if isinstance(hint, str):
         if "AsArray" in hint or "Convert" in hint:
             raise NodeDefinitionError(
                 f"{cls.__qualname__}.{name}: the annotation {hint!r} can't be resolved when the class is made, so its "
                 f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
             )
+        return None
+    if isinstance(hint, type) and not hasattr(hint, "_is_static_wrapper_"):
         return None
     _refuse_marks(cls, name, hint)
     if typing.get_origin(hint) is not Annotated:
@@ -188,11 +185,7 @@ def _only_static_in(hint: Any, cls: type[Any], name: str) -> Callable[[Any], Any
 
 @kept_in_pickles
 def only_static(place: str, line: str, value: Any) -> Any:
-    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either.
-
-    Raises:
-        StaticFieldError: For any other value, which would be a child.
-    """
+    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
     if value is None or hasattr(class_of(value), "_is_static_wrapper_"):
         return value
     given = first_text(value)

@@ -123,11 +123,7 @@ def pytree_dataclass(
 
 
 def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Options:
-    """The options that were given for a class.
-
-    Raises:
-        NodeDefinitionError: For one that a node can't have, with the reason.
-    """
+    """The options that were given for a class."""
     for option, reason in _FIXED.items():
         asked = bool(given[option])
         if asked is not (option == "frozen"):
@@ -171,10 +167,8 @@ def _watch_subclasses(cls: type[Any]) -> None:
             refuse_keywords(subclass, cls, keywords, cure)
             super(cls, subclass).__init_subclass__(**keywords)
         use_bases(subclass)  # their decorators are through
-        if not {"__node_spec__", "__node_exported__"} & vars(subclass).keys():  # no other base has come first
-            await_first_use(subclass)
-            if "__init_subclass__" in vars(subclass):
-                _watch_subclasses(subclass)
+        if await_first_use(subclass) and "__init_subclass__" in vars(subclass):  # no other base has come first
+            _watch_subclasses(subclass)
 
     setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
 

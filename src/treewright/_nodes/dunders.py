@@ -120,11 +120,7 @@ def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
 
 
 def leaves_equal(left: Any, right: Any, place: str) -> bool:
-    """Whether two leaves are equal: arrays by shape, dtype and value, refs by what they hold, all else as statics.
-
-    Raises:
-        TracedComparisonError: If it depends on a traced value; the message names `place`.
-    """
+    """Whether two leaves are equal: arrays by shape, dtype and value, refs by what they hold, all else as statics."""
     if left is right:
         return True
     if is_ref(left) or is_ref(right):
@@ -215,11 +211,7 @@ def _kind_text(value: object) -> str:
 
 
 def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:
-    """A node as a static of another: by class, statics and the exact keys of its children.
-
-    Raises:
-        NoExactKeyError: If a child has none, or the node is not finished.
-    """
+    """A node as a static of another: by class, statics and the exact keys of its children."""
     if is_open(self):
         raise problem_of(self)
     children, statics = finished_pair(self)
@@ -266,11 +258,7 @@ def empty_node(cls: type[Any]) -> Any:
 
 @kept_in_pickles
 def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
-    """Fill a node that comes back from a pickle.
-
-    Raises:
-        TypeError: If the class has other children today than when it was pickled.
-    """
+    """Fill a node that comes back from a pickle."""
     if pair_or_unfinished(self) is not None:
         refuse_change(self, "__setstate__")
     children, statics = state

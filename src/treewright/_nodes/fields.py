@@ -111,22 +111,23 @@ def names_problem(names: Any) -> str | None:
     return f"is not a tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
 
 
+_OURS = ("converter", "sharding", "stack", "local", "doc")
+
+
 def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     _refuse_inside_init("field" if kind == "child" else kind)
-    ours = {"converter", "sharding", "stack", "local", "doc"}
-    if not isinstance(given["compare"], bool):  # how a static is compared; whether `==` looks at it is for dataclasses
-        ours.add("compare")
-    options = FieldOptions(kind, **{name: value for name, value in given.items() if name in ours})
-    arguments = {name: value for name, value in given.items() if name not in ours}
-    if options.converter is not None and not callable(options.converter):
-        raise TypeError(f"converter must be a function of one value, got {first_text(options.converter)}.")
-    metadata: dict[Any, Any] = {**(arguments.pop("metadata") or {}), OPTIONS_KEY: options}
-    if options.kind == "static":
-        metadata |= STATIC_MARKS
+    converter = given["converter"]
+    if converter is not None and not callable(converter):
+        raise TypeError(f"converter must be a function of one value, got {first_text(converter)}.")
+    ours = {name: given.pop(name) for name in _OURS if name in given}
+    if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
+        ours["compare"] = given.pop("compare")
+    marks = STATIC_MARKS if kind == "static" else {}
+    given["metadata"] = {**(given["metadata"] or {}), OPTIONS_KEY: FieldOptions(kind, **ours), **marks}
     if sys.version_info >= (3, 14):
-        arguments["doc"] = options.doc
-    return dataclasses.field(metadata=metadata, **arguments)
+        given["doc"] = ours["doc"]
+    return dataclasses.field(**given)
 
 
 def _refuse_inside_init(specifier: str) -> None:
@@ -195,11 +196,10 @@ def call_text(name: str, given: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
 
 
-def doc_of(field: "dataclasses.Field[Any]") -> str | None:
+def doc_of(field: "dataclasses.Field[Any]", options: FieldOptions) -> str | None:
     """What `doc=` said of a field: a specifier of ours, or on 3.14 and newer the standard library's."""
-    options = options_of(field)
     said: str | None = getattr(field, "doc", None)
-    return options.doc if said is None and options is not None else said
+    return options.doc if said is None else said
 
 
 # fmt: off

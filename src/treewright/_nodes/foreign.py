@@ -38,11 +38,7 @@ class Hidden:
 
 
 def is_of_others(cls: type[Any]) -> bool:
-    """Whether another library has registered a class, or does so when it makes the first instance: chex in a script.
-
-    Raises:
-        NodeDefinitionError: If the class is chex's and inherits statics, which chex does not have.
-    """
+    """Whether another library has registered a class, or does so when it makes the first instance: chex in a script."""
     init: Any = vars(cls).get("__init__")
     if not getattr(init, "__globals__", {}).get("__name__", "").startswith("chex."):
         return is_tree_node(cls)
@@ -57,11 +53,7 @@ def is_of_others(cls: type[Any]) -> bool:
 
 
 def refuse_registered(cls: type[Any]) -> None:
-    """Refuse a class that JAX knows already, in a form that is not ours.
-
-    Raises:
-        NodeDefinitionError: With who has registered it, as far as that can be told, and what to move first.
-    """
+    """Refuse a class that JAX knows already, in a form that is not ours."""
     if not is_tree_node(cls):
         return
     above = [base for base in cls.__mro__[1:] if base is not object and not hasattr(base, "__node_spec__")]
@@ -83,11 +75,7 @@ def refuse_registered(cls: type[Any]) -> None:
 
 
 def refuse_builtin_base(cls: type[Any]) -> None:
-    """Refuse a subclass of `list`, `Exception` and the like, whose instances hold more than fields.
-
-    Raises:
-        NodeDefinitionError: With the base, which `object.__new__` can't make instances of.
-    """
+    """Refuse a subclass of `list`, `Exception` and the like, whose instances hold more than fields."""
     written_in_c = types.BuiltinFunctionType
     base = next((base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), written_in_c)), object)
     if base is not object:
@@ -99,11 +87,7 @@ def refuse_builtin_base(cls: type[Any]) -> None:
 
 
 def refuse_metaclass(cls: type[Any]) -> None:
-    """Refuse, while Python still makes the class, what its metaclass would register right after.
-
-    Raises:
-        NodeDefinitionError: For a subclass of a node and of an `equinox.Module`.
-    """
+    """Refuse, while Python still makes the class, what its metaclass would register right after."""
     if type(cls).__module__.partition(".")[0] == "equinox":
         raise NodeDefinitionError(
             f"{cls.__qualname__} has bases of Treewright and of equinox, and the metaclass of equinox registers each "

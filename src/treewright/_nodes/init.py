@@ -15,7 +15,7 @@ from typing import Any
 
 from treewright._nodes.annotations import annotate_init
 from treewright._nodes.children import SettingsWarning
-from treewright._nodes.node import PAIR, assign_all, checked
+from treewright._nodes.node import PAIR, assign_all, assign_given, checked
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, init_vars
 from treewright.errors import NodeDefinitionError
 
@@ -115,27 +115,27 @@ class _InitText:
         return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
 
     def storing(self, self_name: str) -> list[str]:
-        """The lines that build the pair directly."""
-        lines = [
+        """The lines that build the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
+        kind, cls = self.helper("type_", type), self.helper("class_", self.spec.cls)
+        values = ", ".join([cls, self_name, *self.spec.by_name])
+        lines = [f"if {kind}({self_name}) is not {cls}: return {self.helper('assign_given', assign_given)}({values})"]
+        lines += [
             f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
             for field in self.spec.fields
             if field.converter is not None
         ]
-        names = [field.name for field in self.spec.statics]
+        table, names = self.helper("table", self.spec.table), [field.name for field in self.spec.statics]
+        found = f"{table}.empty"
         if names:
-            statics = self.fresh("statics")
-            kind, table = self.helper("type_", type), self.helper("table", self.spec.table)
-            types = ", ".join(f"{kind}({name})" for name in names)
+            statics, values = self.fresh("statics"), ", ".join(names)
             lines += [
-                f"try: {statics} = {table}.known[{types}, {', '.join(names)}]()",
+                f"try: {statics} = {table}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
-                f"if {statics} is None: {statics} = {table}.intern(({', '.join(names)},))",
             ]
-        else:
-            statics = f"{self.helper('table', self.spec.table)}.empty"
+            found = f"{statics} or {table}.intern(({values},))"
         children = "".join(f"{field.name}, " for field in self.spec.children)
         store = self.helper("store", object.__setattr__)
-        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {statics}))")
+        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
         if self.spec.checks:
             lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
         return lines
@@ -152,12 +152,7 @@ class _InitText:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
         if self.spec.has_post_init or any(field.is_left_open for field in self.spec.fields):
             return [*lines, self.assigning(self_name)]
-        cls, kind = self.helper("class_", self.spec.cls), self.helper("type_", type)
-        return [
-            *lines,
-            f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}",
-            *self.storing(self_name),
-        ]
+        return [*lines, *self.storing(self_name)]
 
     def compile(self) -> Callable[..., None]:
         cls = self.spec.cls

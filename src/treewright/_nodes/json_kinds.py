@@ -3,6 +3,8 @@
 A static in typed form is a plain scalar, or a list of its kind and its parts: `["tuple", 1, ["float", "inf"]]`.
 """
 
+import base64
+import contextlib
 import datetime as dt
 import decimal
 import fractions
@@ -13,12 +15,14 @@ import types
 import uuid
 import zoneinfo
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
+import numpy as np
 
 from treewright._jax import untyped_jax
+from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._values.reach import class_of
 from treewright.errors import StaticSerializationError
 
@@ -30,6 +34,7 @@ PLAIN = frozenset({str, int, bool, types.NoneType, float})
 _MANY = 64  # of one hash: so few cost nothing, and by accident there are never so many
 _LONGEST_PATTERN = 10_000  # characters of a regular expression
 _UNCONSTRAINED = "UNCONSTRAINED"
+_DTYPE = re.compile(r"[<>|=]?\w+(\[\w+\])?")
 
 
 # The grammar
@@ -99,11 +104,7 @@ def parts_of(form: StaticForm, start: int = 0) -> Iterator[Part]:
 
 
 def statics_in(encoded: Any, forms: "types.MappingProxyType[str, StaticForm]") -> Iterable[Any]:
-    """The statics directly inside of one in typed form, which has to be of one of these forms.
-
-    Raises:
-        StaticSerializationError: If it is not.
-    """
+    """The statics directly inside of one in typed form, which has to be of one of these forms."""
     kind = class_of(encoded)
     if kind in PLAIN:
         return ()
@@ -134,18 +135,6 @@ def shown(encoded: Any) -> str:
     return repr(encoded) if kind in PLAIN else f"a {kind.__name__}"
 
 
-def refuse_one_hash(values: Sequence[Any]) -> None:
-    """Return if a set or dict of these values takes linear time.
-
-    Whoever forges a file can choose numbers of one hash, and 20,000 of them in a set took 16 seconds.
-
-    Raises:
-        StaticSerializationError: If very many of them have one hash.
-    """
-    if len(values) > _MANY and max(Counter(map(hash, values)).values()) > _MANY:
-        raise StaticSerializationError(f"of {len(values)} elements more than {_MANY} have one hash: they were forged.")
-
-
 # Writers and readers
 
 
@@ -161,6 +150,63 @@ class Exact(NamedTuple):
     form: StaticForm
     write: Callable[[Any, Write], Iterable[Any] | None]
     read: Callable[..., Any]
+
+
+def read_keys(read: Read, encoded: Iterable[Any]) -> list[Any]:
+    """Values that are to be the keys of a dict or the elements of a set, which then takes linear time.
+
+    Whoever forges a file can choose numbers of one hash, and 20,000 of them in a set took 16 seconds.
+    """
+    keys = list(map(read, encoded))
+    if len(keys) > _MANY and max(Counter(map(hash, keys)).values()) > _MANY:
+        raise StaticSerializationError(f"of {len(keys)} elements more than {_MANY} have one hash: they were forged.")
+    return keys
+
+
+def write_pairs(value: Mapping[Any, Any], write: Write) -> Iterable[Any]:
+    """The items of a dict."""
+    return [[write(key), write(item)] for key, item in value.items()]
+
+
+def read_pairs(read: Read, items: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
+    """What `write_pairs` wrote."""
+    keys, values = zip(*items, strict=True) if items else ((), ())
+    return zip(read_keys(read, keys), map(read, values), strict=True)
+
+
+def dtype_text(dtype: Any) -> str | None:
+    """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
+    for name in (dtype.name, dtype.str):
+        with contextlib.suppress(TypeError):
+            if np.dtype(name) == dtype:
+                return str(name)
+    return None
+
+
+def read_dtype(name: str) -> Any:
+    """The dtype of this name."""
+    if not _DTYPE.fullmatch(name):  # numpy's own reader takes whole structures
+        raise StaticSerializationError(f"{name!r} is not a dtype of an array that can be static.")
+    return np.dtype(name)
+
+
+def write_array(value: Any, _: Write) -> Iterable[Any] | None:
+    """The dtype, shape and bytes of an array; None if its dtype has no name."""
+    name = None if value.dtype.metadata else dtype_text(value.dtype)
+    return None if name is None else [name, list(value.shape), _base64(value.tobytes())]
+
+
+def read_array(dtype: str, shape: list[int], data: str) -> Any:
+    """What `write_array` wrote."""
+    return np.frombuffer(base64.b64decode(data), read_dtype(dtype)).reshape(shape)
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _write_items(value: Iterable[Any], write: Write) -> Iterable[Any]:
+    return map(write, value)
 
 
 def _parts_given_to(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,6 +343,37 @@ def _by_text(cls: type[Any], kind: str, write: Callable[[Any], str], read: Calla
 
 
 EXACT: tuple[Exact, ...] = (
+    _by_text(float, "float", repr),
+    _by_text(bytes, "bytes", _base64, base64.b64decode),
+    Exact(
+        complex,
+        "complex",
+        StaticForm((text, text)),
+        lambda value, _: [value.real.hex(), value.imag.hex()],
+        lambda _, *parts: complex(*map(float.fromhex, parts)),
+    ),
+    Exact(tuple, "tuple", StaticForm((), static), _write_items, lambda read, *items: tuple(map(read, items))),
+    Exact(
+        frozenset,
+        "frozenset",
+        StaticForm((), static),
+        _write_items,
+        lambda read, *items: frozenset(read_keys(read, items)),
+    ),
+    Exact(
+        FrozenArray,
+        "FrozenArray",
+        StaticForm((text, sizes, text)),
+        write_array,
+        lambda _, *parts: freeze(read_array(*parts)),
+    ),
+    Exact(
+        FrozenMapping,
+        "FrozenMapping",
+        StaticForm((), pair),
+        write_pairs,
+        lambda read, *items: FrozenMapping(dict(read_pairs(read, items))),
+    ),
     Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _parts_given_to(slice)),
     Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _parts_given_to(range)),
     _by_text(decimal.Decimal, "Decimal", str),

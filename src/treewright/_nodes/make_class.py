@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -10,7 +9,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import typing_extensions
@@ -29,7 +28,7 @@ from treewright._nodes.init import make_init, pairing
 from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body, warn_of_idle_post_init
-from treewright._nodes.spec import NodeSpec, Options, node_spec
+from treewright._nodes.spec import MISSING, NodeSpec, Options, node_spec
 from treewright._values.reach import class_attribute, class_of, kept_in_pickles
 from treewright.errors import NodeDefinitionError
 
@@ -69,19 +68,14 @@ _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 
 
 def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
-    """Make `cls` a node class in place. After an error it is not registered, and not to be used.
-
-    Args:
-        cls: The class, whose own annotations are its new fields.
-        options: As `pytree_dataclass` takes them.
-        way: How it became one.
-    """
+    """Make `cls` a node class in place. After an error it is not registered, and not to be used."""
     use_bases(cls)
     if "__node_registered__" not in vars(cls):
         refuse_registered(cls)
         refuse_builtin_base(cls)
     options = restore_body(cls, options)
-    has_own_init = _has_own_init(cls, way)
+    writer, init = _found_init(cls)
+    has_own_init = _has_own_init(cls, way, writer, init)
     refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
     _read_fields(cls, options)
     _drop_overridden(cls)
@@ -89,17 +83,17 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     refuse_annotations(spec)
     cls.__node_spec__ = spec
     cls.__node_fields__ = spec.by_name
-    warn_of_idle_post_init(spec, _found_init(cls)[1])
+    warn_of_idle_post_init(spec, init)
     _install_views(spec)
-    init = _init_of(spec)
+    final_init = _init_of(spec, writer, init)
     _install_comparison(spec, way)
     _install(cls, way)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replaced
     _enforce_abstract_methods(cls)
     registration = register_once(cls)
-    if init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
-        cls.__init__ = cast("Any", init)
+    if final_init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
+        cls.__init__ = cast("Any", final_init)
     _document(spec)
     if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
@@ -111,9 +105,8 @@ def use_bases(cls: type[Any]) -> None:
         getattr(base, "__node_spec__", None)
 
 
-def _has_own_init(cls: type[Any], way: Way) -> bool:
+def _has_own_init(cls: type[Any], way: Way, writer: type[Any], init: Callable[..., None]) -> bool:
     """Whether the class keeps an `__init__` that a user wrote: in its body, or in the base where Python finds one."""
-    writer, init = _found_init(cls)
     if writer is cls or not way.inherits:
         return writer is cls and not written_by_dataclasses(init)
     spec = vars(writer).get("__node_spec__")
@@ -194,22 +187,17 @@ def _install_views(spec: NodeSpec) -> None:
             setattr(cls, field.name, view(field))
 
 
-def _init_of(spec: NodeSpec) -> Callable[..., None] | None:
+def _init_of(spec: NodeSpec, writer: type[Any], init: Callable[..., None]) -> Callable[..., None] | None:
     """A generated `__init__`, or one that a user wrote, made to seal the node when it returns; None to inherit it."""
-    cls = spec.cls
-    writer, init = _found_init(cls)
     if spec.options.init and not spec.has_own_init:
         made = make_init(spec)
         if hasattr(init, "__globals__"):  # not object's, which says nothing
             made.__doc__ = init.__doc__
         return made
-    inherits = writer is object or (_is_sealing(writer, cls, spec) and next(_inits_of(cls))[1] is init)
+    # What a user wrote in a base that is a node has been made to seal.
+    seals = writer is not spec.cls and spec.has_own_init and "__node_spec__" in vars(writer)
+    inherits = writer is object or (seals and next(_inits_of(spec.cls))[1] is init)
     return None if inherits else _sealing(init)
-
-
-def _is_sealing(writer: type[Any], cls: type[Any], spec: NodeSpec) -> bool:
-    """Whether an `__init__` seals by itself: what a user wrote in a base that is a node has been made to."""
-    return writer is not cls and spec.has_own_init and "__node_spec__" in vars(writer)
 
 
 def _sealing(init: Callable[..., None]) -> Callable[..., None]:
@@ -226,36 +214,36 @@ def _install_comparison(spec: NodeSpec, way: Way) -> None:
     An option that is true puts ours in place, and one that is false puts Python's there. What a user wrote in a base
     stays too, but where a decorator generates over it, as `dataclasses` does.
     """
-    cls, body = spec.cls, dict(vars(spec.cls))
-    for name, ours in dunders.COMPARISON.items():
-        wanted = {
-            "__eq__": spec.options.eq,
-            "__hash__": spec.options.eq or spec.options.unsafe_hash,
-            "__repr__": spec.options.repr,
-        }[name]
+    cls, body, options = spec.cls, dict(vars(spec.cls)), spec.options
+    asked = (options.eq, options.eq or options.unsafe_hash, options.repr)
+    for (name, ours), wanted in zip(dunders.COMPARISON.items(), asked, strict=True):
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
-        generated = _is_generated(cls, name, (ours, getattr(object, name)))
-        method = ours if wanted else getattr(object, name)
-        if (generated or (wanted and (unsaid or not way.inherits))) and class_attribute(cls, name) is not method:
+        held, pythons = class_attribute(cls, name), getattr(object, name)
+        generated = held is ours or held is pythons or _is_generated(cls, name)
+        method = ours if wanted else pythons
+        if held is not method and (generated or (wanted and (unsaid or not way.inherits))):
             setattr(cls, name, method)
 
 
-def _is_generated(cls: type[Any], name: str, methods: tuple[Any, ...]) -> bool:
-    """Whether a class has one of these methods, or one that `dataclasses` generated for a base."""
+def _is_generated(cls: type[Any], name: str) -> bool:
+    """Whether a class has a method that `dataclasses` generated for a base."""
     writer = next(base for base in cls.__mro__ if name in vars(base))
     is_node = isinstance(vars(writer).get("__node_spec__"), NodeSpec)
-    by_dataclasses = "__dataclass_params__" in vars(writer) and not is_node
-    return by_dataclasses or any(vars(writer)[name] is method for method in methods)
+    return "__dataclass_params__" in vars(writer) and not is_node
 
 
 def _install(cls: type[Any], way: Way) -> None:
     """The other methods of a node, over those that `dataclasses` generated for a base."""
+    body = dict(vars(cls))
     for name, method in _METHODS.items():
-        inherited = class_attribute(cls, name)
-        if name not in vars(cls) and inherited is not method and (name in way.methods or _is_generated(cls, name, ())):
+        if (
+            name not in body
+            and class_attribute(cls, name) is not method
+            and (name in way.methods or _is_generated(cls, name))
+        ):
             setattr(cls, name, method)
 
 
@@ -269,37 +257,35 @@ def _enforce_abstract_methods(cls: type[Any]) -> None:
 
 def _document(spec: NodeSpec) -> None:
     """A docstring with the signature, as dataclasses write it, for a class that has none; and what `doc=` says."""
-    cls, documented = spec.cls, [(field.name, field.doc) for field in spec.fields if field.doc is not None]
-    if sys.version_info >= (3, 15) and cls.__doc__ is None and not documented:
-        cls.__doc__ = cast("Any", _Later())
-    elif cls.__doc__ is None:
-        cls.__doc__ = _with_docs(_from_signature(cls), documented)
-    elif documented:
-        cls.__doc__ = _with_docs(inspect.cleandoc(cls.__doc__), documented)
+    if spec.cls.__doc__ is None:
+        spec.cls.__doc__ = cast("Any", _Later(spec))
+    else:
+        spec.cls.__doc__ = _with_docs(spec.cls.__doc__, spec)
 
 
-def _from_signature(cls: type[Any]) -> str:
-    try:
-        signature = str(signature_of(cls)).replace(" -> None", "")
-    except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-        signature = ""
-    return cls.__name__ + signature
+class _Later:
+    """A docstring that is made when somebody looks, as that of dataclasses from 3.15 on: later names are found."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+
+    def __get__(self, instance: object, cls: type[Any]) -> str:
+        try:
+            signature = str(signature_of(self.spec.cls)).replace(" -> None", "")
+        except (TypeError, ValueError):  # a metaclass with a __call__ that has no signature
+            signature = ""
+        self.spec.cls.__doc__ = text = _with_docs(self.spec.cls.__name__ + signature, self.spec)
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.__get__(None, self.spec.cls),))
 
 
-def _with_docs(text: str, documented: Sequence[tuple[str, str]]) -> str:
+def _with_docs(text: str, spec: NodeSpec) -> str:
     """With a section for the fields, as tools that make references read it."""
+    documented = [(field.name, field.doc) for field in spec.fields if field.doc is not None]
     lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]
-    return "\n".join([text, "", "Attributes:", *lines]) if documented else text
-
-
-if sys.version_info >= (3, 15):
-
-    class _Later:
-        """A docstring that is made when somebody looks, as that of dataclasses: later names are found."""
-
-        def __get__(self, instance: object, cls: type[Any]) -> str:
-            text = cls.__doc__ = _from_signature(cls)
-            return text
+    return "\n".join([inspect.cleandoc(text), "", "Attributes:", *lines]) if documented else text
 
 
 @kept_in_pickles
@@ -327,11 +313,7 @@ class Registration:
 
 
 def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any], cure: str) -> None:
-    """Refuse keywords of a class statement that the bases behind `after` do not take.
-
-    Raises:
-        NodeDefinitionError: With the class, the names, the options that they may have meant, and the cure.
-    """
+    """Refuse keywords of a class statement that the bases behind `after` do not take."""
     behind = cls.__mro__[cls.__mro__.index(after) + 1 :]
     takers = [base for base in behind if "__init_subclass__" in vars(base) and base.__module__ not in _PYTHONS]
     if keywords and not takers:
@@ -341,14 +323,16 @@ def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any
         )
 
 
-def undo(cls: type[Any], before: Mapping[str, Any]) -> None:
+def undo(cls: type[Any], before: "Body") -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
     kept = _MANAGED | _OTHERS
     for name in vars(cls).keys() - before.keys() - kept:
         delattr(cls, name)
-    for name, value in before.items():
+    for name, (value, kw_only) in before.items():
         if name not in kept and vars(cls).get(name) is not value:
             setattr(cls, name, value)
+        if isinstance(value, dataclasses.Field):
+            value.kw_only = kw_only
 
 
 # Subclasses of a decorated class, without the decorator
@@ -381,27 +365,34 @@ class NoSpec:
         raise AttributeError(f"{owner.__qualname__} is not a node")
 
 
-def await_first_use(cls: type[Any]) -> None:
+def await_first_use(cls: type[Any]) -> bool:
     """Leave a class as Python made it, so that a decorator or a registration of others may follow, until it is used.
+
+    False for one that is a node, or waits already.
 
     An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
     for `__post_init__` first. The name for `jax.export` is taken at once: a program may be read before an instance is.
     """
-    if "__node_exported__" not in vars(cls):
-        register_for_export(cls)
-        cls.__node_exported__ = True
+    if {"__node_spec__", "__node_exported__"} & vars(cls).keys():
+        return False
+    register_for_export(cls)
+    cls.__node_exported__ = True
     _enforce_abstract_methods(cls)
-    if not isinstance(vars(cls).get("__new__"), FirstInstance):
-        for name in _ON_FIRST_USE:
-            setattr(cls, name, FirstUse(name, *written(cls, name)))
+    _hook(cls)
+    return True
 
 
 def await_first_use_of_subclasses(cls: type[Any]) -> None:
     """The same for what subclasses a class has by the time that it becomes a node: JAX takes them for leaves."""
     for subclass in type.__subclasses__(cls):
-        if not {"__node_spec__", "__node_exported__"} & vars(subclass).keys():
-            await_first_use(subclass)
+        if await_first_use(subclass):
             await_first_use_of_subclasses(subclass)
+
+
+def _hook(cls: type[Any]) -> None:
+    if not isinstance(vars(cls).get("__new__"), FirstInstance):
+        for name in _ON_FIRST_USE:
+            setattr(cls, name, FirstUse(name, *written(cls, name)))
 
 
 def await_no_more(cls: type[Any], *, but: str = "") -> None:
@@ -416,8 +407,8 @@ def await_no_more(cls: type[Any], *, but: str = "") -> None:
 
 def written(cls: type[Any], name: str) -> tuple[Any, ...]:
     """What the body of a class has under a name, if it has anything, also where a hook stands in its place."""
-    values = tuple(vars(cls)[own] for own in {name} & vars(cls).keys())
-    return values[0].written if values and isinstance(values[0], FirstUse) else values
+    held = vars(cls).get(name, MISSING)
+    return held.written if isinstance(held, FirstUse) else () if held is MISSING else (held,)
 
 
 def first_use(cls: type[Any]) -> NodeSpec:
@@ -453,7 +444,7 @@ def _settle(cls: type[Any]) -> None:
         make_node_class(cls, options, UNDECORATED)
     except (TypeError, ValueError) as error:
         undo(cls, before)
-        await_first_use(cls)
+        _hook(cls)
         raise NodeDefinitionError(f"{cls.__qualname__} is not a node yet: {error}") from error
     cls.__before_node__ = before
 
@@ -464,12 +455,15 @@ def leave_registered(cls: type[Any]) -> None:
     cls.__node_spec__ = NoSpec(cls)
 
 
-def body_of(cls: type[Any]) -> dict[str, Any]:
-    """The attributes of a class as they stand; copies of fields, since dataclasses writes into them."""
+Body = Mapping[str, tuple[Any, Any]]
+
+
+def body_of(cls: type[Any]) -> Body:
+    """The attributes of a class as they stand, each with its `kw_only`, which dataclasses writes into a field."""
     return {
-        name: copy.copy(value) if class_of(value) is dataclasses.Field else value
-        for name in vars(cls)
-        for value in written(cls, name)
+        name: (value, value.kw_only if isinstance(value, dataclasses.Field) else None)
+        for name, held in vars(cls).items()
+        for value in (held.written if isinstance(held, FirstUse) else (held,))
     }
 
 

@@ -20,6 +20,7 @@ from treewright._nodes.foreign import refuse_metaclass
 from treewright._nodes.make_class import MODULE, leave_registered, make_node_class, refuse_keywords, register_once
 from treewright._nodes.node import PAIR, ReplaceMethod, pair_or_unfinished, replaced
 from treewright._nodes.others import register_for_flax, register_function_node
+from treewright._nodes.refusals import is_special
 from treewright._nodes.spec import Options, spec_of
 from treewright._nodes.statics import StaticTable
 from treewright._values.exact import ExactKeys, method_key, tracer_in
@@ -139,8 +140,7 @@ def wrap_methods(cls: type[Any]) -> None:
     """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
     fields = own_annotations(cls)
     for name, value in list(vars(cls).items()):
-        special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if not special and name not in fields and _is_method(value):
+        if (not is_special(name) or name == "__call__") and name not in fields and _is_method(value):
             setattr(cls, name, ModuleMethod(value))
 
 

@@ -66,11 +66,7 @@ def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
 
 
 def finished_pair(node: Any) -> Pair:
-    """`(children, statics)` of a node.
-
-    Raises:
-        UnfinishedNodeError: If its `__init__` has not returned, or raised.
-    """
+    """`(children, statics)` of a node."""
     stored = pair_or_unfinished(node)
     if isinstance(stored, tuple):
         return stored
@@ -282,6 +278,11 @@ def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | 
     build(node, _assign_all, values, post_init)
 
 
+def assign_given(cls: type[Any], node: Any, *values: Any) -> None:
+    """The same for an instance of a subclass of `cls`, from the values of all fields of `cls`."""
+    assign_all(node, dict(zip(spec_of(cls).by_name, values, strict=True)), None)
+
+
 def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     for name, value in values.items():
         set_attribute(node, name, value)
@@ -349,11 +350,7 @@ def _seal(node: Any, spec: NodeSpec, *, escaped: bool) -> None:
 
 
 def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
-    """Fill in the defaults.
-
-    Raises:
-        NodeInitError: If a field has neither a value nor a default.
-    """
+    """Fill in the defaults."""
     for field in spec.fields:
         if field.name not in waiting:
             if field.default is not MISSING:

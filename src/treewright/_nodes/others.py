@@ -125,12 +125,7 @@ def register_function_node(cls: type[Any]) -> None:
 
 
 def serialize(statics: object) -> bytes:
-    """The names and values of the statics as JSON.
-
-    Raises:
-        StaticSerializationError: For a value that has no name to be found by, such as a lambda, and for what another
-            library has registered a subclass of a node with.
-    """
+    """The names and values of the statics as JSON."""
     if not isinstance(statics, Statics):
         raise StaticSerializationError(
             f"A subclass of a node, registered by another library, can't be exported with {statics!r}. Put "
@@ -140,11 +135,7 @@ def serialize(statics: object) -> bytes:
 
 
 def deserialize(cls: type[Any], data: bytes | bytearray) -> Statics:
-    """The statics of `cls` from what `serialize` wrote.
-
-    Raises:
-        StaticSerializationError: If the class has other static fields now, or a name is not found.
-    """
+    """The statics of `cls` from what `serialize` wrote."""
     return StaticCodec().decode_statics(cls, json.loads(bytes(data)))
 
 
@@ -161,13 +152,7 @@ def decode(encoded: Any) -> Any:
 def register_for_flax(
     cls: type[Any], children_of: Callable[[Any], dict[str, Any]], rebuilt: Callable[[Any, Iterable[Any]], Any]
 ) -> None:
-    """Let `flax.serialization` make state dicts of instances, and bytes.
-
-    Args:
-        cls: A class that is a pytree.
-        children_of: Gives the children of an instance by name.
-        rebuilt: Gives an instance like the first argument with other children.
-    """
+    """Let `flax.serialization` make state dicts of instances, and bytes."""
 
     def register(serialization: Any) -> None:
         def to_state_dict(node: Any) -> dict[str, Any]:

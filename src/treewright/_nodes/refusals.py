@@ -48,18 +48,16 @@ _WHY_NO_STATIC = types.MappingProxyType(
     }
 )
 _UNIONS = (typing.Union, types.UnionType)
+_AROUND = (typing.Annotated, typing.Final, ClassVar)
 _TRANSPARENT = (tuple, frozenset, *_UNIONS)
 _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
 _NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclasses.MISSING))
 
 
 def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
-    """Refuse what can be seen before `dataclasses` reads the class.
-
-    Raises:
-        NodeDefinitionError: With the class, the name, and what to write instead.
-    """
-    name, body, annotations = cls.__qualname__, vars(cls), own_annotations(cls)
+    """Refuse what can be seen before `dataclasses` reads the class."""
+    name, annotations = cls.__qualname__, own_annotations(cls)
+    body = dict(vars(cls))
     if "__slots__" in body:
         raise NodeDefinitionError(
             f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
@@ -77,16 +75,22 @@ def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init:
                 f"{name} defines {method} itself, and would have two forms that could disagree. Remove it and mark "
                 f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
             )
-    refuse_slips(cls)
+    plain = {name: value for name, value in body.items() if not is_special(name)}
+    _refuse_slips(cls, annotations, plain)
     for field in annotations:
-        _refuse_field(cls, field, reserved, body.get(field, dataclasses.MISSING))
-    for attribute in set(body) - set(annotations):
+        _refuse_field(cls, field, reserved, body.get(field, MISSING))
+    for attribute in plain.keys() - annotations.keys():
         _refuse_shadow(cls, attribute, has_own_init=has_own_init)
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is Python's, such as `__call__`."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def _refuse_field(cls: type[Any], field: str, reserved: frozenset[str], value: Any) -> None:
     name = cls.__qualname__
-    if field in _RESERVED | reserved or (field.startswith("__") and field.endswith("__")):
+    if field in _RESERVED | reserved or is_special(field):
         raise NodeDefinitionError(f"{name} can't have a field {field}: every node uses this name itself. Rename it.")
     default = getattr(value, "default", value) if class_of(value) is dataclasses.Field else value
     array = first_array_in(default)
@@ -160,27 +164,18 @@ def _unannotated(cls: type[Any], name: str, field: Any) -> str:
 
 
 def refuse_annotations(spec: NodeSpec) -> None:
-    """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one.
-
-    Raises:
-        NodeDefinitionError: With the class, the field, and what to write instead.
-    """
+    """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one."""
     cls, own = spec.cls, own_annotations(spec.cls)
+    bases = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
+    inherited = {name: field for fields in bases for name, field in fields.items()}
     for field in spec.fields:
         if field.name not in own:
             continue
-        if getattr(field.converter, "func", None) is only_static and field.default is not dataclasses.MISSING:
+        if getattr(field.converter, "func", None) is only_static and field.default is not MISSING:
             field.convert(field.default)
         declared = options_of(cls.__dataclass_fields__[field.name])
-        inherited = _inherited_options(cls, field.name)
-        if declared is None and inherited is not None and inherited.kind != "child":
-            kind, given = inherited.kind, {} if field.default is MISSING else {"default": field.default}
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would become a "
-                f"plain child.\n  Write {field.name}: {annotation_text(field.type, cls)} = {call_text(kind, given)}, "
-                f"or {call_text('field', given)} if a child is meant."
-            )
-        _refuse_lost_sharding(field, cls, declared, inherited)
+        if declared is None and field.name in inherited:
+            _refuse_loss(field, cls, options_of(inherited[field.name]) or FieldOptions())
         _refuse_sharding(field, cls)
         # A field that was marked for another library was annotated for it too: there the value is what counts.
         part = None if declared is None or declared.foreign else _no_static_of(field, cls)
@@ -192,10 +187,16 @@ def refuse_annotations(spec: NodeSpec) -> None:
             )
 
 
-def _refuse_lost_sharding(
-    field: FieldSpec, cls: type[Any], declared: FieldOptions | None, inherited: FieldOptions | None
-) -> None:
-    if declared is None and inherited is not None and (inherited.sharding or inherited.stack):
+def _refuse_loss(field: FieldSpec, cls: type[Any], inherited: FieldOptions) -> None:
+    """Refuse an annotation without a specifier, where a base declared the field with more."""
+    if inherited.kind != "child":
+        kind, given = inherited.kind, {} if field.default is MISSING else {"default": field.default}
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name} is annotated anew without {kind}(), so a {kind} field would become a "
+            f"plain child.\n  Write {field.name}: {annotation_text(field.type, cls)} = {call_text(kind, given)}, "
+            f"or {call_text('field', given)} if a child is meant."
+        )
+    if inherited.sharding or inherited.stack:
         raise NodeDefinitionError(
             f"{cls.__qualname__}.{field.name} is annotated anew without field(), so its sharding would be lost and "
             f"every device would hold all of it. Write {field.name}: ... = field(...) with the sharding= or stack= "
@@ -230,20 +231,12 @@ def _no_static_of(field: FieldSpec, cls: type[Any]) -> str | None:
     return part
 
 
-def _inherited_options(cls: type[Any], name: str) -> FieldOptions | None:
-    for base in cls.__mro__[1:]:
-        fields = vars(base).get("__dataclass_fields__", {})
-        if name in fields:
-            return options_of(fields[name])
-    return None
-
-
 def _no_static_in(annotation: Any) -> str | None:
     """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
     annotation = getattr(annotation, "__value__", annotation)  # type Sizes = tuple[int, ...]
     annotation = getattr(annotation, "array_type", annotation)  # jaxtyping's Float[Array, "..."]
-    origin = typing.get_origin(annotation)
-    if origin in {typing.Annotated, typing.Final, ClassVar}:
+    origin = None if isinstance(annotation, type) else typing.get_origin(annotation)
+    if origin in _AROUND:
         return _no_static_in(typing.get_args(annotation)[0])
     if origin in _UNIONS and np.dtype in [typing.get_origin(part) or part for part in typing.get_args(annotation)]:
         return None  # numpy's and jax's DTypeLike, which takes lists among much else
@@ -260,14 +253,9 @@ def _no_static_in(annotation: Any) -> str | None:
 # Slips
 
 
-def refuse_slips(cls: type[Any]) -> None:
-    """Refuse a default that is not a value, and an array that is not a field.
-
-    Raises:
-        NodeDefinitionError: With the class, the name, and the line to write instead.
-    """
-    annotations = own_annotations(cls)
-    for name, value in vars(cls).items():
+def _refuse_slips(cls: type[Any], annotations: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Refuse a default that is not a value, and an array that is not a field."""
+    for name, value in body.items():
         if name in annotations:
             problem = _problem_of(f"{cls.__qualname__}.{name}", value)
             if problem is not None:
@@ -289,8 +277,9 @@ def refuse_slips(cls: type[Any]) -> None:
 
 def _problem_of(place: str, value: Any) -> str | None:
     """What is wrong with the default of a field, in words that follow its place; `{line}` is how its line begins."""
-    options = options_of(value) if class_of(value) is dataclasses.Field else None
-    default = value.default if class_of(value) is dataclasses.Field else value
+    options, default = (options_of(value), value.default) if class_of(value) is dataclasses.Field else (None, value)
+    if default is MISSING:
+        return _lost_converter(value)
     function, specifier = innermost(default), specifier_in(default)
     is_property = isinstance(default, (property, functools.cached_property))
     is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
@@ -341,7 +330,7 @@ def _lost_converter(value: Any) -> str | None:
 def _refuse_arrays(cls: type[Any], base: type[Any], fields: Collection[str]) -> None:
     """Refuse an array in the body of a class, or of a base that is not a node, where it is not a field."""
     for name, value in list(vars(base).items()):  # from 3.14 on, reading the annotations stores them in there
-        if name in fields or (name.startswith("__") and name.endswith("__")):
+        if name in fields or is_special(name):
             continue
         array = first_array_in(value)
         if array is None or getattr(cls, name, None) is not value:  # hidden by another class

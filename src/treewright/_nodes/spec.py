@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._jax import GetAttrKey
-from treewright._nodes.annotations import declarer_of, resolved
+from treewright._nodes.annotations import declarers, resolved
 from treewright._nodes.children import may_be_no_leaf, warning_of
 from treewright._nodes.converters import annotated_converter, only_static
 from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, doc_of, options_of
@@ -129,10 +129,11 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
     specs: list[FieldSpec] = []
     watched: list[FieldSpec] = []
     counts = {True: 0, False: 0}
+    declared_in = declarers(cls)
     for field in dataclasses.fields(cls):
         specified = options_of(field)
         options = specified or FieldOptions()
-        hint = resolved(field.type, declarer_of(cls, field.name))
+        hint = resolved(field.type, declared_in.get(field.name, cls))
         is_static = options.kind == "static"
         specs.append(
             FieldSpec(
@@ -152,7 +153,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
                 sharding=options.sharding,
                 stack=options.stack,
                 local=options.local,
-                doc=doc_of(field),
+                doc=doc_of(field, options),
             )
         )
         counts[is_static] += 1

@@ -111,11 +111,7 @@ class StaticTable:
         return self.intern(values) if found is None else found
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
-        """The one object for these values, which are in the order of the fields.
-
-        Raises:
-            StaticFieldError: If a value has no exact key; nothing is stored then.
-        """
+        """The one object for these values, which are in the order of the fields."""
         keyed = [self._keyed(*column) for column in zip(self.names, values, self.content, strict=True)]
         keys = tuple(key for key, _ in keyed)
         place = hash(keys)
@@ -270,11 +266,7 @@ def table_in(owner: type[Any]) -> StaticTable | None:
 
 @kept_in_pickles
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
-    """The statics of a class with these values, by name: how pickles come back.
-
-    Raises:
-        TypeError: If the class has other static fields today than when it was pickled.
-    """
+    """The statics of a class with these values, by name: how pickles come back."""
     if set(names) != set(table.names):
         raise TypeError(
             f"The pickle holds the static fields {', '.join(names) or 'none'} of {table.owner.__qualname__}, which now "

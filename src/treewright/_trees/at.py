@@ -404,7 +404,7 @@ def parse(text: str) -> tuple[Step, ...]:
         if match is None or (match["field"] and end and text[end] != "."):
             raise ValueError(
                 f"{text!r} is not a path: {text[end:]!r} is not a step. A step is .name, [0], ['name'], .*, [*] or **, "
-                f'as in ".layers[*].kernel" or "**.bias".'
+                f'as in ".layers[*].kernel" or "**.bias".{_with_items(text)}'
             )
         if match["deep"] or match["field"]:
             steps.append(Step("deep" if match["deep"] else "field", match[0].lstrip(".")))
@@ -413,6 +413,12 @@ def parse(text: str) -> tuple[Step, ...]:
             steps.append(Step("item", int(index) if index and index != "*" else index or match["entry"]))
         end = match.end()
     return tuple(steps)
+
+
+def _with_items(text: str) -> str:
+    """A hint, if the text counts items as flat names do: `layers.0.bias` or `layers.*.bias`."""
+    meant = re.sub(r"\.(\d+|\*)(?=[.[]|$)", r"[\1]", text)
+    return "" if meant == text else f" Did you mean {meant!r}?"
 
 
 def _by_name(root: Place, name: str) -> Selection:
@@ -466,7 +472,8 @@ def _nowhere(root: Place, where: str) -> str:
     names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
     again = of_earlier_class(class_of(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
-    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{again}"
+    items = _with_items(where)
+    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{items}{again}"
 
 
 # A predicate

@@ -96,7 +96,10 @@ def class_of(value: object) -> type[Any]:
 
 def class_attribute(cls: type[Any], name: str) -> Any:
     """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
 
 
 def is_cached_property(cls: type[Any], name: str) -> bool:

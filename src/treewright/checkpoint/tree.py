@@ -13,6 +13,7 @@ import numpy as np
 
 from treewright._jax_refs import content_of
 from treewright._nodes.as_json import StaticCodec, is_namedtuple
+from treewright._nodes.json_kinds import write_pairs
 from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.at import place_of
@@ -88,9 +89,9 @@ class WritingCodec(StaticCodec):
         """
         kind = class_of(value)
         if kind is list:
-            return ["list", *self.write_items(value)]
+            return ["list", *map(self.encode, value)]
         if kind is dict:
-            return ["dict", *self.write_pairs(value)]
+            return ["dict", *write_pairs(value, self.encode)]
         if kind is np.ndarray and value.dtype in NAMES:
             return self.encode(freeze(value))
         return ["described", portable_text(value, exact=False)]
