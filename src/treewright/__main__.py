@@ -4,8 +4,6 @@ import importlib
 import sys
 from types import MappingProxyType
 
-from treewright._values.text import did_you_mean, first_text
-
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
@@ -22,7 +20,11 @@ def main(arguments: list[str]) -> int:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
     asked = name in {"-h", "--help"}
-    wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
+    wrong: list[str] = []
+    if not asked:
+        from treewright._values.text import did_you_mean, first_text  # loads jax, which not every command needs
+
+        wrong = [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
     lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
     print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
