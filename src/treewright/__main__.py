@@ -19,12 +19,10 @@ def main(arguments: list[str]) -> int:
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
-    asked = name in {"-h", "--help"}
-    wrong: list[str] = []
-    if not asked:
-        from treewright._values.text import did_you_mean, first_text  # loads jax, which not every command needs
+    from treewright._values.text import did_you_mean, first_text  # needs JAX, and `retraces` begins without
 
-        wrong = [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
+    asked = name in {"-h", "--help"}
+    wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
     lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
     print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
