@@ -65,12 +65,11 @@ _nodes.module: _jax, _nodes.annotations, _nodes.children, _nodes.dataclass, _nod
     _values.exact, _values.plain, _values.reach, _values.text
 _trees
 _trees.level: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _nodes.statics, _values.freeze,
-    _values.reach, _values.snapshot, _values.text, _values.why
+    _values.reach, _values.text
 _trees.at: _jax, _trees.level, _values.reach, _values.text, errors
 _trees.diff: _jax, _jax_refs, _nodes.dunders, _nodes.node, _nodes.spec, _trees.level, _values.reach, _values.text,
     _values.why
 _trees.edit: _jax, _nodes.module, _nodes.node, _nodes.spec, _trees.level, _values.reach, errors
-_trees.flat: _jax
 _trees.masks: _jax, _nodes.node, _nodes.spec, _trees.at, _trees.diff, _trees.level, _values.reach, _values.text
 _trees.refs: _jax, _jax_refs, _nodes.converters, _trees.diff, _trees.masks, _values.reach, _values.text, errors
 _trees.sizes: _jax, _jax_refs, _nodes.fields, _nodes.node, _nodes.spec, _trees.at, _trees.level, _values.reach
@@ -82,11 +81,11 @@ train: _jax, _nodes.converters, _nodes.fields, _nodes.module, _nodes.node, _node
     _trees.refs, _values.text, errors
 adopted: _jax, _jax_refs, _nodes.fields, _nodes.module, _trees.level, _trees.masks, _values.freeze, _values.reach,
     _values.text, errors
-_loop: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.sizes, _values.reach, _values.text, errors
+_loop: _jax, _jax_refs, _trees.diff, _trees.sizes, _values.reach, _values.text, errors
 typed
 retrace
-retrace.call: _jax, _jax_refs, _trees.diff, _trees.flat, _trees.level, _values.reach, _values.snapshot,
-    _values.text, _values.why
+retrace.call: _jax, _jax_refs, _loop, _nodes.node, _nodes.statics, _trees.diff, _trees.level, _values.reach,
+    _values.snapshot, _values.text, _values.why
 retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values.plain, _values.reach, _values.text,
     _values.why
 retrace.history: _jax, _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call

@@ -1,9 +1,10 @@
 """`loop`: a step that is called again and again on a state which nobody looks at in between."""
 
+import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import jax
@@ -14,7 +15,6 @@ from jax.sharding import NamedSharding, Sharding
 from treewright._jax import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
 from treewright._jax_refs import is_ref
 from treewright._trees.diff import Difference, differences
-from treewright._trees.flat import FlatStructure, FlatTree
 from treewright._trees.sizes import memory_of
 from treewright._values.reach import class_of, innermost, public
 from treewright._values.text import short_text
@@ -25,6 +25,67 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LINES = 20  # of differences that are printed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PathKey:
+    """The whole path of a leaf as one key."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return path_text(self.path)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _FlatStructure:
+    """A treedef that is compared by identity: to compare two equal ones, `jit` would walk through both at each call."""
+
+    treedef: Any
+
+
+class FlatTree:
+    """A tree as one node with all its leaves, which `jit` takes apart in one call, however many nodes the tree has.
+
+    JAX unflattens it to the tree itself, and calls its leaves by their paths in the tree. `structure` is what `jit`
+    compares; each of the `results` is leaves and something else.
+    """
+
+    __slots__ = ("results", "structure")
+
+    def __init__(self, structure: _FlatStructure, leaves: list[Any]) -> None:
+        self.structure = structure
+        self.results: list[tuple[list[Any], Any]] = [(leaves, None)]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The newest leaves."""
+        return self.results[-1][0]
+
+    @property
+    def tree(self) -> Any:
+        """The tree."""
+        return _tree(self.structure, self.leaves)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The path of each leaf in the tree."""
+        return [path for path, _ in jax_trees.tree_flatten_with_path(self.tree)[0]]
+
+
+def _flatten(flat: FlatTree) -> tuple[list[Any], _FlatStructure]:
+    return flat.results[-1][0], flat.structure
+
+
+def _flatten_with_keys(flat: FlatTree) -> tuple[list[tuple[_PathKey, Any]], _FlatStructure]:
+    return [(_PathKey(path), leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)], flat.structure
+
+
+def _tree(structure: _FlatStructure, leaves: Sequence[Any]) -> Any:
+    return structure.treedef.unflatten(leaves)
+
+
+jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _tree, _flatten)
 
 
 @public("treewright")
@@ -74,7 +135,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         self._donate = donate
         self._read_trace = trace_reader()
         self._trace = self._read_trace()
-        self._structures: dict[Any, FlatStructure] = {}
+        self._structures: dict[Any, _FlatStructure] = {}
         self.state = state
 
     @property
@@ -100,7 +161,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     def state(self, state: S) -> None:
         entries, treedef = jax_trees.tree_flatten_with_path(state)
         leaves = [self._array(path, leaf) for path, leaf in entries]
-        structure = self._structures.setdefault(treedef, FlatStructure(treedef))
+        structure = self._structures.setdefault(treedef, _FlatStructure(treedef))
         self._flat = FlatTree(structure, _apart(leaves) if self._donate else leaves)
         self._program: Callable[..., Any] | None = None
 

@@ -5,9 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import operator
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -34,9 +32,7 @@ from treewright._nodes.spec import spec_of
 from treewright._nodes.statics import Statics
 from treewright._values.freeze import FrozenMapping
 from treewright._values.reach import class_of
-from treewright._values.snapshot import remembered
 from treewright._values.text import short_text
-from treewright._values.why import same_exactly, same_to_jit
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function
@@ -426,66 +422,3 @@ def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
     return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
-
-
-_DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
-
-
-class Remembering:
-    """Trees of levels and leaf types in place of live trees; `leaf` gives what to keep of a leaf and of its type.
-
-    It runs inside of every trace, so what is as it was in `like`, an earlier result, is shared and not made anew.
-    """
-
-    def __init__(self, leaf: Callable[[Any, LeafType], LeafType]) -> None:
-        self.leaf = leaf
-        self.leaves = SureLeaves()
-
-    def of(self, tree: Any, like: Any, depth: int = 0) -> Level | LeafType:
-        """The levels of a tree that hangs so deep in the whole."""
-        kind = class_of(tree)
-        if self.leaves[kind]:
-            return self.of_leaf(tree, like)
-        if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
-            parts, statics = finished_pair(tree)
-            if class_of(like.aux) is weakref.ref and like.aux() is statics and len(parts) == len(like.children):
-                pairs = zip(like.children, parts, strict=True)
-                return self.with_children([(key, self.of(part, old, depth + 1)) for (key, old), part in pairs], like)
-        level = level_of(tree)
-        if level is None:
-            return self.of_leaf(tree, like)
-        if depth == _DEPTH:
-            return LeafType(None, kind, jax.tree.structure(tree))
-        return self.of_level(level, like if isinstance(like, Level) and like.kind is level.kind else None, depth)
-
-    def of_leaf(self, tree: Any, like: Any) -> LeafType:
-        seen = leaf_type_of(tree, like)
-        kept = self.leaf(tree, seen if seen.value is None else dataclasses.replace(seen, value=remembered(seen.value)))
-        return like if kept is like or (isinstance(like, LeafType) and _same_leaf(kept, like)) else kept
-
-    def of_level(self, level: Level, like: Level | None, depth: int) -> Level:
-        known = {} if like is None else dict(like.children)
-        children = [(key, self.of(child, known.get(key), depth + 1)) for key, child in level.children]
-        # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
-        aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
-        if like is not None and list(known) == [key for key, _ in children] and same_to_jit(like.aux, aux):
-            return self.with_children(children, like)
-        statics = tuple((key, remembered(value)) for key, value in level.statics)
-        return Level(level.kind, aux, statics, tuple(children), level.content)
-
-    def with_children(self, children: list[tuple[Key, Any]], like: Level) -> Level:
-        """An earlier level with these children, or that very one if it has them. They share equal pairs."""
-        pairs = zip(like.children, children, strict=True)
-        shared = tuple([old if old[1] is child else (old[0], child) for old, (_, child) in pairs])
-        if all(map(operator.is_, shared, like.children)):
-            return like
-        return Level(like.kind, like.aux, like.named, shared, like.content)
-
-
-def _same_leaf(leaf: LeafType, other: LeafType) -> bool:
-    return (
-        (leaf.aval is other.aval or leaf.aval == other.aval)
-        and leaf.python is other.python
-        and leaf.placement == other.placement
-        and (same_to_jit(leaf.value, other.value) and same_exactly(leaf.value, other.value))
-    )

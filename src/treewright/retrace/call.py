@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import operator
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -11,9 +13,11 @@ from jax.core import Tracer
 
 from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._jax_refs import is_ref
+from treewright._loop import FlatTree
+from treewright._nodes.node import finished_pair
+from treewright._nodes.statics import Statics
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
-from treewright._trees.flat import FlatTree
-from treewright._trees.level import LeafType, Level, Remembering
+from treewright._trees.level import LeafType, Level, SureLeaves, leaf_type_of, level_of
 from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import first_names, mesh_text, short_text
@@ -105,16 +109,10 @@ def arguments_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def signature_of(call: Call, like: Signature | None = None) -> Signature:
     """The signature of a call. What is as it was in `like`, an earlier one, is shared with it."""
     known: Mapping[str, Level | LeafType] = {} if like is None else like.traced
+    remembering = _Remembering(call)
     traced: dict[str, Level | LeafType] = {}
     compared: dict[str, Any] = {}
     passed: dict[str, str] = {}
-
-    def leaf(value: Any, kept: LeafType) -> LeafType:
-        if call.fixed_numbers and kept.python is not None:
-            return LeafType(None, kept.python, value)
-        placement = placement_of(value) if call.live else None
-        return kept if kept.placement == placement else LeafType(kept.aval, kept.python, kept.value, placement)
-
     for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
         name, value = argument.name, argument.value
         if isinstance(value, FlatTree):
@@ -124,7 +122,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
         else:
-            traced[name] = Remembering(leaf).of(value, known.get(name))
+            traced[name] = remembering.tree(value, known.get(name), 0)
     settings: Mapping[str, Any] = {
         name: _setting(value) for name, value in (trace_settings() | dict(call.settings)).items()
     }
@@ -147,6 +145,85 @@ def _setting(value: Any) -> Any:
         return MeshInUse(mesh)
     axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
     return remembered(value if axes is None else dict(axes))
+
+
+# Trees
+
+
+_DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
+
+
+class _Remembering:
+    """Trees of levels and leaf types in place of the live trees in a call.
+
+    It runs inside of every trace, so what is as it was in `like`, an earlier result, is shared and not made anew.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.leaves = SureLeaves()
+
+    def tree(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
+        """What to keep of a tree that hangs so deep in the whole."""
+        kind = class_of(tree)
+        if self.leaves[kind]:
+            return self.leaf(tree, like)
+        if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
+            parts, statics = finished_pair(tree)
+            if class_of(like.aux) is weakref.ref and like.aux() is statics and len(parts) == len(like.children):
+                below = zip(parts, like.children, strict=True)
+                return _with_children(like, [self.tree(part, old, depth + 1) for part, (_, old) in below])
+        level = level_of(tree)
+        if level is None:
+            return self.leaf(tree, like)
+        if depth == _DEPTH:
+            return LeafType(None, kind, jax.tree.structure(tree))
+        return self.level(level, like if isinstance(like, Level) and like.kind is level.kind else None, depth)
+
+    def leaf(self, leaf: Any, like: Any) -> LeafType:
+        """What to keep of a leaf."""
+        kept = leaf_type_of(leaf, like)
+        if kept.value is not None:
+            kept = dataclasses.replace(kept, value=remembered(kept.value))
+        if kept.python is not None and self.call.fixed_numbers:
+            kept = LeafType(None, kept.python, leaf)
+        else:
+            placement = placement_of(leaf) if self.call.live else None
+            if kept.placement != placement:
+                kept = LeafType(kept.aval, kept.python, kept.value, placement)
+        return like if kept is like or (isinstance(like, LeafType) and _same_leaf(kept, like)) else kept
+
+    def level(self, level: Level, like: Level | None, depth: int) -> Level:
+        """What to keep of a level that is not known to be as it was."""
+        known = {} if like is None else dict(like.children)
+        children = [(key, self.tree(child, known.get(key), depth + 1)) for key, child in level.children]
+        # A weak reference: equal to another one of the same living object, and 10 times cheaper than a Remembered.
+        aux = weakref.ref(level.aux) if isinstance(level.aux, Statics) else remembered(level.aux)
+        if like is not None and list(known) == [key for key, _ in children] and same_to_jit(like.aux, aux):
+            return _with_children(like, [child for _, child in children])
+        statics = tuple((key, remembered(value)) for key, value in level.statics)
+        return Level(level.kind, aux, statics, tuple(children), level.content)
+
+
+def _with_children(like: Level, children: list[Any]) -> Level:
+    """An earlier level with these children, or that very one if it has them. They share equal pairs."""
+    pairs = tuple(
+        [old if old[1] is child else (old[0], child) for old, child in zip(like.children, children, strict=True)]
+    )
+    return (
+        like
+        if all(map(operator.is_, pairs, like.children))
+        else Level(like.kind, like.aux, like.named, pairs, like.content)
+    )
+
+
+def _same_leaf(leaf: LeafType, other: LeafType) -> bool:
+    return (
+        (leaf.aval is other.aval or leaf.aval == other.aval)
+        and leaf.python is other.python
+        and leaf.placement == other.placement
+        and (same_to_jit(leaf.value, other.value) and same_exactly(leaf.value, other.value))
+    )
 
 
 # Where arrays lie

@@ -111,7 +111,7 @@ class FirstTrace:
             return
         from treewright.retrace.record import Record
 
-        record = Record(self._folder / NAME)
+        record = Record(self._folder / NAME)  # before the import of the recorder, which counts as watching
         try:
             from treewright.retrace.recorder import EventRecorder
 

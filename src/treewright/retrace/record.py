@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
+        self.began: float = time.monotonic()
         self._is_closed = False
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
 import atexit
+import functools
 import os
 import threading
 import time
@@ -17,7 +18,6 @@ from treewright._jax import (
     call_on_stack,
     frames_above,
     is_inside_another_trace,
-    path_text,
 )
 from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright._trees.diff import Difference
@@ -27,7 +27,7 @@ from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
 from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
-from treewright.retrace.report import KINDS, RetraceReport
+from treewright.retrace.report import RetraceReport, change_and_reason, place_of
 from treewright.retrace.watch import CLEARED, Watch
 
 # What decides whether the persistent compilation cache keeps a program.
@@ -48,18 +48,6 @@ _NOTHING_DIFFERS = (
 _UNREAD = "the arguments could not be read in this version of JAX"
 
 
-class _QuietWatch(Watch):
-    """A watch that the program does not notice."""
-
-    def __init__(self, recorder: "EventRecorder") -> None:
-        super().__init__(begins=recorder.keep, recompiled=recorder.keep)
-        self.takes_reports = False
-        self._recorder = recorder
-
-    def warn(self, text: str) -> None:
-        self._recorder.note(text)
-
-
 class _OfThread(threading.local):
     """What is known of the events of one thread."""
 
@@ -71,66 +59,63 @@ class _OfThread(threading.local):
         self.cache: dict[str, Any] = {}
 
 
-class EventRecorder:
-    """Writes into a record what JAX traces, lowers and compiles, from `start` to `stop`."""
+class EventRecorder(Watch):
+    """A watch that the program does not notice: from `start` to `stop`, it writes what JAX does into a record."""
 
     def __init__(self, record: Record) -> None:
+        super().__init__(begins=self._keep, recompiled=self._keep)
         self._record = record
         self._thread = _OfThread()
         self._settings: dict[str, Any] = {}
         self._rows: dict[str, dict[str, Any]] = {}  # of functions, by their names
-        self._watch = _QuietWatch(self)
-        self._listeners: list[EventListener] = []
 
     def start(self) -> None:
         """Write down all that comes from now on."""
-        began = time.monotonic()
-        # JAX tells in this order. The first keeps the time, so that what the watch takes is not counted as JAX's.
-        first = EventListener(self._mark, self._mark, self._mark)
-        self._watch.__enter__()
-        last = EventListener(
-            lambda seconds, name: self._safely(self._hear, "trace", seconds, name),
-            lambda seconds, name: self._safely(self._hear, "compile", seconds, name),
-            lambda seconds, name: self._safely(self._hear, "lower", seconds, name),
-            lambda event, seconds: self._safely(self._hear_of_the_cache, event, seconds),
-        )
-        self._listeners = [first, last]
-        about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "ours": time.monotonic() - began}
-        self._record.write({"kind": "jax", **about})
+        self.__enter__()
+        about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+        self._record.write({"kind": "jax", **about, "ours": time.monotonic() - self._record.began})
         atexit.register(self._say_what_was_missed)
 
     def stop(self) -> None:
         """Write nothing more."""
         atexit.unregister(self._say_what_was_missed)
-        for listener in self._listeners:
-            listener.stop()
-        self._watch.__exit__()
+        self.__exit__()
 
     def _say_what_was_missed(self) -> None:
-        if not self._watch.is_told():
-            self.note(CLEARED)
+        if not self.is_told():
+            self.warn(CLEARED)
 
-    def note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Write down what the report can't know."""
         self._record.write({"kind": "note", "text": text})
 
-    def keep(self, definition: Any, report: RetraceReport) -> None:
-        """Keep a report until JAX tells the recorder of what it is about."""
+    def _keep(self, definition: Any, report: RetraceReport) -> None:
+        """Keep a report until it is written down what it is about."""
         self._thread.reports.append((definition, report))
 
-    def _mark(self, *_: object) -> None:
-        self._thread.heard = time.monotonic()
+    def _listen(self) -> EventListener:
+        return EventListener(
+            functools.partial(self._safely, self._hear, "trace"),
+            functools.partial(self._safely, self._hear, "compile"),
+            functools.partial(self._safely, self._hear, "lower"),
+            functools.partial(self._safely, self._hear_of_the_cache),
+        )
 
     def _safely(self, hear: Callable[..., None], *told: object) -> None:
+        self._thread.heard = time.monotonic()  # so that what we take is not counted as JAX's
         try:
             hear(*told)
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
-            self.note(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
+            self.warn(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
 
     def _hear(self, kind: str, seconds: float, name: str) -> None:
-        here, call = self._thread, call_on_stack()
         if threading.current_thread().name == LOOKING:
             return
+        here, call = self._thread, call_on_stack()
+        if kind == "trace":
+            self.hear_of_trace(call, seconds, name)
+        elif kind == "compile":
+            self.hear_of_compilation(call, seconds, name)
         # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
         if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
             return
@@ -226,18 +211,9 @@ def explained(report: RetraceReport, *, of_a_library: bool = False) -> dict[str,
 
 
 def _reason(difference: Difference) -> dict[str, str]:
-    change = difference.change
-    if difference.kind == "function":
-        change = difference.reason or change
-    reason = "" if difference.reason == change else str(difference.reason)
-    kind = KINDS.get(difference.kind)
-    return {
-        "path": path_text(difference.path) + (f" ({kind})" if kind else ""),
-        "kind": difference.kind,
-        "change": str(change),
-        "reason": reason,
-        "cure": remedy_of(difference),
-    }
+    change, reason = change_and_reason(difference)
+    about = {"path": place_of([difference]), "kind": difference.kind, "change": change, "reason": reason}
+    return {**about, "cure": remedy_of(difference)}
 
 
 def _module_of(call: Call) -> str:

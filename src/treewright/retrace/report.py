@@ -20,7 +20,7 @@ _BEFORE = "compared with a trace that was not seen: from before the block, or in
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 
 # The kinds of differences that the text does not show by itself.
-KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
+_KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
     {
         "static": "static",
         "value": "static",
@@ -166,28 +166,30 @@ def difference_lines(differences: Iterable[Difference]) -> "Iterator[tuple[str, 
     groups: dict[tuple[str, str, str, str], list[Difference]] = {}
     for whole in differences:
         for part in whole.parts or (whole,):
-            groups.setdefault((_folded(part.path), part.kind, _change_of(part), part.reason), []).append(part)
+            groups.setdefault((_folded(part.path), part.kind, *change_and_reason(part)), []).append(part)
     for (_, _, change, reason), group in groups.items():
-        notes = "; ".join(filter(None, ("" if reason == change else reason, remedy_of(group[0]))))
-        lines = [f"{_place_of(group)}: {change}"]
+        notes = "; ".join(filter(None, (reason, remedy_of(group[0]))))
+        lines = [f"{place_of(group)}: {change}"]
         yield str(group[0].path[0]), [*lines, f"    {notes}"] if notes else lines
 
 
-def _change_of(difference: Difference) -> str:
-    return (difference.kind == "function" and difference.reason) or difference.change
+def change_and_reason(difference: Difference) -> tuple[str, str]:
+    """What has changed, and the reason where that says more."""
+    change = str((difference.kind == "function" and difference.reason) or difference.change)
+    return change, "" if difference.reason == change else str(difference.reason)
 
 
 def _folded(path: Iterable[Any]) -> str:
     return "".join("[*]" if isinstance(key, (SequenceKey, DictKey)) else str(key) for key in path)
 
 
-def _place_of(group: list[Difference]) -> str:
+def place_of(group: list[Difference]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
     kind = group[0].kind
     is_new = kind in {"added", "removed"}  # of which the names themselves are what differs
     keys = zip(*(difference.path for difference in group), strict=True)
     path = "".join(_key_of(list(map(str, same)), names=is_new) for same in keys)
-    notes = [KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
+    notes = [_KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
 

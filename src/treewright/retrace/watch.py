@@ -112,8 +112,11 @@ class Watch:
         if not (sight.events and sight.calls and sight.outcomes):
             self.warn(lost)
         PROCESS.add(self)
-        self._listener = EventListener(self._traced, self._compiled)
+        self._listener = self._listen()
         return self
+
+    def _listen(self) -> EventListener:
+        return EventListener(self._traced, self._compiled)
 
     def __exit__(self, *_: object) -> None:
         listener = self._listener
@@ -138,14 +141,20 @@ class Watch:
         warnings.warn(text, RetraceWarning, stacklevel=4)
 
     def _traced(self, seconds: float, name: str) -> None:
+        self.hear_of_trace(call_on_stack(), seconds, name)
+
+    def _compiled(self, seconds: float, name: str) -> None:
+        self.hear_of_compilation(call_on_stack(), seconds, name)
+
+    def hear_of_trace(self, call: Call | None, seconds: float, name: str) -> None:
+        """What is done when JAX tells of a trace."""
         self._end(self._take())
-        call = call_on_stack()
         if call is not None and (_is_internal(call.function) or is_inside_another_trace()):
             return
         outcome = call.outcome if call is not None and PROCESS.sight.outcomes else "unknown"
         if outcome == "failed":
             return
-        seen = self._look(call, shares_trace=outcome == "shared")
+        seen = None if call is None else self._look(call, shares_trace=outcome == "shared")
         if seen is None:
             if outcome != "shared":
                 self._count(seconds, name)
@@ -155,8 +164,8 @@ class Watch:
         else:
             self._put(self._new_trace(seen, seconds))
 
-    def _compiled(self, seconds: float, name: str) -> None:
-        call = call_on_stack()
+    def hear_of_compilation(self, call: Call | None, seconds: float, name: str) -> None:
+        """What is done when JAX tells of a compilation."""
         if call is None or _is_internal(call.function) or name != f"jit({call.jit_name})":
             return
         begun = self._take()
@@ -170,15 +179,13 @@ class Watch:
         if seen is None:
             return
         seen.history.definition.compiles += 1
-        if call.in_transformation:
-            self._compiled_in_transformation(seen, seconds)
-        else:
+        if not call.in_transformation:
             self._compiled_alone(seen, seconds, begun)
+        elif not seen.finding.shares_trace:  # several may be compiled for one trace
+            self._end(self._new_trace(seen, seconds, _NOT_TOLD))
 
-    def _look(self, call: Call | None, *, shares_trace: bool) -> _Seen | None:
+    def _look(self, call: Call, *, shares_trace: bool) -> _Seen | None:
         """What is new about a call; None where that can't be told, whatever the reason: the program must go on."""
-        if call is None:
-            return None
         try:
             history = self._histories.of(call.function)
             signature = signature_of(call, history.newest)
@@ -197,11 +204,6 @@ class Watch:
         self.trace_begins(definition_of(seen.call.function), report)
         return _Begun(seen.history, entry, report, seconds)
 
-    def _compiled_in_transformation(self, seen: _Seen, seconds: float) -> None:
-        """A program of `grad` or `vmap`, of which there may be several for one trace."""
-        if not seen.finding.shares_trace:
-            self._end(self._new_trace(seen, seconds, _NOT_TOLD))
-
     def _compiled_alone(self, seen: _Seen, seconds: float, begun: _Begun | None) -> None:
         """A compilation without a trace of its own."""
         finding, entry = seen.finding, seen.finding.entry
@@ -213,9 +215,9 @@ class Watch:
         if first:
             return
         if begun is not None and begun.is_guess and not finding.differences:  # the caches were cleared
-            begun = self._new_trace(seen, seconds)
-            begun.entry.compiled = True
-            self._end(begun)
+            again = self._new_trace(seen, seconds)
+            again.entry.compiled = True
+            self._end(again)
             return
         definition = seen.history.definition
         seen.history.record(seen.signature, entry.number).compiled = True
