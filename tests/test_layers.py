@@ -134,7 +134,7 @@ checkpoint.manager: _jax, _values.cures, _values.reach, _values.text, checkpoint
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
 sharding.folding
-sharding.hlo
+sharding.hlo: _values.reach
 sharding.parts: _jax_processes, _values.reach
 sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.masks, _values.text, errors,
     sharding.folding
@@ -150,20 +150,19 @@ testing.assertions: _trees.diff
 testing.plugin: errors, retrace.explain, retrace.report
 checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
     checkpoint.manifest
-sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.specs
+sharding: sharding.constrain, sharding.hlo, sharding.init, sharding.processes, sharding.program, sharding.report,
+    sharding.specs
 testing: testing.assertions
 __main__: _values.text
 _move.libraries
-_move.source
-_move.annotations: _move.libraries, _move.source
-_move.classes: _move.annotations, _move.libraries, _move.source
-_move.plain: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.source: _move.libraries
+_move.classes: _move.libraries, _move.source
 _move.calls: _move.libraries, _move.source
-_move.statements: _move.annotations, _move.calls, _move.classes, _move.libraries, _move.source
-_move.findings: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.statements: _move.calls, _move.classes, _move.libraries, _move.source
+_move.findings: _move.classes, _move.libraries, _move.source
 _move.imports: _move.source
-_move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.plain,
-    _move.source, _move.statements
+_move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.source,
+    _move.statements
 _move.command: _move.libraries, _move.rewrite, _move.source, checkpoint.atomic, errors
 _move
 """)
