@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -18,7 +18,7 @@ from treewright._values.portable import portable_text
 from treewright._values.reach import class_of
 from treewright._values.text import first_of, first_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.hlo import arrays_in
+from treewright.sharding.hlo import shapes_in
 from treewright.sharding.parts import Part, parts_of
 from treewright.sharding.processes import TIMEOUT, compare, described, program_texts, versions
 from treewright.sharding.specs import (
@@ -33,6 +33,11 @@ from treewright.sharding.specs import (
 )
 
 T = TypeVar("T")
+_WHOLE = """\
+Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)
+and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its
+program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make
+each number by itself, and arguments for what was captured."""
 
 
 def sharded_init(
@@ -87,7 +92,11 @@ def sharded_init(
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    _require_devices(mesh)
+    if isinstance(mesh, AbstractMesh):
+        raise TypeError(
+            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
+            f"jax.make_mesh makes one of devices."
+        )
     given = _given(fn, args, kwargs)
     traced = _traced(given, mesh, rules, on_misfit)
     with jax.set_mesh(_with_auto_axes(mesh)):
@@ -131,14 +140,6 @@ def abstract_state(
     return result
 
 
-def _require_devices(mesh: object) -> None:
-    if isinstance(mesh, AbstractMesh):
-        raise TypeError(
-            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
-            f"jax.make_mesh makes one of devices."
-        )
-
-
 class _Given(NamedTuple):
     """A function of arrays alone, and the arrays, each with the name of the argument that it is in."""
 
@@ -158,18 +159,15 @@ class _Traced(NamedTuple):
 
 def _given(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
     entries, treedef = jax_trees.tree_flatten_with_path((args, dict(kwargs)))
-    leaves = [leaf for _, leaf in entries]
-    traced = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    places = [place for place, (_, leaf) in enumerate(entries) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def make(arrays: list[Any]) -> Any:
-        values = iter(arrays)
-        filled = (next(values) if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True))
-        positional, named = treedef.unflatten(filled)
+        leaves = dict(enumerate(leaf for _, leaf in entries)) | dict(zip(places, arrays, strict=True))
+        positional, named = treedef.unflatten(leaves.values())
         return fn(*positional, **named)
 
-    arrays = [_untyped(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
-    names = [_argument_name(fn, path) for (path, _), is_array in zip(entries, traced, strict=True) if is_array]
-    return _Given(make, arrays, names)
+    names = [_argument_name(fn, entries[place][0]) for place in places]
+    return _Given(make, [_untyped(entries[place][1]) for place in places], names)
 
 
 def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
@@ -229,38 +227,33 @@ def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object
     return jax.sharding.use_abstract_mesh(mesh) if before.empty else jax.set_mesh(_with_auto_axes(before))
 
 
-def _places(part: Part, arrays: Mapping[Any, Any]) -> Hashable:
-    """Where the arguments lie that a part takes: one program is for arguments that lie alike."""
-    return tuple(getattr(arrays.get(variable), "sharding", None) for variable in part.inputs)
-
-
 def _lowered(part: Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
     """The program of a part, under the mesh that is set. What it takes from another part every device has."""
     everywhere = NamedSharding(jax.sharding.get_mesh(), partition_spec())
-    outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.outputs[len(part.leaves) :])]
+    outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.more)]
     inputs = [arrays[one] if one in arrays else _abstract(one.aval, everywhere) for one in part.inputs]
     return untyped_jax.jit(part.run, out_shardings=outs).lower(*inputs)
 
 
 def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
     """The results by their numbers, made under the mesh that is set once all processes agree."""
-    first, others = parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
-    parts = (first, *others)
+    parts = parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
     arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
-    keys = [(part.key, _places(part, arrays)) for part in parts]
+    # One program is for arguments that lie alike.
+    keys = [(part.key, *(getattr(arrays.get(one), "sharding", None) for one in part.inputs)) for part in parts]
     distinct = dict(zip(keys, parts, strict=True))
     lowered = {key: _lowered(part, arrays, traced.leaves) for key, part in distinct.items()}
     if process_count() > 1:
         _compare(given, traced, [*lowered.values()], timeout_seconds)
     compiled = {key: program.compile() for key, program in lowered.items()}
     programs = [compiled[key] for key in keys]
-    _warn_of_whole_arrays(zip(others, programs[1:], strict=True), traced)
+    _warn_of_whole_arrays(zip(parts[1:], programs[1:], strict=True), traced)
     made: dict[int, Any] = {}
     for part, program in zip(parts, programs, strict=True):
         # One after the other: two programs at work would hold the random bits of both.
         outputs = untyped_jax.block_until_ready(program(*(arrays[one] for one in part.inputs)))
         made.update(zip(part.leaves, outputs, strict=False))
-        arrays.update(zip(part.outputs[len(part.leaves) :], outputs[len(part.leaves) :], strict=True))
+        arrays.update(zip(part.more, outputs[len(part.leaves) :], strict=True))
     return made
 
 
@@ -286,27 +279,15 @@ def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced)
     largest: dict[int, int] = {}  # how many numbers each program computes on a device at once
     for part, program in compiled:
         if id(program) not in largest:
-            arrays = arrays_in(program.as_text(), computed=True)
-            largest[id(program)] = max((math.prod(array.shape) for array in arrays), default=0)
+            largest[id(program)] = max(map(math.prod, shapes_in(program.as_text(), computed=True)), default=0)
         for place in part.leaves:
             leaf: Any = traced.leaves[place]
             whole, kept = (math.prod(shape) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
             if kept < whole <= largest[id(program)]:
                 lines.append(f"{path_text(traced.paths[place])}, {text(leaf)}, of which it keeps 1/{whole // kept}")
     if lines:
-        warn_user(
-            "\n".join(
-                [
-                    "Each device computes all of these arrays, to keep a part:",
-                    *(f"  {line}" for line in first_of(lines)),
-                    "Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)",
-                    "and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its",
-                    "program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make",
-                    "each number by itself, and arguments for what was captured.",
-                ]
-            ),
-            ShardingWarning,
-        )
+        shown = "\n  ".join(["Each device computes all of these arrays, to keep a part:", *first_of(lines)])
+        warn_user(f"{shown}\n{_WHOLE}", ShardingWarning)
 
 
 def _with_auto_axes(mesh: AnyMesh) -> Any:

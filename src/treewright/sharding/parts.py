@@ -1,8 +1,6 @@
 """A traced function taken apart: one program for what is small, and one for each kind of large array."""
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -21,21 +19,21 @@ class Part:
 
     Attributes:
         inputs: The variables that it takes.
-        outputs: The variables that it gives.
-        leaves: The numbers of the function's results among its outputs, which begin with these.
+        leaves: The numbers of the function's results that it gives, first.
+        more: The variables that it gives besides, which other parts take.
         run: The program, as a function of arrays.
         key: Equal for two parts that do the same with their inputs.
     """
 
     inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
     leaves: tuple[int, ...]
+    more: tuple[Any, ...]
     run: Callable[..., list[Any]]
     key: Hashable
 
 
-def parts_of(jaxpr: Any, placed: Sequence[Hashable]) -> tuple[Part, list[Part]]:
-    """A function in parts: one that makes all that is small, and the others, which take what that one gives.
+def parts_of(jaxpr: Any, placed: Sequence[Hashable]) -> list[Part]:
+    """A function in parts: first one that makes all that is small, then others, which take what that one gives.
 
     Equations that depend on a large array stand together with it, and so do large arrays of which one is made from
     another. What no result depends on is left out.
@@ -45,45 +43,48 @@ def parts_of(jaxpr: Any, placed: Sequence[Hashable]) -> tuple[Part, list[Part]]:
         placed: For each of its results where it is to be: results in unequal places are not made by equal programs.
     """
     whole: Any = jaxpr.jaxpr
-    groups = _Groups()
     early: list[Any] = []
+    group_of: dict[Any, list[Any]] = {}  # by variable the equations that one of them gives: a list for each group
     for equation in _needed(whole):
-        variables = [one for one in equation.invars if not _is_literal(one)]
-        if groups.knows(variables) or any(map(_is_large, (*variables, *equation.outvars))):
-            groups.add(equation, variables)
-        else:
+        variables = _variables_in(equation.invars)
+        joined = _distinct(group_of[variable] for variable in variables if variable in group_of)
+        if not joined and not (equation.outvars and any(map(_is_large, (*variables, *equation.outvars)))):
             early.append(equation)
+            continue
+        group = max(joined, key=len, default=list[Any]())
+        for other in joined:
+            if other is not group:
+                group += other
+                group_of.update((variable, group) for moved in other for variable in moved.outvars)
+        group.append(equation)
+        group_of.update(dict.fromkeys(equation.outvars, group))
 
-    results = [*enumerate(whole.outvars)]
-    late: dict[int, list[int]] = {group: [] for group in groups.equations}
-    for place, variable in results:
-        if not _is_literal(variable) and groups.knows([variable]):
-            late[groups.of(variable)].append(place)
-    parts: list[Part] = []
-    make = functools.partial(_part, jaxpr, whole, placed)
-    for group, leaves in late.items():
-        equations = groups.equations[group]
-        parts.append(make(equations, inputs=_inputs_of(equations), leaves=leaves))
+    leaves_of: dict[int, list[int]] = {}
+    for place, variable in enumerate(whole.outvars):
+        group = early if _is_literal(variable) else group_of.get(variable, early)
+        leaves_of.setdefault(id(group), []).append(place)
+    parts = [
+        _part(jaxpr, placed, group, inputs=_inputs_of(group), leaves=leaves_of.get(id(group), []))
+        for group in _distinct(group_of.values())
+    ]
     made_early = {variable for equation in early for variable in equation.outvars}
     between = dict.fromkeys(variable for part in parts for variable in part.inputs if variable in made_early)
-    others = {place for leaves in late.values() for place in leaves}
-    leaves = [place for place, _ in results if place not in others]
-    return make(early, inputs=tuple(whole.invars), leaves=leaves, more=tuple(between)), parts
+    return [_part(jaxpr, placed, early, inputs=whole.invars, leaves=leaves_of.get(id(early), []), more=between), *parts]
 
 
 def _part(
     jaxpr: Any,
-    whole: Any,
     placed: Sequence[Hashable],
     equations: Sequence[Any],
     *,
-    inputs: tuple[Any, ...],
+    inputs: Iterable[Any],
     leaves: Sequence[int],
-    more: tuple[Any, ...] = (),
+    more: Iterable[Any] = (),
 ) -> Part:
+    whole: Any = jaxpr.jaxpr
     constants = {*whole.constvars}
     inputs = tuple(variable for variable in inputs if variable not in constants)
-    outputs = (*(whole.outvars[place] for place in leaves), *more)
+    outputs = [*(whole.outvars[place] for place in leaves), *more]
     run = some_equations(jaxpr, equations, inputs, outputs)
     numbers = {variable: number for number, variable in enumerate(inputs)}
     steps: list[Hashable] = [tuple(variable.aval for variable in inputs)]
@@ -95,17 +96,17 @@ def _part(
         steps.append((equation.primitive, _comparable(tuple(equation.params.items())), taken, given, setting))
     ends = tuple(_operand(one, numbers) for one in outputs)
     key = (tuple(steps), ends, tuple(placed[place] for place in leaves))
-    return Part(inputs, outputs, tuple(leaves), run, key)
+    return Part(inputs, tuple(leaves), tuple(more), run, key)
 
 
 def _needed(whole: Any) -> list[Any]:
     """The equations that some result depends on, or that do something besides."""
-    wanted = {*filter(lambda one: not _is_literal(one), whole.outvars)}
+    wanted = {*_variables_in(whole.outvars)}
     kept: list[Any] = []
     for equation in reversed(whole.eqns):
         if equation.effects or not wanted.isdisjoint(equation.outvars):
             kept.append(equation)
-            wanted.update(one for one in equation.invars if not _is_literal(one))
+            wanted.update(_variables_in(equation.invars))
     return kept[::-1]
 
 
@@ -114,37 +115,17 @@ def _inputs_of(equations: Iterable[Any]) -> tuple[Any, ...]:
     given: set[Any] = set()
     taken: dict[Any, None] = {}
     for equation in equations:
-        taken.update(dict.fromkeys(one for one in equation.invars if not _is_literal(one) and one not in given))
+        taken.update(dict.fromkeys(one for one in _variables_in(equation.invars) if one not in given))
         given.update(equation.outvars)
     return tuple(taken)
 
 
-class _Groups:
-    """Equations in groups: those that a variable joins are in one."""
+def _distinct(groups: Iterable[list[Any]]) -> list[list[Any]]:
+    return [*{id(group): group for group in groups}.values()]
 
-    def __init__(self) -> None:
-        self.equations: dict[int, list[Any]] = {}
-        self._group_of: dict[Any, int] = {}
-        self._joined: dict[int, int] = {}
-        self._numbers = itertools.count()
 
-    def knows(self, variables: Iterable[Any]) -> bool:
-        return any(variable in self._group_of for variable in variables)
-
-    def of(self, variable: Any) -> int:
-        group = self._group_of[variable]
-        while group in self._joined:
-            group = self._joined[group]
-        return group
-
-    def add(self, equation: Any, variables: Iterable[Any]) -> None:
-        groups = sorted({self.of(variable) for variable in variables if variable in self._group_of})
-        group = groups[0] if groups else next(self._numbers)
-        for other in groups[1:]:
-            self._joined[other] = group
-            self.equations[group] += self.equations.pop(other)
-        self.equations.setdefault(group, []).append(equation)
-        self._group_of.update(dict.fromkeys(equation.outvars, group))
+def _variables_in(operands: Iterable[Any]) -> list[Any]:
+    return [one for one in operands if not _is_literal(one)]
 
 
 def _is_literal(variable: Any) -> bool:
@@ -153,11 +134,8 @@ def _is_literal(variable: Any) -> bool:
 
 def _is_large(variable: Any) -> bool:
     aval: Any = variable.aval
-    return math.prod(getattr(aval, "shape", ())) * _itemsize(aval) > SMALL
-
-
-def _itemsize(aval: Any) -> int:
-    return int(getattr(getattr(aval, "dtype", None), "itemsize", 0))
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * int(itemsize) > SMALL
 
 
 def _operand(variable: Any, numbers: dict[Any, int]) -> Hashable:
