@@ -135,14 +135,13 @@ checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpo
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
 sharding.folding
 sharding.hlo: _values.reach
-sharding.parts: _jax_processes, _values.reach
 sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.masks, _values.text, errors,
     sharding.folding
 sharding.constrain: _jax, _jax_processes, _jax_refs, _values.freeze, _values.text, errors, sharding.specs
 sharding.processes: _jax, _jax_processes, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text,
     errors, sharding.folding
-sharding.init: _collector, _jax, _jax_refs, _trees.level, _values.portable, _values.reach, _values.text, errors,
-    sharding.hlo, sharding.parts, sharding.processes, sharding.specs
+sharding.init: _collector, _jax, _jax_processes, _jax_refs, _trees.level, _values.portable, _values.reach,
+    _values.text, errors, sharding.hlo, sharding.processes, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
 from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
+from treewright._jax_processes import equation_setting, some_equations
 from treewright._jax_refs import is_ref
 from treewright._trees.level import leaf_type_of
 from treewright._values.portable import portable_text
@@ -19,7 +20,6 @@ from treewright._values.reach import class_of
 from treewright._values.text import first_of, first_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.hlo import shapes_in
-from treewright.sharding.parts import Part, parts_of
 from treewright.sharding.processes import TIMEOUT, compare, described, program_texts, versions
 from treewright.sharding.specs import (
     AnyMesh,
@@ -33,6 +33,7 @@ from treewright.sharding.specs import (
 )
 
 T = TypeVar("T")
+_SMALL = 2**16  # bytes of an array, up to which every device may hold it whole while the others are made
 _WHOLE = """\
 Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)
 and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its
@@ -157,6 +158,24 @@ class _Traced(NamedTuple):
     jaxpr: Any
 
 
+class _Part(NamedTuple):
+    """Some equations of a function, to be a program.
+
+    Attributes:
+        inputs: The variables that it takes.
+        leaves: The numbers of the function's results that it gives, first.
+        more: The variables that it gives besides, which other parts take.
+        run: The program, as a function of arrays.
+        key: Equal for two parts that do the same with their inputs.
+    """
+
+    inputs: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    more: tuple[Any, ...]
+    run: Callable[..., list[Any]]
+    key: Hashable
+
+
 def _given(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
     entries, treedef = jax_trees.tree_flatten_with_path((args, dict(kwargs)))
     places = [place for place, (_, leaf) in enumerate(entries) if isinstance(leaf, jax.Array | np.ndarray)]
@@ -193,16 +212,16 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
         tree = given.make(arrays)
         entries, treedef = jax_trees.tree_flatten_with_path(tree)
         for path, leaf in entries:
-            name = path_text(path, class_of(tree).__qualname__)
             if is_ref(leaf):
                 raise ShardingError(
-                    f"{name} is a ref, and the function is traced, which returns no refs. Return arrays, "
-                    f"from_refs(...), and make refs of the result: to_refs(result, where=...)."
+                    f"{path_text(path, class_of(tree).__qualname__)} is a ref, and the function is traced, which "
+                    f"returns no refs. Return arrays, from_refs(...), and make refs of the result: "
+                    f"to_refs(result, where=...)."
                 )
             if leaf_type_of(leaf).aval is None:
                 raise TypeError(
-                    f"{name} is {first_text(leaf)}, and the leaves of what is made are arrays or numbers. Make it a "
-                    f"static, or leave it out."
+                    f"{path_text(path, class_of(tree).__qualname__)} is {first_text(leaf)}, and the leaves of what is "
+                    f"made are arrays or numbers. Make it a static, or leave it out."
                 )
         structures.append(treedef)
         return [leaf for _, leaf in entries]
@@ -227,7 +246,7 @@ def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object
     return jax.sharding.use_abstract_mesh(mesh) if before.empty else jax.set_mesh(_with_auto_axes(before))
 
 
-def _lowered(part: Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
+def _lowered(part: _Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
     """The program of a part, under the mesh that is set. What it takes from another part every device has."""
     everywhere = NamedSharding(jax.sharding.get_mesh(), partition_spec())
     outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.more)]
@@ -237,7 +256,7 @@ def _lowered(part: Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> An
 
 def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
     """The results by their numbers, made under the mesh that is set once all processes agree."""
-    parts = parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
+    parts = _parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
     arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
     # One program is for arguments that lie alike.
     keys = [(part.key, *(getattr(arrays.get(one), "sharding", None) for one in part.inputs)) for part in parts]
@@ -273,7 +292,7 @@ def _compare(given: _Given, traced: _Traced, programs: list[Any], timeout_second
     compare("sharded_init", "The processes would make different trees:", texts, timeout_seconds)
 
 
-def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced) -> None:
+def _warn_of_whole_arrays(compiled: Iterable[tuple[_Part, Any]], traced: _Traced) -> None:
     """Warn where a program computes a whole array on each device that keeps a part of it."""
     lines: list[str] = []
     largest: dict[int, int] = {}  # how many numbers each program computes on a device at once
@@ -308,3 +327,129 @@ def _untyped(array: Any) -> Any:
     if not isinstance(placed, NamedSharding) or not isinstance(placed.mesh, Mesh):
         return array
     return untyped_jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
+
+
+# A traced function taken apart: one program for what is small, and one for each kind of large array
+
+
+def _parts_of(jaxpr: Any, placed: Sequence[Hashable]) -> list[_Part]:
+    """A function in parts: first one that makes all that is small, then others, which take what that one gives.
+
+    Equations that depend on a large array stand together with it, and so do large arrays of which one is made from
+    another. What no result depends on is left out. `placed` says of each result where it is to be: those in unequal
+    places are not made by equal programs.
+    """
+    whole: Any = jaxpr.jaxpr
+    early: list[Any] = []
+    group_of: dict[Any, list[Any]] = {}  # by variable the equations that one of them gives: a list for each group
+    for equation in _needed(whole):
+        variables = _variables_in(equation.invars)
+        joined = _distinct(group_of[variable] for variable in variables if variable in group_of)
+        if not joined and not (equation.outvars and any(map(_is_large, (*variables, *equation.outvars)))):
+            early.append(equation)
+            continue
+        group = max(joined, key=len, default=list[Any]())
+        for other in joined:
+            if other is not group:
+                group += other
+                group_of.update((variable, group) for moved in other for variable in moved.outvars)
+        group.append(equation)
+        group_of.update(dict.fromkeys(equation.outvars, group))
+
+    leaves_of: dict[int, list[int]] = {}
+    for place, variable in enumerate(whole.outvars):
+        group = early if _is_literal(variable) else group_of.get(variable, early)
+        leaves_of.setdefault(id(group), []).append(place)
+    parts = [
+        _part(jaxpr, placed, group, inputs=_inputs_of(group), leaves=leaves_of.get(id(group), []))
+        for group in _distinct(group_of.values())
+    ]
+    made_early = {variable for equation in early for variable in equation.outvars}
+    between = dict.fromkeys(variable for part in parts for variable in part.inputs if variable in made_early)
+    return [_part(jaxpr, placed, early, inputs=whole.invars, leaves=leaves_of.get(id(early), []), more=between), *parts]
+
+
+def _part(
+    jaxpr: Any,
+    placed: Sequence[Hashable],
+    equations: Sequence[Any],
+    *,
+    inputs: Iterable[Any],
+    leaves: Sequence[int],
+    more: Iterable[Any] = (),
+) -> _Part:
+    whole: Any = jaxpr.jaxpr
+    constants = {*whole.constvars}
+    inputs = tuple(variable for variable in inputs if variable not in constants)
+    outputs = [*(whole.outvars[place] for place in leaves), *more]
+    run = some_equations(jaxpr, equations, inputs, outputs)
+    numbers = {variable: number for number, variable in enumerate(inputs)}
+    steps: list[Hashable] = [tuple(variable.aval for variable in inputs)]
+    for equation in equations:
+        taken = tuple(_operand(one, numbers) for one in equation.invars)
+        numbers.update({variable: len(numbers) + place for place, variable in enumerate(equation.outvars)})
+        given = tuple(variable.aval for variable in equation.outvars)
+        setting = equation_setting(equation)
+        steps.append((equation.primitive, _comparable(tuple(equation.params.items())), taken, given, setting))
+    ends = tuple(_operand(one, numbers) for one in outputs)
+    key = (tuple(steps), ends, tuple(placed[place] for place in leaves))
+    return _Part(inputs, tuple(leaves), tuple(more), run, key)
+
+
+def _needed(whole: Any) -> list[Any]:
+    """The equations that some result depends on, or that do something besides."""
+    wanted = {*_variables_in(whole.outvars)}
+    kept: list[Any] = []
+    for equation in reversed(whole.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(_variables_in(equation.invars))
+    return kept[::-1]
+
+
+def _inputs_of(equations: Iterable[Any]) -> tuple[Any, ...]:
+    """The variables that equations take and do not give, in the order in which they take them."""
+    given: set[Any] = set()
+    taken: dict[Any, None] = {}
+    for equation in equations:
+        taken.update(dict.fromkeys(one for one in _variables_in(equation.invars) if one not in given))
+        given.update(equation.outvars)
+    return tuple(taken)
+
+
+def _distinct(groups: Iterable[list[Any]]) -> list[list[Any]]:
+    return [*{id(group): group for group in groups}.values()]
+
+
+def _variables_in(operands: Iterable[Any]) -> list[Any]:
+    return [one for one in operands if not _is_literal(one)]
+
+
+def _is_literal(variable: Any) -> bool:
+    return hasattr(variable, "val")
+
+
+def _is_large(variable: Any) -> bool:
+    aval: Any = variable.aval
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * int(itemsize) > _SMALL
+
+
+def _operand(variable: Any, numbers: dict[Any, int]) -> Hashable:
+    if _is_literal(variable):
+        value = np.asarray(variable.val)
+        return (variable.aval, str(value.dtype), value.tobytes())
+    number: Hashable = numbers.get(variable, variable)  # a constant is itself
+    return number
+
+
+def _comparable(value: Any) -> Hashable:
+    """Equal only for what is the same setting of an equation; what can't be compared equals itself alone."""
+    kind = class_of(value)
+    if kind in {tuple, list}:
+        return (kind, *map(_comparable, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (kind, value)
