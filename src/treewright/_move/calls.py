@@ -8,7 +8,7 @@ import libcst as cst
 from libcst import matchers
 
 from treewright._move.libraries import Library
-from treewright._move.source import Source, encoded
+from treewright._move.source import Source, encoded, keyword_of
 
 
 def name_of(target: str) -> cst.BaseExpression:
@@ -52,7 +52,7 @@ def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression
     """The values of arguments by name, whichever way they are given; None if there are others."""
     taken: dict[str, cst.BaseExpression] = {}
     for place, arg in enumerate(call.args):
-        name = arg.keyword.value if arg.keyword is not None else names[place] if place < len(names) else ""
+        name = keyword_of(arg) or (names[place] if place < len(names) else "")
         if arg.star or name not in names:
             return None
         taken[name] = arg.value

@@ -9,7 +9,7 @@ import libcst as cst
 
 from treewright._move import libraries
 from treewright._move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
-from treewright._move.source import Source, items_of, names_of_import, unsubscripted
+from treewright._move.source import Source, items_of, keyword_of, names_of_import, unsubscripted
 
 Kind = Literal["child", "static", "unclear"]
 
@@ -81,10 +81,9 @@ class CodeBase:
         self.classes: dict[cst.ClassDef, NodeClass] = {}
         self._modules = {part for source in sources for part in (source.path.stem, *source.path.parent.parts)}
         definitions = [(source, definition) for source in sources for definition in source.parts(cst.ClassDef)]
+        registrations = {source: self._registrations(source) for source in sources}
         for source, definition in definitions:
-            self._begin(source, definition)
-        for source in sources:
-            self._begin_registered(source)
+            self._begin(source, definition, registrations[source].get(definition.name.value))
         while sum(self._extend(source, definition) for source, definition in definitions):
             pass
         for definition, node in list(self.classes.items()):
@@ -119,42 +118,37 @@ class CodeBase:
         name = full_name.rpartition(".")[2]
         return next((node for node in self.classes.values() if node.name == name), None)
 
-    def _begin(self, source: Source, definition: cst.ClassDef) -> None:
-        """Note a class that a decorator or a base makes a node."""
-        for decorator in definition.decorators:
-            by = decorator.decorator
+    def _registrations(self, source: Source) -> dict[str, cst.BaseExpression]:
+        """The calls that register a class, by its name: `register_dataclass(Layer, ["kernel"], ["width"])`."""
+        calls = [statement.value for statement in source.parts(cst.Expr) if arguments_of(statement.value)]
+        rules = [self.rule_of(source, function_of(call))[0] for call in calls]
+        return {
+            source.code(arguments_of(call)[0].value): call
+            for call, rule in zip(calls, rules, strict=True)
+            if isinstance(rule, Decorates) and rule.registers
+        }
+
+    def _begin(self, source: Source, definition: cst.ClassDef, registration: cst.BaseExpression | None) -> None:
+        """Note a class that a decorator, a base or a call makes a node."""
+        plain = dataclass_of(source, definition)
+        decorators = [each.decorator for each in definition.decorators]
+        for by in decorators if registration is None or plain is None else [*decorators, registration]:
             rule, library = self.rule_of(source, registered(source, by) or function_of(by))
             if isinstance(rule, Decorates):
-                self._begin_decorated(source, definition, library, rule, by)
+                frozen = option(arguments_of(plain if rule.registers else by), "frozen")
+                mutable = (frozen or str(rule.frozen and not rule.registers)) != "True"
+                self.classes[definition] = NodeClass(source, definition, library, rule, by, mutable)
         for base in definition.bases:
             rule, library = self.rule_of(source, unsubscripted(base.value))
             if isinstance(rule, Base) and not self._mixes(source, definition, library):
                 mutable = rule.mutable is not None and option(definition.keywords, rule.mutable) == "True"
                 self.classes[definition] = NodeClass(source, definition, library, rule, base, mutable)
 
-    def _begin_decorated(
-        self, source: Source, definition: cst.ClassDef, library: Library, rule: Decorates, by: cst.BaseExpression
-    ) -> None:
-        frozen = option(arguments_of(dataclass_of(source, definition) if rule.registers else by), "frozen")
-        mutable = (frozen or str(rule.frozen and not rule.registers)) != "True"
-        self.classes[definition] = NodeClass(source, definition, library, rule, by, mutable)
-
     def _mixes(self, source: Source, definition: cst.ClassDef, library: Library) -> bool:
         """Whether a class also extends one of the library that does not move, as `equinox.nn.Linear`."""
         packages = {name.partition(".")[0] for name, _ in library.rules}
         others = (name for name in _bases(source, definition) if name not in self.rules)
         return any(name.partition(".")[0] in packages for name in others)
-
-    def _begin_registered(self, source: Source) -> None:
-        """Note the classes that a statement registers: `register_dataclass(Layer, ["kernel"], ["width"])`."""
-        statements = {each.name.value: each for each in source.parts(cst.ClassDef)}
-        for statement in source.parts(cst.Expr):
-            call = statement.value
-            rule, library = self.rule_of(source, function_of(call))
-            if isinstance(rule, Decorates) and rule.registers and arguments_of(call):
-                definition = statements.get(source.code(arguments_of(call)[0].value))
-                if definition is not None and dataclass_of(source, definition) is not None:
-                    self._begin_decorated(source, definition, library, rule, call)
 
     def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
         """Note a class that extends one which becomes a node; whether it is new."""
@@ -191,7 +185,7 @@ def arguments_of(expression: cst.CSTNode | None) -> Sequence[cst.Arg]:
 
 def argument(arguments: Iterable[cst.Arg], name: str) -> cst.Arg | None:
     """The argument that is given by a keyword."""
-    return next((each for each in arguments if each.keyword is not None and each.keyword.value == name), None)
+    return next((each for each in arguments if keyword_of(each) == name), None)
 
 
 def option(arguments: Iterable[cst.Arg], name: str) -> str | None:
@@ -261,24 +255,20 @@ def _specified(
         return "child", False, ()
     rule = program.rule_of(source, value.func)[0]
     if isinstance(rule, Specifier):
-        return _marked(rule, value)
-    if source.names_of(value.func) & {"dataclasses.field", *libraries.OUR_SPECIFIERS}:
-        metadata = argument(value.args, "metadata")
-        entries = None if metadata is None else literal(source, metadata.value)
-        if metadata is not None and entries in ({"static": True}, {"pytree_node": False}):
-            return "static", True, (metadata,)
-        return "static" if "treewright.static" in source.names_of(value.func) else "child", True, ()
-    return "child", False, ()
-
-
-def _marked(rule: Specifier, value: cst.Call) -> tuple[Kind, bool, tuple[cst.Arg, ...]]:
-    if any(arg.star for arg in value.args):
-        return "unclear", True, ()
-    markers = tuple(arg for arg in value.args if arg.keyword is None or arg.keyword.value == rule.marker)
-    words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
-    if rule.static or words == {rule.static_if}:
-        return "static", True, markers
-    return ("child" if words <= {"True", "False"} else "unclear"), True, markers
+        if any(arg.star for arg in value.args):
+            return "unclear", True, ()
+        markers = tuple(arg for arg in value.args if keyword_of(arg) in {None, rule.marker})
+        words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
+        if rule.static or words == {rule.static_if}:
+            return "static", True, markers
+        return ("child" if words <= {"True", "False"} else "unclear"), True, markers
+    names = source.names_of(value.func)
+    if not names & {"dataclasses.field", *libraries.OUR_SPECIFIERS}:
+        return "child", False, ()
+    metadata = argument(value.args, "metadata")
+    if metadata is not None and literal(source, metadata.value) in ({"static": True}, {"pytree_node": False}):
+        return "static", True, (metadata,)
+    return "static" if "treewright.static" in names else "child", True, ()
 
 
 def statics_of(node: NodeClass) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from treewright._move.classes import CodeBase, NodeClass, function_of
 from treewright._move.findings import look
 from treewright._move.imports import with_imports
 from treewright._move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
-from treewright._move.source import Source, first_name, gap, items_of
+from treewright._move.source import Source, first_name, gap, items_of, keyword_of
 from treewright._move.statements import class_rewritten, field_rewritten
 
 
@@ -99,7 +99,7 @@ class Rewriter(cst.CSTTransformer):
 
     def _takes_plain(self, rule: Filtered, call: cst.Call) -> bool:
         """Whether a transformation is given a function of the file whose annotations are plain."""
-        options = {None if arg.keyword is None else arg.keyword.value for arg in call.args[1:]}
+        options = {keyword_of(arg) for arg in call.args[1:]}
         name = call.args[0].value if call.args else None
         functions = [
             each

@@ -138,9 +138,7 @@ class Source:
 
     @functools.cached_property
     def _statements(self) -> list[cst.CSTNode]:
-        collector = _Statements()
-        self.module.visit(collector)
-        return collector.found
+        return list(_statements_in(self.module))
 
     @functools.cached_property
     def opened(self) -> frozenset[str]:
@@ -187,17 +185,13 @@ def read(path: Path) -> Source:
         raise ValueError(f"{path}: this can't be read as Python: {error}") from error
 
 
-class _Statements(cst.CSTVisitor):
-    """Collects statements. A visit of a whole file takes most of the time of all that is done with it, so one it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[cst.CSTNode] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.BaseCompoundStatement | cst.BaseSmallStatement | cst.WithItem):
-            self.found.append(node)
-        return isinstance(node, _OUTSIDE)
+def _statements_in(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """All statements, without a look into them: a visit of a whole file takes most of the time of all that is done."""
+    for child in node.children:
+        if isinstance(child, cst.BaseCompoundStatement | cst.BaseSmallStatement | cst.WithItem):
+            yield child
+        if isinstance(child, _OUTSIDE):
+            yield from _statements_in(child)
 
 
 # An identifier can have middle dots in it, and hardly any has two in a row.
@@ -241,6 +235,11 @@ def items_of(annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
     """What stands in the brackets of an annotation."""
     slices = annotation.slice if isinstance(annotation, cst.Subscript) else ()
     return [each.slice.value for each in slices if isinstance(each.slice, cst.Index)]
+
+
+def keyword_of(arg: cst.Arg) -> str | None:
+    """The keyword that an argument is given by."""
+    return None if arg.keyword is None else arg.keyword.value
 
 
 def id_of_read(node: cst.CSTNode) -> int:

@@ -15,7 +15,7 @@ from treewright._move.classes import (
     registered,
 )
 from treewright._move.libraries import Base, Decorates
-from treewright._move.source import first_name, items_of, unsubscripted
+from treewright._move.source import first_name, items_of, keyword_of, unsubscripted
 
 
 def class_rewritten(node: NodeClass, updated: cst.ClassDef, replaced: set[int]) -> cst.ClassDef:
@@ -32,9 +32,9 @@ def _decorated(node: NodeClass, rule: Decorates, updated: cst.ClassDef, replaced
     plain = dataclass_of(node.source, node.definition) if rule.registers else None
     by = node.by if plain is None else plain
     given = arguments_of(by)
-    arguments = [arg for arg in given if _name(arg) not in {None, *libraries.WITHOUT_USE, rule.keyword_only}]
+    arguments = [arg for arg in given if keyword_of(arg) not in {None, *libraries.WITHOUT_USE, rule.keyword_only}]
     if rule.keyword_only is not None and option(given, rule.keyword_only) != "False":
-        arguments = [*(arg for arg in arguments if _name(arg) != "kw_only"), keyword("kw_only", cst.Name("True"))]
+        arguments = [*(arg for arg in arguments if keyword_of(arg) != "kw_only"), keyword("kw_only", cst.Name("True"))]
     decorators: list[cst.Decorator] = []
     for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
         if before.decorator is by:
@@ -59,11 +59,11 @@ def _based(node: NodeClass, rule: Base, updated: cst.ClassDef, replaced: set[int
         value = bases[place].value
         value = value.with_changes(value=module) if isinstance(value, cst.Subscript) else module
         bases[place] = bases[place].with_changes(value=value)
-    keywords = [each for each in updated.keywords if _name(each) not in rule.drops]
+    keywords = [each for each in updated.keywords if keyword_of(each) not in rule.drops]
     decorators, plain = list(updated.decorators), dataclass_of(node.source, definition)
     if plain is not None:
         _note(replaced, function_of(plain))
-        keywords += [each for each in arguments_of(plain) if _name(each) not in libraries.WITHOUT_USE]
+        keywords += [each for each in arguments_of(plain) if keyword_of(each) not in libraries.WITHOUT_USE]
         kept = zip(definition.decorators, updated.decorators, strict=True)
         decorators = [after for before, after in kept if before.decorator is not plain]
     if len(keywords) != len(updated.keywords):
@@ -100,7 +100,7 @@ def _value(
         _note(replaced, before.func)
         call, given = updated, list(before.args)
         kept = [after for arg, after in zip(before.args, updated.args, strict=True) if arg not in field.drops]
-        arguments = [arg for arg in kept if not (static and _name(arg) == "compare")]
+        arguments = [arg for arg in kept if not (static and keyword_of(arg) == "compare")]
     elif not static:
         return updated
     elif updated is not None:
@@ -112,10 +112,6 @@ def _value(
     ):
         arguments.append(keyword("converter", name_of("treewright:freeze")))
     return with_comments(call.with_changes(func=made, args=separated(arguments, given)), call)
-
-
-def _name(arg: cst.Arg) -> str | None:
-    return None if arg.keyword is None else arg.keyword.value
 
 
 def _note(replaced: set[int], *expressions: cst.BaseExpression | None) -> None:
