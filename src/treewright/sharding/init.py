@@ -93,7 +93,8 @@ def sharded_init(
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    if isinstance(mesh, AbstractMesh):
+    any_mesh: object = mesh
+    if isinstance(any_mesh, AbstractMesh):
         raise TypeError(
             f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
             f"jax.make_mesh makes one of devices."

@@ -30,6 +30,7 @@ _ALWAYS = ("jax", "jaxlib", "numpy", "treewright")
 TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
 _TUPLE: Any = tuple
 _ARRAYS: Any = (jax.Array, np.ndarray)
+_NAMED: Any = NamedSharding
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _LONG = 2000  # characters of a line of a program, beyond which it counts by a digest
@@ -172,11 +173,8 @@ def _leaf_text(leaf: Any) -> str:
     if dtype is None or not isinstance(shape, _TUPLE):
         return portable_text(leaf, exact=True)
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
-    sharding = getattr(leaf, "sharding", None)
-    split = ""
-    if isinstance(sharding, NamedSharding):
-        sizes: Mapping[str, int] = sharding.mesh.shape
-        split = f" split by {sharding.spec} on {dict(sizes)}"
+    sharding: Any = getattr(leaf, "sharding", None)
+    split = f" split by {sharding.spec} on {dict(sharding.mesh.shape)}" if isinstance(sharding, _NAMED) else ""
     return f"{shape_text(dtype, shape)}{weak}{split}"
 
 

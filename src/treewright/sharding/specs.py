@@ -68,7 +68,10 @@ class MeshRules:
             raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self._sizes: Mapping[str, int] = sizes or {}
-        self._is_on_mesh = sizes is not None
+        self._present = {
+            name: tuple(axis for axis in axes if sizes is None or sizes.get(axis, 1) > 1)
+            for name, axes in self._axes.items()
+        }
         self._used: set[Hashable] = set()
         misspelt = [f"{axis!r} for {close!r}" for axis in self.absent if (close := _almost(axis, self._sizes))]
         if misspelt:
@@ -110,25 +113,22 @@ class MeshRules:
         if len(all_names) != len(shape):
             of_stacks = f", {len(stacks)} of a stack," if stacks else ""
             count = f"{len(all_names)} name{'s' * (len(all_names) != 1)}{of_stacks} {all_names}"
-            axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
-            return Fit(partition_spec(), (f"{count} for {axes}",), wrong_rank=True)
+            misfit = f"{count} for {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
+            return Fit(partition_spec(), (misfit,), wrong_rank=True)
         entries: list[str | tuple[str, ...] | None] = []
         misfits: list[str] = []
         taken: dict[str, int] = {}
         for place, (name, length) in enumerate(zip(all_names, shape, strict=True)):
-            axes = () if name is None else self._present(self._axes[name])
-            misfit = self._misfit(axes, length, taken)
-            if misfit is not None:
-                misfits.append(f"axis {place} ({name!r}, length {length}) {misfit}")
+            axes = () if name is None else self._present[name]
+            problem = self._misfit(axes, length, taken)
+            if problem is not None:
+                misfits.append(f"axis {place} ({name!r}, length {length}) {problem}")
                 axes = ()
             taken.update(dict.fromkeys(axes, place))
             entries.append(axes[0] if len(axes) == 1 else axes or None)
         while entries and entries[-1] is None:  # as JAX writes the shardings of its results
             entries.pop()
         return Fit(partition_spec(*entries), tuple(misfits), wrong_rank=math.prod(shape) == 1)
-
-    def _present(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if self._sizes.get(axis, 1) > 1) if self._is_on_mesh else axes
 
     def _misfit(self, axes: tuple[str, ...], length: int, taken: Mapping[str, int]) -> str | None:
         for axis in axes:
