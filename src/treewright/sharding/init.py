@@ -93,12 +93,7 @@ def sharded_init(
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    any_mesh: object = mesh
-    if isinstance(any_mesh, AbstractMesh):
-        raise TypeError(
-            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
-            f"jax.make_mesh makes one of devices."
-        )
+    _require_devices(mesh)
     given = _given(fn, args, kwargs)
     traced = _traced(given, mesh, rules, on_misfit)
     with jax.set_mesh(_with_auto_axes(mesh)):
@@ -140,6 +135,14 @@ def abstract_state(
     traced = _traced(_given(fn, args, kwargs), mesh, rules, on_misfit)
     result: T = traced.treedef.unflatten(traced.leaves)
     return result
+
+
+def _require_devices(mesh: object) -> None:
+    if isinstance(mesh, AbstractMesh):
+        raise TypeError(
+            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
+            f"jax.make_mesh makes one of devices."
+        )
 
 
 class _Given(NamedTuple):
