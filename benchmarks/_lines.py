@@ -29,13 +29,15 @@ class Line:
         return {True: "reached", False: "not reached", None: "not measured"}[self.reached]
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """`rows` as a markdown table that also reads well as plain text; the first row is its head."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+def table(rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    """`rows` as a markdown table that also reads well as plain text; the first row is its head.
+
+    All columns but the first may be aligned on the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned, rule = (str.rjust, ":") if right else (str.ljust, "-")
+    lines = ["| " + " | ".join([row[0].ljust(widths[0]), *map(aligned, row[1:], widths[1:])]) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + rule for width in widths[1:])]) + "|")
     return "\n".join(lines)
 
 
@@ -95,11 +97,9 @@ def write(
 
 
 def read(path: Path) -> Report:
-    """What a benchmark has written; nothing if it did not come so far, and lines alone if it has no more."""
+    """What a benchmark has written; nothing if it did not come so far."""
     if not path.exists():
         return Report()
     data = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(data, list):
-        data = {"lines": data, "tables": {}, "behind": []}
     lines, behind = ([kind(**one) for one in data[name]] for kind, name in ((Line, "lines"), (Behind, "behind")))
     return Report(lines, data["tables"], behind)

@@ -3,10 +3,12 @@
 import dataclasses
 import itertools
 import statistics
+import time
 import timeit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 SAMPLE_SECONDS = 1.5e-3
@@ -49,6 +51,16 @@ class Times:
     def minimum(self) -> float:
         """The fastest sample: nearest to an undisturbed machine."""
         return min(self.samples)
+
+
+def timed(run: Callable[[], Any], times: int = 1) -> float:
+    """The seconds of one run, until its result is there."""
+    result = None
+    began = time.perf_counter()
+    for _ in range(times):
+        result = run()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - began) / times
 
 
 def statement(text: str, **names: Any) -> timeit.Timer:

@@ -7,7 +7,6 @@ one of a few large ones, where the arrays do.
 import argparse
 import os
 import statistics
-import time
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -16,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from _lines import Line, add_option, table, write
+from _timing import timed
 
 from treewright import Module, TrainState, from_refs, to_refs
 
 MODELS = {"48 small arrays": (24, 4), "8 large arrays": (4, 1024)}  # layers and width
-ROUNDS, SECONDS = 9, 0.1
+ROUNDS = 60  # samples of each way, one step each
 BASE = "returned, donated"
 
 
@@ -78,15 +78,6 @@ def ways(layers: int, width: int) -> dict[str, tuple[Any, Any]]:
     refs, changing = to_refs(start(layers, width)), jax.jit(in_place)
     made["in place"] = lambda: changing(refs, x), changing.lower(refs, x).compile().memory_analysis()
     return made
-
-
-def timed(step: Any) -> float:
-    """The seconds of one step, with what it returns computed."""
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        jax.block_until_ready(step())
-        count += 1
-    return (time.perf_counter() - began) / count
 
 
 def main() -> None:

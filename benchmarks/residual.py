@@ -8,7 +8,6 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import optax
 from _lines import Line, add_option, lines_text, table, write
 from _report import duration, machine, machine_text
+from _timing import timed
 
 from benchmarks.lines import residual_equinox as twin
 from examples import residual as ours
@@ -136,16 +136,6 @@ WAYS = {
 }
 
 
-def timed(step: Step, times: int) -> float:
-    """The seconds of one step, until its loss is there."""
-    loss = None
-    began = time.perf_counter()
-    for _ in range(times):
-        loss = step()
-    jax.block_until_ready(loss)
-    return (time.perf_counter() - began) / times
-
-
 def measure(width: int, depth: int, repeats: int) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The first call of each way, and samples of its steps: the ways take turns, in another order in each round.
 
@@ -155,7 +145,7 @@ def measure(width: int, depth: int, repeats: int) -> tuple[dict[str, float], dic
     x = jax.device_put(random.random((BATCH, PIXELS), np.float32))
     y = jax.device_put(random.integers(0, CLASSES, BATCH).astype(np.int32))
     steps = {name: way(width, depth, x, y) for name, way in WAYS.items()}
-    first = {name: timed(step, 1) for name, step in steps.items()}
+    first = {name: timed(step) for name, step in steps.items()}
     samples = {name: list[float]() for name in WAYS}
     for _ in range(repeats):
         for name in random.permutation([*WAYS]):

@@ -35,7 +35,6 @@ from treewright.sharding import (
     abstract_state,
     assert_same_on_all_processes,
     partition_specs,
-    parts,
     sharded_init,
     sharding_report,
     shardings,
@@ -225,8 +224,8 @@ def traced_layers(count: int) -> dict[str, float]:
         given = sharded._given(init, (jax.random.key(0),), {})
         traced = sharded._traced(given, mesh, RULES, "error")
         with jax.set_mesh(mesh):
-            first, others = parts.parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
-            for part in {part.key: part for part in (first, *others)}.values():
+            parts = sharded._parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
+            for part in {part.key: part for part in parts}.values():
                 arrays = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
                 sharded._lowered(part, arrays, traced.leaves)
 

@@ -10,7 +10,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from _chart import Bar, svg
 from _lines import Behind, Line, add_option, lines_text, table, write
 from _report import duration, machine, machine_text, peak
+from _timing import timed
 from _ways import LAYERS, Way, leaves_of, makers, ways
 
 SMALL, LARGE = 2, 2**16  # elements of an array: for times, and for the peak of memory
@@ -44,16 +44,6 @@ MEASURES = {
     "memory": "peak memory",
 }
 Samples = dict[str, dict[str, list[float]]]  # by measure and way
-
-
-def timed(run: Any, times: int = 1) -> float:
-    """The seconds of one run, until its result is there."""
-    result = None
-    began = time.perf_counter()
-    for _ in range(times):
-        result = run()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - began) / times
 
 
 def first_calls(chosen: Sequence[Way], left_out: dict[str, str]) -> dict[str, Any]:

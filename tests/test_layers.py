@@ -131,35 +131,33 @@ checkpoint.manager: _jax, _values.reach, _values.text, checkpoint.atomic, checkp
 checkpoint.command: _values.text, checkpoint.atomic, checkpoint.compare, checkpoint.digests, checkpoint.file,
     checkpoint.leaves, checkpoint.manifest, checkpoint.restore, checkpoint.steps, errors
 sharding.folding
-sharding.hlo
-sharding.parts: _jax_processes, _values.reach
+sharding.hlo: _values.reach
 sharding.specs: _jax, _nodes.fields, _nodes.node, _nodes.spec, _trees.level, _trees.masks, _values.text, errors,
     sharding.folding
 sharding.constrain: _jax, _jax_processes, _jax_refs, _values.freeze, _values.text, errors, sharding.specs
 sharding.processes: _jax, _jax_processes, _nodes.spec, _trees.level, _values.portable, _values.reach, _values.text,
     errors, sharding.folding
-sharding.init: _collector, _jax, _jax_refs, _trees.level, _values.portable, _values.reach, _values.text, errors,
-    sharding.hlo, sharding.parts, sharding.processes, sharding.specs
+sharding.init: _collector, _jax, _jax_processes, _jax_refs, _trees.level, _values.portable, _values.reach,
+    _values.text, errors, sharding.hlo, sharding.processes, sharding.specs
 sharding.report: _jax, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.specs
 sharding.program: _jax, _jax_processes, _trees.sizes, _values.reach, _values.text, sharding.folding, sharding.hlo,
     sharding.report
 testing.plugin: errors, retrace.explain, retrace.report
 checkpoint: checkpoint.api, checkpoint.compare, checkpoint.ending, checkpoint.leaves, checkpoint.manager,
     checkpoint.manifest
-sharding: sharding.constrain, sharding.init, sharding.processes, sharding.program, sharding.report, sharding.specs
+sharding: sharding.constrain, sharding.hlo, sharding.init, sharding.processes, sharding.program, sharding.report,
+    sharding.specs
 testing: _trees.diff
 __main__: _values.text
 _move.libraries
-_move.source
-_move.annotations: _move.libraries, _move.source
-_move.classes: _move.annotations, _move.libraries, _move.source
-_move.plain: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.source: _move.libraries
+_move.classes: _move.libraries, _move.source
 _move.calls: _move.libraries, _move.source
-_move.statements: _move.annotations, _move.calls, _move.classes, _move.libraries, _move.source
-_move.findings: _move.annotations, _move.classes, _move.libraries, _move.source
+_move.statements: _move.calls, _move.classes, _move.libraries, _move.source
+_move.findings: _move.classes, _move.libraries, _move.source
 _move.imports: _move.source
-_move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.plain,
-    _move.source, _move.statements
+_move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.source,
+    _move.statements
 _move.command: _move.libraries, _move.rewrite, _move.source, checkpoint.atomic, errors
 _move
 """)

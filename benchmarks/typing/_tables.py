@@ -1,9 +1,10 @@
 """The report: a table for each checker, and what it says about each expression that is not right."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from _checkers import Complaints
+from _lines import table as markdown
 from _programs import GROUPS, Program
 from _verdicts import Verdict
 
@@ -32,7 +33,7 @@ class Row:
 def table(rows: Sequence[Row]) -> str:
     """One row for each library: right of asked, in all, without what only a good design can give, and by group."""
     head = ["library", "right", "share", "plain", *(group.letter for group in GROUPS), *WRONG]
-    return _aligned([head, *(_cells(row) for row in rows)])
+    return markdown([head, *(list(_cells(row)) for row in rows)], right=True)
 
 
 def _cells(row: Row) -> Iterator[str]:
@@ -49,15 +50,6 @@ def _cells(row: Row) -> Iterator[str]:
 
 def _share(row: Row, names: Sequence[str]) -> str:
     return f"{row.right(*names) / len(names):.1%}"
-
-
-def _aligned(rows: Iterable[Iterable[str]]) -> str:
-    """`rows` as a markdown table that also reads well as plain text; the first row is its head."""
-    cells = [list(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["| " + " | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|")
-    return "\n".join(lines)
 
 
 def legend() -> str:

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import json
 import os
 import sys
 import tempfile
@@ -17,9 +16,11 @@ from pathlib import Path
 
 # Before jax is imported: what the expressions do is the same on every device, and a CPU is what every machine has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.append(str(Path(__file__).parents[1]))
 
 from _checkers import CHECKERS, Complaints, mypy, version
 from _libraries import LIBRARIES, Library
+from _lines import Line, add_option, write
 from _programs import Program, expressions, program
 from _tables import Row, details, legend, table
 from _verdicts import verdicts
@@ -40,7 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--run", action="store_true", help="run the expressions under Python instead of checking them")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the programs there and leave them")
     parser.add_argument("--check", action="store_true", help="exit with 1 if Treewright misses a target")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="write Treewright's shares to FILE as JSON")
+    add_option(parser)
     options = parser.parse_args(arguments)
     options.checker = options.checker or list(CHECKERS)
     return options
@@ -80,7 +81,7 @@ def checked(checker: str, programs: Sequence[Program], folder: Path, target: str
 def compared(options: argparse.Namespace, programs: Sequence[Program], folder: Path) -> bool:
     """Print the tables; whether Treewright was compared and reaches the targets."""
     reached = any(one.library.ours for one in programs)
-    lines: list[dict[str, object]] = []
+    lines: list[Line] = []
     for checker in options.checker:
         rows = list(checked(checker, programs, folder, options.target))
         print(f"\n{checker} {version(checker)}, target Python {options.target}\n\n{table(rows)}")
@@ -89,8 +90,7 @@ def compared(options: argparse.Namespace, programs: Sequence[Program], folder: P
                 print(f"\n{checker}, {row.name}", *details(row), sep="\n")
             reached = reached and (not row.program.library.ours or row.share >= asked(checker, row))
         lines += _lines(checker, rows)
-    if options.lines is not None:
-        options.lines.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+    write(options.lines, lines)
     return reached
 
 
@@ -99,18 +99,18 @@ def asked(checker: str, row: Row) -> float:
     return (PLAIN_TARGETS if row.program.library.plain else TARGETS)[checker]
 
 
-def _lines(checker: str, rows: Sequence[Row]) -> Iterator[dict[str, object]]:
-    """Our rows, as `../_lines.py` has them, against the best of the others."""
+def _lines(checker: str, rows: Sequence[Row]) -> Iterator[Line]:
+    """Our rows against the best of the others."""
     best = max((row for row in rows if not row.program.library.ours), key=lambda row: row.share, default=None)
     for row in rows:
         if row.program.library.ours:
-            yield {
-                "what": f"expressions that {checker} gets right, {row.name}",
-                "against": "-" if best is None else f"{best.name}: {best.share:.1%}",
-                "measured": f"{row.share:.1%}",
-                "target": f">= {asked(checker, row):.0%}",
-                "reached": row.share >= asked(checker, row),
-            }
+            yield Line(
+                f"expressions that {checker} gets right, {row.name}",
+                "-" if best is None else f"{best.name}: {best.share:.1%}",
+                f"{row.share:.1%}",
+                f">= {asked(checker, row):.0%}",
+                row.share >= asked(checker, row),
+            )
 
 
 def ran(programs: Sequence[Program], folder: Path) -> bool:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from tests.conftest import count_traces
 from treewright import Module, TrainState, field, replace, static
 from treewright.errors import ShardingError, ShardingWarning
-from treewright.sharding import Rules, abstract_state, init, parts, sharded_init, sharding_report
+from treewright.sharding import Rules, abstract_state, init, sharded_init, sharding_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -299,10 +299,10 @@ def test_what_is_computed_in_parts_is_none(initialiser: Any) -> None:
 def test_settings_of_equations_are_compared_with_their_type_and_by_identity_where_they_must() -> None:
     unhashable: dict[str, int] = {}
 
-    assert parts._comparable([1, (2, None)]) == parts._comparable([1, (2, None)])
-    assert parts._comparable((1, 2)) != parts._comparable((1.0, 2))
-    assert parts._comparable([1]) != parts._comparable((1,))
-    assert parts._comparable(unhashable) == parts._comparable(unhashable) != parts._comparable({})
+    assert init._comparable([1, (2, None)]) == init._comparable([1, (2, None)])
+    assert init._comparable((1, 2)) != init._comparable((1.0, 2))
+    assert init._comparable([1]) != init._comparable((1,))
+    assert init._comparable(unhashable) == init._comparable(unhashable) != init._comparable({})
 
 
 def test_the_names_of_arguments_are_those_of_the_function() -> None:

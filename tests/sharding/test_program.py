@@ -200,7 +200,7 @@ def test_the_axes_of_a_collective_are_read_in_every_form(settings: str, axes: An
 
     (line,) = hlo.collectives_in(text, {"data": 2, "tensor": 2})
 
-    assert (line.kind, line.arrays, line.nbytes, line.axes, line.repeats) == ("all-reduce", ("f32[4]",), 16, axes, 1)
+    assert (line.kind, line.arrays, line.nbytes, line.axes, line.count) == ("all-reduce", ("f32[4]",), 16, axes, 1)
 
 
 def test_asynchronous_collectives_and_branches_are_read() -> None:
@@ -214,7 +214,7 @@ def test_asynchronous_collectives_and_branches_are_read() -> None:
 %two (p: bf16[4]) -> bf16[8] {
   %start = (bf16[4]{0}, bf16[4]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
   %done = bf16[4]{0} collective-permute-done(%start)
-  ROOT %never = s4[8]{0} custom-call(%done), custom_call_target="x"
+  ROOT %sizes = (pred[3]{0}, s4[8]{0}, token[]) all-to-all(%done), replica_groups={}
 }
 
 %dead (p: bf16[4]) -> bf16[4] {
@@ -230,10 +230,11 @@ ENTRY %main (p: bf16[4]) -> bf16[8] {
 """
     found = [(one.kind, one.arrays, one.nbytes) for one in hlo.collectives_in(text, {"data": 2, "tensor": 2})]
 
-    assert found == [("all-gather", ("bf16[8]",), 16), ("collective-permute", ("bf16[4]",), 8)]
-    sizes = {array.dtype: array.nbytes for array in hlo.arrays_in(text)}
-    assert sizes["token"] == 0
-    assert (sizes["pred"], sizes["s4"]) == (3, 4)
+    assert found == [
+        ("all-gather", ("bf16[8]",), 16),
+        ("collective-permute", ("bf16[4]",), 8),
+        ("all-to-all", ("pred[3]", "s4[8]", "token[]"), 3 + 4 + 0),
+    ]
     assert hlo.donated_parameters(text) == frozenset()
 
 

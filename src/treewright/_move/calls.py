@@ -1,12 +1,14 @@
-"""Calls rewritten, each function by what it takes here; and the commas between arguments."""
+"""Calls rewritten, each function by what it takes here; and the commas and comments between arguments."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import libcst as cst
+from libcst import matchers
 
 from treewright._move.libraries import Library
-from treewright._move.source import Source, encoded
+from treewright._move.source import Source, encoded, keyword_of
 
 
 def name_of(target: str) -> cst.BaseExpression:
@@ -20,11 +22,6 @@ def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
     return cst.Arg(value, keyword=cst.Name(name), equal=cst.AssignEqual(space, space))
 
 
-def positional(value: cst.BaseExpression) -> cst.Arg:
-    """An argument without a keyword."""
-    return cst.Arg(value)
-
-
 def separated(arguments: Iterable[cst.Arg], before: Sequence[cst.Arg]) -> list[cst.Arg]:
     """Arguments with the commas, and the lines, of those that stood there before."""
     between = before[0].comma if len(before) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
@@ -33,7 +30,21 @@ def separated(arguments: Iterable[cst.Arg], before: Sequence[cst.Arg]) -> list[c
     return [arg.with_changes(comma=end if arg is every[-1] else between) for arg in every]
 
 
-Rewritten = cst.BaseExpression | None
+def with_comments(made: cst.Call, before: cst.Call) -> cst.Call:
+    """A call with the comments that stood between the arguments of the one before, all above its first argument."""
+    bare = before.with_changes(func=cst.Name("f"), args=[arg.with_changes(value=cst.Name("x")) for arg in before.args])
+    indent = cst.SimpleWhitespace("    ")
+    comments = [each for each in matchers.findall(bare, matchers.Comment()) if isinstance(each, cst.Comment)]
+    if not comments:
+        return made
+    args, below = separated(made.args, ()), cst.ParenthesizedWhitespace(indent=True)
+    args[-1:] = [last.with_changes(whitespace_after_arg=below) for last in args[-1:]]
+    lines = [cst.EmptyLine(whitespace=indent, comment=each) for each in comments]
+    above = below.with_changes(empty_lines=lines, last_line=indent if args else below.last_line)
+    return made.with_changes(whitespace_before_args=above, args=args)
+
+
+Rewritten = cst.Call | None
 Rewrite = Callable[[Source, cst.Call, cst.Call, Library], Rewritten]
 
 
@@ -41,7 +52,7 @@ def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression
     """The values of arguments by name, whichever way they are given; None if there are others."""
     taken: dict[str, cst.BaseExpression] = {}
     for place, arg in enumerate(call.args):
-        name = arg.keyword.value if arg.keyword is not None else names[place] if place < len(names) else ""
+        name = keyword_of(arg) or (names[place] if place < len(names) else "")
         if arg.star or name not in names:
             return None
         taken[name] = arg.value
@@ -53,18 +64,14 @@ def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: L
     taken = _taken(updated, ("where", "pytree", "replace", "replace_fn", "is_leaf"))
     if taken is None or not {"where", "pytree"} <= set(taken) or not _leads_to_none(source, taken.get("is_leaf")):
         return None
-    place = cst.Call(name_of("treewright:at"), [positional(taken["pytree"]), positional(taken["where"])])
-    place = place.with_changes(args=separated(place.args, ()))
-    if "replace" in taken:
-        return cst.Call(cst.Attribute(place, cst.Name("set")), [positional(taken["replace"])])
     where = taken["where"]
-    if (
-        "replace_fn" in taken
-        and isinstance(where, cst.Lambda)
-        and isinstance(where.body, cst.Attribute | cst.Subscript)
-    ):
-        return cst.Call(cst.Attribute(place, cst.Name("apply")), [positional(taken["replace_fn"])])
-    return None
+    one_place = isinstance(where, cst.Lambda) and isinstance(where.body, cst.Attribute | cst.Subscript)
+    method = "set" if "replace" in taken else "apply" if "replace_fn" in taken and one_place else None
+    if method is None:
+        return None
+    place = cst.Call(name_of("treewright:at"), separated([cst.Arg(taken["pytree"]), cst.Arg(where)], ()))
+    value = taken["replace" if method == "set" else "replace_fn"]
+    return cst.Call(cst.Attribute(place, cst.Name(method)), [cst.Arg(value)])
 
 
 def _leads_to_none(source: Source, is_leaf: cst.BaseExpression | None) -> bool:
@@ -79,34 +86,27 @@ def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Librar
     if taken is None or "obj" not in taken:
         return None
     if source.code(taken.get("validate", cst.Name("True"))) != "False":
-        source.find(
-            original, "edit() does not compare shapes and dtypes with those before, as validate=True did", library.page
-        )
-    return cst.Call(name_of("treewright:edit"), [positional(taken["obj"])])
+        text = "edit() does not compare shapes and dtypes with those before, as validate=True did"
+        source.find(original, text, library.page)
+    return cst.Call(name_of("treewright:edit"), [cst.Arg(taken["obj"])])
 
 
-def _save(source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
-    return _file(source, original, updated, "save")
-
-
-def _load(source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
-    return _file(source, original, updated, "load")
-
-
-def _file(source: Source, original: cst.Call, updated: cst.Call, name: str) -> Rewritten:
+def _file(name: str, source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
     """A call that takes a path and a tree. Open files are not taken, nor filters."""
-    taken = _taken(updated, ("path_or_file", "pytree" if name == "save" else "like"))
+    tree = "pytree" if name == "save" else "like"
+    taken = _taken(updated, ("path_or_file", tree))
     if taken is None or len(taken) != 2 or source.code(taken["path_or_file"]) in source.opened:
         return None
-    path, tree = taken.values() if "path_or_file" in list(taken)[:1] else reversed(taken.values())
-    source.find(
-        original,
+    text = (
         f"checkpoint.{name} writes and reads safetensors files; read those of before once with "
-        "eqx.tree_deserialise_leaves, which takes nodes, and save them",
-        "docs/checkpoints.md",
+        "eqx.tree_deserialise_leaves, which takes nodes, and save them"
     )
-    second = positional(tree) if name == "save" else keyword("like", tree)
-    return cst.Call(name_of(f"treewright:checkpoint.{name}"), separated([positional(path), second], ()))
+    source.find(original, text, "docs/checkpoints.md")
+    second = cst.Arg(taken[tree]) if name == "save" else keyword("like", taken[tree])
+    args = separated([cst.Arg(taken["path_or_file"]), second], ())
+    return cst.Call(name_of(f"treewright:checkpoint.{name}"), args)
 
 
-REWRITTEN: Mapping[str, Rewrite] = MappingProxyType({"tree_at": _tree_at, "edit": _edit, "save": _save, "load": _load})
+REWRITTEN: Mapping[str, Rewrite] = MappingProxyType(
+    {"tree_at": _tree_at, "edit": _edit, **{name: functools.partial(_file, name) for name in ("save", "load")}}
+)

@@ -2,15 +2,14 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import libcst as cst
 
 from treewright._move import libraries
-from treewright._move.annotations import is_one_of
 from treewright._move.libraries import Base, Decorates, Library, Marks, Rule, Specifier
-from treewright._move.source import Source
+from treewright._move.source import Source, items_of, keyword_of, names_of_import, unsubscripted
 
 Kind = Literal["child", "static", "unclear"]
 
@@ -38,7 +37,7 @@ class Field:
     inferred: bool
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class NodeClass:
     """A class that becomes a node, or stays one.
 
@@ -74,100 +73,101 @@ class CodeBase:
         classes: The classes, by their statements.
     """
 
-    def __init__(self, sources: Sequence[Source], libraries: Iterable[Library]) -> None:
+    def __init__(self, sources: Sequence[Source], chosen: Iterable[Library]) -> None:
         self.sources = sources
         self.rules: Mapping[str, tuple[Rule, Library]] = {
-            name: (rule, library) for library in libraries for name, rule in library.rules.items()
+            name: (rule, library) for library in chosen for name, rule in library.rules
         }
         self.classes: dict[cst.ClassDef, NodeClass] = {}
         self._modules = {part for source in sources for part in (source.path.stem, *source.path.parent.parts)}
         definitions = [(source, definition) for source in sources for definition in source.parts(cst.ClassDef)]
+        registrations = {source: self._registrations(source) for source in sources}
         for source, definition in definitions:
-            self._begin(source, definition)
-        for source in sources:
-            self._begin_registered(source)
-        new = 1
-        while new:
-            new = sum(self._extend(source, definition) for source, definition in definitions)
+            self._begin(source, definition, registrations[source].get(definition.name.value))
+        while sum(self._extend(source, definition) for source, definition in definitions):
+            pass
         for definition, node in list(self.classes.items()):
             node.fields = fields_of(node, self)
             statics = statics_of(node)
             if statics is None or not set(statics) <= set(node.fields):
                 del self.classes[definition]  # what is static is said elsewhere, so it can't be said here
 
-    def rule_of(self, source: Source, expression: cst.CSTNode) -> tuple[Rule, Library] | tuple[None, None]:
-        """The rule for what an expression stands for."""
-        names = [name for name in source.names_of(expression) if name in self.rules]
-        return self.rules[names[0]] if names else (None, None)
+    def rule_of(self, source: Source, expression: cst.CSTNode) -> tuple[Rule | None, Library]:
+        """The rule for what an expression stands for, and whose it is; None and ours if there is none."""
+        known = (self.rules[name] for name in source.names_of(expression) if name in self.rules)
+        return next(known, (None, libraries.OURS))
 
     def concerns(self, source: Source) -> bool:
         """Whether a file names anything that a rule is about, or holds a class that becomes a node."""
-        known = {name for each in source.imported() for name in source.names_of_import(each)}
+        known = {name for each in source.imported() for name in names_of_import(each)}
         is_known = any(rule == name or rule.startswith(f"{name}.") for rule in self.rules for name in known)
         return is_known or any(node.source is source for node in self.classes.values())
 
     def fields_with_bases(self, node: NodeClass) -> set[str]:
         """The names of the fields of a class, and of the classes of the program that it extends."""
-        found, waiting = dict[int, NodeClass](), [node]
+        found, waiting = set[NodeClass](), [node]
         while waiting:
             each = waiting.pop()
-            found[id(each)] = each
-            names = (each.source.names_of(_unsubscripted(base.value)) for base in each.definition.bases)
-            above = (self.named(name.rpartition(".")[2]) for every in names for name in every)
-            waiting += [other for other in above if other is not None and id(other) not in found]
-        return {name for each in found.values() for name in each.fields}
+            found.add(each)
+            above = map(self.named, _bases(each.source, each.definition))
+            waiting += [other for other in above if other is not None and other not in found]
+        return {name for each in found for name in each.fields}
 
-    def named(self, name: str) -> NodeClass | None:
+    def named(self, full_name: str) -> NodeClass | None:
         """The class of this name, wherever it is defined."""
+        name = full_name.rpartition(".")[2]
         return next((node for node in self.classes.values() if node.name == name), None)
 
-    def _begin(self, source: Source, definition: cst.ClassDef) -> None:
-        """Note a class that a decorator or a base makes a node."""
-        for decorator in definition.decorators:
-            by = decorator.decorator
+    def _registrations(self, source: Source) -> dict[str, cst.BaseExpression]:
+        """The calls that register a class, by its name: `register_dataclass(Layer, ["kernel"], ["width"])`."""
+        calls = [statement.value for statement in source.parts(cst.Expr) if arguments_of(statement.value)]
+        rules = [self.rule_of(source, function_of(call))[0] for call in calls]
+        return {
+            source.code(arguments_of(call)[0].value): call
+            for call, rule in zip(calls, rules, strict=True)
+            if isinstance(rule, Decorates) and rule.registers
+        }
+
+    def _begin(self, source: Source, definition: cst.ClassDef, registration: cst.BaseExpression | None) -> None:
+        """Note a class that a decorator, a base or a call makes a node."""
+        plain = dataclass_of(source, definition)
+        decorators = [each.decorator for each in definition.decorators]
+        for by in decorators if registration is None or plain is None else [*decorators, registration]:
             rule, library = self.rule_of(source, registered(source, by) or function_of(by))
-            if isinstance(rule, Decorates) and library is not None:
-                frozen = option(arguments_of(dataclass_of(source, definition) if rule.registers else by), "frozen")
+            if isinstance(rule, Decorates):
+                frozen = option(arguments_of(plain if rule.registers else by), "frozen")
                 mutable = (frozen or str(rule.frozen and not rule.registers)) != "True"
                 self.classes[definition] = NodeClass(source, definition, library, rule, by, mutable)
         for base in definition.bases:
-            rule, library = self.rule_of(source, _unsubscripted(base.value))
-            if isinstance(rule, Base) and library is not None and not self._mixes(source, definition, library):
+            rule, library = self.rule_of(source, unsubscripted(base.value))
+            if isinstance(rule, Base) and not self._mixes(source, definition, library):
                 mutable = rule.mutable is not None and option(definition.keywords, rule.mutable) == "True"
                 self.classes[definition] = NodeClass(source, definition, library, rule, base, mutable)
 
     def _mixes(self, source: Source, definition: cst.ClassDef, library: Library) -> bool:
         """Whether a class also extends one of the library that does not move, as `equinox.nn.Linear`."""
-        packages = {name.partition(".")[0] for name in library.rules}
-        others = (names for base in definition.bases if (names := source.names_of(_unsubscripted(base.value))))
-        return any(name.partition(".")[0] in packages and name not in self.rules for names in others for name in names)
-
-    def _begin_registered(self, source: Source) -> None:
-        """Note the classes that a statement registers: `register_dataclass(Layer, ["kernel"], ["width"])`."""
-        statements = {each.name.value: each for each in source.parts(cst.ClassDef)}
-        for statement in source.parts(cst.Expr):
-            call = statement.value
-            rule, library = self.rule_of(source, function_of(call))
-            if isinstance(rule, Decorates) and library is not None and rule.registers and arguments_of(call):
-                definition = statements.get(source.code(arguments_of(call)[0].value))
-                if definition is not None and dataclass_of(source, definition) is not None:
-                    frozen = option(arguments_of(dataclass_of(source, definition)), "frozen")
-                    self.classes[definition] = NodeClass(source, definition, library, rule, call, frozen != "True")
+        packages = {name.partition(".")[0] for name, _ in library.rules}
+        others = (name for name in _bases(source, definition) if name not in self.rules)
+        return any(name.partition(".")[0] in packages for name in others)
 
     def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
         """Note a class that extends one which becomes a node; whether it is new."""
         if definition in self.classes:
             return False
-        for base in definition.bases:
-            for name in source.names_of(_unsubscripted(base.value)):
-                is_ours = "." not in name or name.partition(".")[0] in self._modules | {""}
-                above = self.named(name.rpartition(".")[2]) if is_ours else None
-                if above is not None:
-                    self.classes[definition] = dataclasses.replace(
-                        above, source=source, definition=definition, by=None, fields={}
-                    )
-                    return True
+        for name in _bases(source, definition):
+            is_ours = "." not in name or name.partition(".")[0] in self._modules | {""}
+            above = self.named(name) if is_ours else None
+            if above is not None:
+                self.classes[definition] = dataclasses.replace(
+                    above, source=source, definition=definition, by=None, fields={}
+                )
+                return True
         return False
+
+
+def _bases(source: Source, definition: cst.ClassDef) -> Iterator[str]:
+    """The full names of the classes that a class extends."""
+    return (name for base in definition.bases for name in source.names_of(unsubscripted(base.value)))
 
 
 # Parts of expressions
@@ -178,18 +178,14 @@ def function_of(expression: cst.BaseExpression) -> cst.BaseExpression:
     return expression.func if isinstance(expression, cst.Call) else expression
 
 
-def arguments_of(expression: cst.BaseExpression | None) -> Sequence[cst.Arg]:
+def arguments_of(expression: cst.CSTNode | None) -> Sequence[cst.Arg]:
     """The arguments of a call; none for what is not one."""
     return expression.args if isinstance(expression, cst.Call) else ()
 
 
-def _unsubscripted(expression: cst.BaseExpression) -> cst.BaseExpression:
-    return expression.value if isinstance(expression, cst.Subscript) else expression
-
-
 def argument(arguments: Iterable[cst.Arg], name: str) -> cst.Arg | None:
     """The argument that is given by a keyword."""
-    return next((each for each in arguments if each.keyword is not None and each.keyword.value == name), None)
+    return next((each for each in arguments if keyword_of(each) == name), None)
 
 
 def option(arguments: Iterable[cst.Arg], name: str) -> str | None:
@@ -207,10 +203,8 @@ def registered(source: Source, decorator: cst.BaseExpression) -> cst.BaseExpress
 
 def dataclass_of(source: Source, definition: cst.ClassDef) -> cst.BaseExpression | None:
     """The standard library's decorator on a class."""
-    for decorator in definition.decorators:
-        if source.names_of(function_of(decorator.decorator)) & libraries.DATACLASS:
-            return decorator.decorator
-    return None
+    decorators = (each.decorator for each in definition.decorators)
+    return next((each for each in decorators if source.names_of(function_of(each)) & libraries.DATACLASS), None)
 
 
 def literal(source: Source, expression: cst.BaseExpression) -> object:
@@ -229,30 +223,27 @@ def literal(source: Source, expression: cst.BaseExpression) -> object:
 
 def fields_of(node: NodeClass, program: CodeBase) -> dict[str, Field]:
     """The fields that a class declares itself."""
-    found: dict[str, Field] = {}
     body = node.definition.body
     within = [part for line in body.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-    lines = [*body.body, *within]
-    for line in lines:
-        if isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name):
-            annotation = line.annotation.annotation
-            if not node.source.names_of(_unsubscripted(annotation)) & libraries.CLASS_VARIABLES:
-                found[line.target.value] = _field(node, line, line.target.value, program)
-    return found
+    return {
+        line.target.value: _field(node, line, line.target.value, program)
+        for line in (*body.body, *within)
+        if isinstance(line, cst.AnnAssign)
+        and isinstance(line.target, cst.Name)
+        and "typing.ClassVar" not in node.source.names_of(unsubscripted(line.annotation.annotation))
+    }
 
 
 def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: CodeBase) -> Field:
     source, annotation = node.source, line.annotation.annotation
-    marked = False
-    if isinstance(annotation, cst.Subscript) and isinstance(program.rule_of(source, annotation.value)[0], Marks):
-        inner = annotation.slice[0].slice
-        if len(annotation.slice) == 1 and isinstance(inner, cst.Index):
-            marked, annotation = True, inner.value
+    items = items_of(annotation)
+    marked = len(items) == 1 and isinstance(program.rule_of(source, unsubscripted(annotation))[0], Marks)
+    annotation = items[0] if marked else annotation
     kind, specifier, drops = _specified(source, line.value, program)
     if marked or name in (statics_of(node) or ()):
         kind = "static"
     filtered = isinstance(node.rule, Base) and node.rule.filtered
-    inferred = filtered and kind == "child" and is_one_of(source, annotation, libraries.NEVER_ARRAYS)
+    inferred = filtered and kind == "child" and source.is_one_of(annotation, libraries.NEVER_ARRAYS)
     return Field(name, line, annotation, "static" if inferred else kind, specifier, drops, inferred)
 
 
@@ -264,37 +255,30 @@ def _specified(
         return "child", False, ()
     rule = program.rule_of(source, value.func)[0]
     if isinstance(rule, Specifier):
-        return _marked(rule, value)
-    if source.names_of(value.func) & {"dataclasses.field", *libraries.OUR_SPECIFIERS}:
-        metadata = argument(value.args, "metadata")
-        entries = None if metadata is None else literal(source, metadata.value)
-        if metadata is not None and entries in ({"static": True}, {"pytree_node": False}):
-            return "static", True, (metadata,)
-        return "static" if "treewright.static" in source.names_of(value.func) else "child", True, ()
-    return "child", False, ()
-
-
-def _marked(rule: Specifier, value: cst.Call) -> tuple[Kind, bool, tuple[cst.Arg, ...]]:
-    if any(arg.star for arg in value.args):
-        return "unclear", True, ()
-    markers = tuple(
-        arg
-        for arg in value.args
-        if arg.keyword is None or (rule.marker is not None and arg.keyword.value == rule.marker)
-    )
-    words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
-    if rule.static or words == {rule.static_if}:
-        return "static", True, markers
-    return ("child" if words <= {"True", "False"} else "unclear"), True, markers
+        if any(arg.star for arg in value.args):
+            return "unclear", True, ()
+        markers = tuple(arg for arg in value.args if keyword_of(arg) in {None, rule.marker})
+        words = {arg.value.value if isinstance(arg.value, cst.Name) else "" for arg in markers}
+        if rule.static or words == {rule.static_if}:
+            return "static", True, markers
+        return ("child" if words <= {"True", "False"} else "unclear"), True, markers
+    names = source.names_of(value.func)
+    if not names & {"dataclasses.field", *libraries.OUR_SPECIFIERS}:
+        return "child", False, ()
+    metadata = argument(value.args, "metadata")
+    if metadata is not None and literal(source, metadata.value) in ({"static": True}, {"pytree_node": False}):
+        return "static", True, (metadata,)
+    return "static" if "treewright.static" in names else "child", True, ()
 
 
 def statics_of(node: NodeClass) -> tuple[str, ...] | None:
     """The names that the registration of a class lists as statics; None if they can't be read there."""
-    arguments = arguments_of(node.by) if isinstance(node.by, cst.Call) else ()
-    given = argument(arguments, "meta_fields")
-    if given is None and len(arguments) > 2 and arguments[2].keyword is None:
-        given = arguments[2]
-    if given is None or argument(arguments, "drop_fields") is not None:
-        return () if argument(arguments, "drop_fields") is None else None
+    arguments = arguments_of(node.by)
+    if argument(arguments, "drop_fields") is not None:
+        return None
+    third = arguments[2] if len(arguments) > 2 and arguments[2].keyword is None else None
+    given = argument(arguments, "meta_fields") or third
+    if given is None:
+        return ()
     names = literal(node.source, given.value)
     return tuple(map(str, cast("Sequence[Any]", names))) if isinstance(names, list | tuple) else None

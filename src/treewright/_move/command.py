@@ -67,14 +67,11 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     Raises:
         FileNotFoundError: If a path leads to nothing.
     """
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            found |= dict.fromkeys(_files_below(path))
-        elif path.exists():
-            found[path] = None
-        else:
+        if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder.")
+        found += _files_below(path) if path.is_dir() else [path]
     return list({path.resolve(): path for path in found}.values())
 
 
@@ -99,7 +96,7 @@ def _write(changed: Iterable[tuple["Source", bytes]]) -> None:
 
 def _diff(source: "Source", text: bytes) -> Iterator[str]:
     # As Python reads lines, and not at form feeds and the like, where str.splitlines splits too.
-    texts = (io.StringIO(part.decode(source.encoding), newline="") for part in (source.content, text))
+    texts = (io.StringIO(part.decode(source.module.encoding), newline="") for part in (source.content, text))
     before, after = (part.readlines() for part in texts)
     for line in difflib.unified_diff(before, after, str(source.path), str(source.path)):
         yield line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"
@@ -107,17 +104,15 @@ def _diff(source: "Source", text: bytes) -> Iterator[str]:
 
 def _account(sources: Sequence["Source"], texts: Sequence[bytes], *, written: bool) -> Iterator[str]:
     """What has to be looked at: first what could not be decided, then what means something else now."""
-    for undecided, title in ((True, "Could not be decided:"), (False, "Means something else now, or was left:")):
-        lines: dict[str, None] = {}
-        for source, text in zip(sources, texts, strict=True):
-            line_now = _lines_now(source.content, text) if written else {}
-            for finding in sorted(source.findings):
-                if finding.undecided is undecided:
-                    line = line_now.get(finding.line, finding.line)
-                    lines[f"  {source.path}:{line}: {finding.text} ({finding.page})\n"] = None
-        if lines:
-            yield f"{title}\n"
-            yield from lines
+    undecided, known = dict[str, None](), dict[str, None]()
+    for source, text in zip(sources, texts, strict=True):
+        line_now = _lines_now(source.content, text) if written else {}
+        for finding in sorted(source.findings):
+            line = line_now.get(finding.line, finding.line)
+            shown = f"  {source.path}:{line}: {finding.text} ({finding.page})\n"
+            (undecided if finding.undecided else known)[shown] = None
+    for title, lines in (("Could not be decided", undecided), ("Means something else now, or was left", known)):
+        yield from [f"{title}:\n", *lines] if lines else []
 
 
 def _lines_now(before: bytes, after: bytes) -> dict[int, int]:

@@ -1,8 +1,6 @@
 """What each library calls its parts, and what becomes of each: one table, and the only place that knows their names."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,98 +100,84 @@ class Library:
 
     name: str
     page: str
-    rules: Mapping[str, Rule]
+    rules: tuple[tuple[str, Rule], ...]
 
 
-_FILTERED = "eqx.{} runs on nodes as it is; jax.{} is enough once it is given arrays and nodes alone"
+_SERIALIZED = "a node is known to flax.serialization: drop the call, or give it override=True"
+_VMAP = "eqx.filter_vmap runs on nodes as it is; jax.vmap is enough once it is given arrays and nodes alone"
 _ABSTRACT = "Module has no such annotation: declare the field here and again in the subclass, or make it a property"
+_JDC_JIT = "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it"
+_ENFORCED = "a node has no such check: annotate with jaxtyping, or check in __check_init__"
 
 LIBRARIES = (
     Library(
         "flax.struct",
         "docs/moving/flax-struct.md",
-        MappingProxyType(
-            {
-                "flax.struct.dataclass": Decorates(),
-                "flax.struct.PyTreeNode": Base(),
-                "flax.struct.field": Specifier("pytree_node", static_if="False"),
-                "flax.training.train_state.TrainState": Renamed("treewright:TrainState"),
-                "flax.serialization.register_serialization_state": Stays(
-                    "a node is known to flax.serialization: drop the call, or give it override=True"
-                ),
-            }
+        (
+            ("flax.struct.dataclass", Decorates()),
+            ("flax.struct.PyTreeNode", Base()),
+            ("flax.struct.field", Specifier("pytree_node", static_if="False")),
+            ("flax.training.train_state.TrainState", Renamed("treewright:TrainState")),
+            ("flax.serialization.register_serialization_state", Stays(_SERIALIZED)),
         ),
     ),
     Library(
         "chex",
         "docs/moving/chex.md",
-        MappingProxyType(
-            {
-                "chex.dataclass": Decorates(frozen=False, keyword_only="mappable_dataclass"),
-                "chex.mappable_dataclass": Stays("a node is not a mapping: read attributes, and drop it"),
-            }
+        (
+            ("chex.dataclass", Decorates(frozen=False, keyword_only="mappable_dataclass")),
+            ("chex.mappable_dataclass", Stays("a node is not a mapping: read attributes, and drop it")),
         ),
     ),
     Library(
         "equinox",
         "docs/moving/equinox.md",
-        MappingProxyType(
-            {
-                "equinox.Module": Base(drops=("strict",), filtered=True),
-                "equinox.field": Specifier("static"),
-                "equinox.static_field": Specifier(static=True),
-                "equinox.tree_at": Called("tree_at"),
-                "equinox.tree_serialise_leaves": Called("save"),
-                "equinox.tree_deserialise_leaves": Called("load"),
-                "equinox.filter_jit": Filtered("jax:jit"),
-                "equinox.filter_grad": Filtered("jax:grad", first=True),
-                "equinox.filter_value_and_grad": Filtered("jax:value_and_grad", first=True),
-                "equinox.filter_vmap": Stays(_FILTERED.format("filter_vmap", "vmap"), works=True),
-                "equinox.AbstractVar": Stays(_ABSTRACT),
-                "equinox.AbstractClassVar": Stays(_ABSTRACT),
-            }
+        (
+            ("equinox.Module", Base(drops=("strict",), filtered=True)),
+            ("equinox.field", Specifier("static")),
+            ("equinox.static_field", Specifier(static=True)),
+            ("equinox.tree_at", Called("tree_at")),
+            ("equinox.tree_serialise_leaves", Called("save")),
+            ("equinox.tree_deserialise_leaves", Called("load")),
+            ("equinox.filter_jit", Filtered("jax:jit")),
+            ("equinox.filter_grad", Filtered("jax:grad", first=True)),
+            ("equinox.filter_value_and_grad", Filtered("jax:value_and_grad", first=True)),
+            ("equinox.filter_vmap", Stays(_VMAP, works=True)),
+            ("equinox.AbstractVar", Stays(_ABSTRACT)),
+            ("equinox.AbstractClassVar", Stays(_ABSTRACT)),
         ),
     ),
     Library(
         "jax_dataclasses",
         "docs/moving/jax-dataclasses.md",
-        MappingProxyType(
-            {
-                "jax_dataclasses.pytree_dataclass": Decorates(),
-                "jax_dataclasses.Static": Marks(),
-                "jax_dataclasses.field": Specifier(),
-                "jax_dataclasses.static_field": Specifier(static=True),
-                "jax_dataclasses.replace": Renamed("treewright:replace"),
-                "jax_dataclasses.copy_and_mutate": Called("edit", works=False),
-                "jax_dataclasses.asdict": Renamed("dataclasses:asdict"),
-                "jax_dataclasses.astuple": Renamed("dataclasses:astuple"),
-                "jax_dataclasses.fields": Renamed("dataclasses:fields"),
-                "jax_dataclasses.is_dataclass": Renamed("dataclasses:is_dataclass"),
-                "jax_dataclasses.jit": Stays(
-                    "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it",
-                    works=True,
-                ),
-                "jax_dataclasses.EnforcedAnnotationsMixin": Stays(
-                    "a node has no such check: annotate with jaxtyping, or check in __check_init__"
-                ),
-            }
+        (
+            ("jax_dataclasses.pytree_dataclass", Decorates()),
+            ("jax_dataclasses.Static", Marks()),
+            ("jax_dataclasses.field", Specifier()),
+            ("jax_dataclasses.static_field", Specifier(static=True)),
+            ("jax_dataclasses.replace", Renamed("treewright:replace")),
+            ("jax_dataclasses.copy_and_mutate", Called("edit", works=False)),
+            *(
+                (f"jax_dataclasses.{name}", Renamed(f"dataclasses:{name}"))
+                for name in ("asdict", "astuple", "fields", "is_dataclass")
+            ),
+            ("jax_dataclasses.jit", Stays(_JDC_JIT, works=True)),
+            ("jax_dataclasses.EnforcedAnnotationsMixin", Stays(_ENFORCED)),
         ),
     ),
     Library(
         "simple_pytree",
         "docs/moving/simple-pytree.md",
-        MappingProxyType(
-            {
-                "simple_pytree.Pytree": Base(drops=("mutable",), mutable="mutable", declared=False),
-                "simple_pytree.field": Specifier("pytree_node", static_if="False"),
-                "simple_pytree.static_field": Specifier(static=True),
-            }
+        (
+            ("simple_pytree.Pytree", Base(drops=("mutable",), mutable="mutable", declared=False)),
+            ("simple_pytree.field", Specifier("pytree_node", static_if="False")),
+            ("simple_pytree.static_field", Specifier(static=True)),
         ),
     ),
     Library(
         "register_dataclass",
         "docs/moving/register-dataclass.md",
-        MappingProxyType({"jax.tree_util.register_dataclass": Decorates(registers=True)}),
+        (("jax.tree_util.register_dataclass", Decorates(registers=True)),),
     ),
 )
 
@@ -201,7 +185,7 @@ LIBRARIES = (
 OURS = Library(
     "treewright",
     "docs/nodes.md",
-    MappingProxyType({"treewright.Module": Base(), "treewright.pytree_dataclass": Decorates()}),
+    (("treewright.Module", Base()), ("treewright.pytree_dataclass", Decorates())),
 )
 
 # The standard library's decorator, and copies of it: it gives way where a class becomes a node.
@@ -211,20 +195,16 @@ OUR_SPECIFIERS = frozenset({"treewright.field", "treewright.static", "treewright
 WITHOUT_USE = frozenset({"frozen", "slots", "weakref_slot"})
 
 # What annotations say of a value, by the names of the types.
-ARRAYS = frozenset(
+FLOAT_ARRAYS = frozenset(
     {
-        *("jax.Array", "jax.numpy.ndarray", "jaxtyping.Array", "chex.Array", "optax.OptState"),
-        *(f"jaxtyping.{kind}" for kind in ("Float", "Complex", "Inexact", "Num", "Real", "Shaped")),
-        *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
-        "chex.PRNGKey",
+        *("jax.Array", "jax.numpy.ndarray", "jaxtyping.Array", "chex.Array"),
+        *("jaxtyping.Float", "jaxtyping.Complex", "jaxtyping.Inexact"),
     }
 )
-NOT_FLOATS = frozenset(
-    {
-        *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
-        *("jaxtyping.Num", "jaxtyping.Real", "jaxtyping.Shaped", "chex.PRNGKey", "optax.OptState"),
-    }
-)
+ARRAYS = FLOAT_ARRAYS | {
+    *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
+    *("jaxtyping.Num", "jaxtyping.Real", "jaxtyping.Shaped", "chex.PRNGKey", "optax.OptState"),
+}
 FLOATS = frozenset({"builtins.float", "builtins.complex"})
 NEVER_ARRAYS = frozenset(
     {
@@ -248,4 +228,3 @@ CONTAINERS = frozenset(
 )
 DICTS = frozenset({"builtins.dict", "typing.Dict"})
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
-CLASS_VARIABLES = frozenset({"typing.ClassVar"})

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from treewright._move import libraries
-from treewright._move.calls import REWRITTEN, name_of
+from treewright._move.calls import REWRITTEN, name_of, with_comments
 from treewright._move.classes import CodeBase, NodeClass, function_of
 from treewright._move.findings import look
 from treewright._move.imports import with_imports
 from treewright._move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
-from treewright._move.plain import is_plain
-from treewright._move.source import Source, first_name, gap
+from treewright._move.source import Source, first_name, gap, items_of, keyword_of
 from treewright._move.statements import class_rewritten, field_rewritten
 
 
@@ -75,22 +74,22 @@ class Rewriter(cst.CSTTransformer):
         if id(first) not in self._source.reads:
             return updated
         rule, library = self._program.rule_of(self._source, original)
-        if rule is None or library is None or library is libraries.OURS:
+        if rule is None or library is libraries.OURS:
             return updated
         self._met.append((original, rule, library))
-        target = rule.to if isinstance(rule, Renamed) else "treewright:Module"
         if isinstance(rule, Renamed) or (isinstance(rule, Base) and self._annotations):
             self.replaced.add(id(first))
-            return name_of(target)
+            return name_of(rule.to if isinstance(rule, Renamed) else "treewright:Module")
         return updated
 
     # Calls
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         rule, library = self._program.rule_of(self._source, original_node.func)
-        made: cst.BaseExpression | None = None
-        if isinstance(rule, Called) and library is not None:
+        made: cst.Call | None = None
+        if isinstance(rule, Called):
             made = REWRITTEN[rule.by](self._source, original_node, updated_node, library)
+            made = made and with_comments(made, updated_node)
         elif isinstance(rule, Filtered) and self._takes_plain(rule, original_node):
             made = updated_node.with_changes(func=name_of(rule.to))
         if made is None:
@@ -100,40 +99,71 @@ class Rewriter(cst.CSTTransformer):
 
     def _takes_plain(self, rule: Filtered, call: cst.Call) -> bool:
         """Whether a transformation is given a function of the file whose annotations are plain."""
-        options = {None if arg.keyword is None else arg.keyword.value for arg in call.args[1:]}
+        options = {keyword_of(arg) for arg in call.args[1:]}
         name = call.args[0].value if call.args else None
         functions = [
             each
             for each in self._source.parts(cst.FunctionDef)
             if isinstance(name, cst.Name) and each.name.value == name.value
         ]
-        return (
-            options <= {"has_aux"} and len(functions) == 1 and is_plain(self._program, self._source, rule, functions[0])
-        )
+        return options <= {"has_aux"} and len(functions) == 1 and self._is_plain(rule, functions[0])
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        decorators: list[cst.Decorator] = []
-        for before, after in zip(original_node.decorators, updated_node.decorators, strict=True):
+        decorators = list(updated_node.decorators)
+        for place, before in enumerate(original_node.decorators):
             rule, _ = self._program.rule_of(self._source, before.decorator)
-            if isinstance(rule, Filtered) and is_plain(self._program, self._source, rule, original_node):
+            if isinstance(rule, Filtered) and self._is_plain(rule, original_node):
                 self.replaced.add(id(first_name(before.decorator)))
-                decorators.append(after.with_changes(decorator=name_of(rule.to)))
-            else:
-                decorators.append(after)
+                decorators[place] = decorators[place].with_changes(decorator=name_of(rule.to))
         return updated_node.with_changes(decorators=decorators)
+
+    def _is_plain(self, rule: Filtered, function: cst.FunctionDef) -> bool:
+        """Whether the annotations of a function say that it is given arrays alone, floats first where it must be."""
+        given = function.params
+        params = [*given.posonly_params, *given.params]
+        has_stars = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
+        if not params if rule.first else has_stars:
+            return False
+        arrays = libraries.FLOAT_ARRAYS if rule.first else libraries.ARRAYS
+        return all(
+            param.annotation is not None
+            and param.default is None
+            and self._holds(arrays, self._source, param.annotation.annotation, ())
+            for param in (params[:1] if rule.first else [*params, *given.kwonly_params])
+        )
+
+    def _holds(
+        self, arrays: frozenset[str], source: Source, annotation: cst.BaseExpression, inside: tuple[NodeClass, ...]
+    ) -> bool:
+        """Whether all leaves of a value are arrays, by its annotation."""
+        annotation = source.unquoted(annotation)
+        kinds = source.kinds_of(annotation)
+        if kinds & libraries.CONTAINERS:
+            items = [item for item in items_of(annotation) if not isinstance(item, cst.Ellipsis)]
+            items = items[1:] if kinds & libraries.DICTS else items
+            return bool(items) and all(self._holds(arrays, source, item, inside) for item in items)
+        return bool(kinds & arrays) or any(
+            node in inside
+            or all(
+                field.kind == "static" or self._holds(arrays, node.source, field.annotation, (*inside, node))
+                for field in node.fields.values()
+            )
+            for node in map(self._program.named, kinds)
+            if node is not None and node.by is not None  # without either it has fields of its bases too
+        )
 
     # Classes
 
     def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
-        node: NodeClass | None = self._program.classes.get(original_node)
+        node = self._program.classes.get(original_node)
         return updated_node if node is None else class_rewritten(node, updated_node, self.replaced)
 
     def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
         node, field = self._fields.get(original_node, (None, None))
         if node is None or field is None:
             return updated_node
-        if field.kind == "unclear":
-            self._told |= {id(first_name(function_of(value))) for value in [original_node.value] if value is not None}
+        if field.kind == "unclear" and original_node.value is not None:
+            self._told.add(id(first_name(function_of(original_node.value))))
             return updated_node
         return field_rewritten(node, field, updated_node, self.replaced)
 

@@ -1,4 +1,4 @@
-"""A file as a syntax tree: what each name in it stands for, and the line of each place."""
+"""A file as a syntax tree: what each name in it stands for, what its annotations say, and the line of each place."""
 
 import dataclasses
 import functools
@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 import libcst as cst
 from libcst import matchers, metadata
 
+from treewright._move import libraries
+
 N = TypeVar("N", bound=cst.CSTNode)
+# What statements stand in: nothing else has to be looked into.
+_OUTSIDE = (
+    *(cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.SimpleStatementLine),
+    *(cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -48,16 +55,11 @@ class Source:
 
     def find(self, node: cst.CSTNode, text: str, page: str, *, undecided: bool = False) -> None:
         """Note that a place has to be looked at."""
-        self.findings.append(Notice(self.path, self.line_of(node), undecided, text, page))
+        self.findings.append(Notice(self.path, self._positions[node].start.line, undecided, text, page))
 
     def code(self, node: cst.CSTNode) -> str:
         """A part of the file as text."""
         return self.module.code_for_node(node)
-
-    def line_of(self, node: cst.CSTNode) -> int:
-        """The line in which a part begins."""
-        start: int = self._positions[node].start.line
-        return start
 
     def names_of(self, node: cst.CSTNode) -> frozenset[str]:
         """The full names that an expression may stand for: `flax.struct.dataclass`, whatever it was imported as.
@@ -67,6 +69,8 @@ class Source:
         first = first_name(node)
         scope = None if first is None else self._of_texts.get(first) or self._scopes.get(first)
         return frozenset() if scope is None else frozenset(name.name for name in scope.get_qualified_names_for(node))
+
+    # Annotations
 
     def unquoted(self, annotation: cst.BaseExpression) -> cst.BaseExpression:
         """An annotation that is written as a text as an expression whose names can be followed; any other as it is."""
@@ -80,15 +84,39 @@ class Source:
         self._of_texts.update((name, scope) for name in names)
         return parsed
 
+    def kinds_of(self, annotation: cst.BaseExpression) -> frozenset[str]:
+        """The full names of a type, without its parameters."""
+        return self.names_of(unsubscripted(self.unquoted(annotation)))
+
+    def is_one_of(self, annotation: cst.BaseExpression, names: frozenset[str]) -> bool:
+        """Whether every part of a union, but None, is one of some types."""
+        parts = self._parts(annotation)
+        return bool(parts) and all(self.kinds_of(part) & names for part in parts)
+
+    def has_one_of(self, annotation: cst.BaseExpression, names: frozenset[str]) -> bool:
+        """Whether some part of a union, or of a container in it, is one of some types."""
+        return any(
+            self.kinds_of(part) & names
+            or (self.kinds_of(part) & libraries.CONTAINERS and any(self.has_one_of(i, names) for i in items_of(part)))
+            for part in self._parts(annotation)
+        )
+
+    def _parts(self, annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The parts of a union, without None."""
+        annotation = self.unquoted(annotation)
+        if isinstance(annotation, cst.BinaryOperation):
+            inner = [annotation.left, annotation.right]
+        elif isinstance(annotation, cst.Subscript) and self.kinds_of(annotation) & libraries.UNIONS:
+            inner = items_of(annotation)
+        else:
+            return [] if isinstance(annotation, cst.Name) and annotation.value == "None" else [annotation]
+        return [part for each in inner for part in self._parts(each)]
+
+    # Imports and statements
+
     def imported(self) -> Iterator[metadata.ImportAssignment]:
         """Each name that an import binds."""
-        for assignment in self._assignments():
-            if isinstance(assignment, metadata.ImportAssignment):
-                yield assignment
-
-    def names_of_import(self, assignment: metadata.ImportAssignment) -> set[str]:
-        """The full name that an import binds."""
-        return {name.name for name in assignment.get_qualified_names_for(assignment.name)}
+        return (each for each in self._assignments() if isinstance(each, metadata.ImportAssignment))
 
     def exports(self, name: str) -> bool:
         """Whether `__all__` may list a name."""
@@ -98,11 +126,6 @@ class Source:
     def bound(self, *, without: Collection[metadata.ImportAssignment]) -> set[str]:
         """All names that anything in the file binds, but for some imports."""
         return {each.name.partition(".")[0] for each in self._assignments() if each not in without}
-
-    @property
-    def encoding(self) -> str:
-        """The encoding that the file names, or UTF-8."""
-        return self.module.encoding
 
     @functools.cached_property
     def import_statements(self) -> list[cst.Import | cst.ImportFrom]:
@@ -115,15 +138,12 @@ class Source:
 
     @functools.cached_property
     def _statements(self) -> list[cst.CSTNode]:
-        collector = _Statements()
-        self.module.visit(collector)
-        return collector.found
+        return list(_statements_in(self.module))
 
     @functools.cached_property
     def opened(self) -> frozenset[str]:
         """The names that `with` statements bind: open files, for the most part."""
-        targets = [item.asname.name for item in self.parts(cst.WithItem) if item.asname is not None]
-        return frozenset(self.code(target) for target in targets)
+        return frozenset(self.code(item.asname.name) for item in self.parts(cst.WithItem) if item.asname is not None)
 
     @functools.cached_property
     def reads(self) -> frozenset[int]:
@@ -146,8 +166,7 @@ class Source:
         return {scope for scope in self._scopes.values() if scope is not None}
 
     def _assignments(self) -> Iterator[metadata.BaseAssignment]:
-        for scope in self._all_scopes():
-            yield from scope.assignments
+        return (assignment for scope in self._all_scopes() for assignment in scope.assignments)
 
 
 def read(path: Path) -> Source:
@@ -166,24 +185,13 @@ def read(path: Path) -> Source:
         raise ValueError(f"{path}: this can't be read as Python: {error}") from error
 
 
-class _Statements(cst.CSTVisitor):
-    """Collects statements. A visit of a whole file takes most of the time of all that is done with it, so one it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[cst.CSTNode] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.BaseCompoundStatement | cst.BaseSmallStatement | cst.WithItem):
-            self.found.append(node)
-        return isinstance(node, _OUTSIDE)
-
-
-# What statements stand in: nothing else has to be looked into.
-_OUTSIDE = (
-    *(cst.Module, cst.BaseCompoundStatement, cst.BaseSuite, cst.SimpleStatementLine),
-    *(cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase),
-)
+def _statements_in(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """All statements, without a look into them: a visit of a whole file takes most of the time of all that is done."""
+    for child in node.children:
+        if isinstance(child, cst.BaseCompoundStatement | cst.BaseSmallStatement | cst.WithItem):
+            yield child
+        if isinstance(child, _OUTSIDE):
+            yield from _statements_in(child)
 
 
 # An identifier can have middle dots in it, and hardly any has two in a row.
@@ -210,9 +218,28 @@ def gap() -> cst.Expr:
 
 def is_gap(statement: cst.CSTNode) -> bool:
     """Whether a statement is one of `gap()`."""
-    return (
-        isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Name) and statement.value.value == "gap··"
-    )
+    return isinstance(statement, cst.Expr) and statement.deep_equals(gap())
+
+
+def names_of_import(assignment: metadata.ImportAssignment) -> set[str]:
+    """The full name that an import binds."""
+    return {name.name for name in assignment.get_qualified_names_for(assignment.name)}
+
+
+def unsubscripted(expression: cst.BaseExpression) -> cst.BaseExpression:
+    """`a` for `a[b]`; any other expression as it is."""
+    return expression.value if isinstance(expression, cst.Subscript) else expression
+
+
+def items_of(annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """What stands in the brackets of an annotation."""
+    slices = annotation.slice if isinstance(annotation, cst.Subscript) else ()
+    return [each.slice.value for each in slices if isinstance(each.slice, cst.Index)]
+
+
+def keyword_of(arg: cst.Arg) -> str | None:
+    """The keyword that an argument is given by."""
+    return None if arg.keyword is None else arg.keyword.value
 
 
 def id_of_read(node: cst.CSTNode) -> int:

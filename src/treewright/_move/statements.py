@@ -3,8 +3,7 @@
 import libcst as cst
 
 from treewright._move import libraries
-from treewright._move.annotations import has_one_of, items_of
-from treewright._move.calls import keyword, name_of, separated
+from treewright._move.calls import keyword, name_of, separated, with_comments
 from treewright._move.classes import (
     Field,
     NodeClass,
@@ -16,33 +15,33 @@ from treewright._move.classes import (
     registered,
 )
 from treewright._move.libraries import Base, Decorates
-from treewright._move.source import first_name
+from treewright._move.source import first_name, items_of, keyword_of, unsubscripted
 
 
 def class_rewritten(node: NodeClass, updated: cst.ClassDef, replaced: set[int]) -> cst.ClassDef:
     """The statement of a class, by decorator or by base; `replaced` gets the ids of the names that are gone."""
-    if node.library is libraries.OURS or (isinstance(node.rule, Decorates) and node.by is None):
+    if isinstance(node.rule, Base):
+        return updated if node.library is libraries.OURS else _based(node, node.rule, updated, replaced)
+    if node.library is libraries.OURS or node.by is None:
         return updated
-    if isinstance(node.rule, Decorates):
-        return _decorated(node, node.rule, updated, replaced)
-    return _based(node, node.rule, updated, replaced)
+    return _decorated(node, node.rule, updated, replaced)
 
 
 def _decorated(node: NodeClass, rule: Decorates, updated: cst.ClassDef, replaced: set[int]) -> cst.ClassDef:
     """The class with `@pytree_dataclass` in place of the decorators that made it a pytree."""
     plain = dataclass_of(node.source, node.definition) if rule.registers else None
     by = node.by if plain is None else plain
-    given = arguments_of(by) if isinstance(by, cst.BaseExpression) else ()
-    arguments = [arg for arg in given if _name(arg) not in {None, *libraries.WITHOUT_USE, rule.keyword_only}]
+    given = arguments_of(by)
+    arguments = [arg for arg in given if keyword_of(arg) not in {None, *libraries.WITHOUT_USE, rule.keyword_only}]
     if rule.keyword_only is not None and option(given, rule.keyword_only) != "False":
-        arguments = [*(arg for arg in arguments if _name(arg) != "kw_only"), keyword("kw_only", cst.Name("True"))]
-    made = name_of("treewright:pytree_dataclass")
+        arguments = [*(arg for arg in arguments if keyword_of(arg) != "kw_only"), keyword("kw_only", cst.Name("True"))]
     decorators: list[cst.Decorator] = []
     for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
         if before.decorator is by:
+            made = name_of("treewright:pytree_dataclass")
             if arguments:
                 call = after.decorator if isinstance(after.decorator, cst.Call) else cst.Call(made)
-                made = call.with_changes(func=made, args=separated(arguments, given))
+                made = with_comments(call.with_changes(func=made, args=separated(arguments, given)), call)
             decorators.append(after.with_changes(decorator=made))
         elif before.decorator is not node.by:
             decorators.append(after)
@@ -54,17 +53,17 @@ def _decorated(node: NodeClass, rule: Decorates, updated: cst.ClassDef, replaced
 def _based(node: NodeClass, rule: Base, updated: cst.ClassDef, replaced: set[int]) -> cst.ClassDef:
     """The class with `Module` as its base, and the options of a `@dataclass` in the class statement."""
     definition, bases = node.definition, list(updated.bases)
-    if node.by is not None:
-        place = next(place for place, base in enumerate(definition.bases) if base is node.by)
-        value, module = bases[place].value, name_of("treewright:Module")
-        _note(replaced, definition.bases[place].value)
+    if isinstance(node.by, cst.Arg):
+        place, module = definition.bases.index(node.by), name_of("treewright:Module")
+        _note(replaced, node.by.value)
+        value = bases[place].value
         value = value.with_changes(value=module) if isinstance(value, cst.Subscript) else module
         bases[place] = bases[place].with_changes(value=value)
-    keywords = [each for each in updated.keywords if _name(each) not in rule.drops]
+    keywords = [each for each in updated.keywords if keyword_of(each) not in rule.drops]
     decorators, plain = list(updated.decorators), dataclass_of(node.source, definition)
     if plain is not None:
         _note(replaced, function_of(plain))
-        keywords += [each for each in arguments_of(plain) if _name(each) not in libraries.WITHOUT_USE]
+        keywords += [each for each in arguments_of(plain) if keyword_of(each) not in libraries.WITHOUT_USE]
         kept = zip(definition.decorators, updated.decorators, strict=True)
         decorators = [after for before, after in kept if before.decorator is not plain]
     if len(keywords) != len(updated.keywords):
@@ -92,36 +91,28 @@ def _value(
 ) -> cst.BaseExpression | None:
     """What stands behind the `=` of a field: a specifier of ours, or what was there."""
     before, static = field.line.value, field.kind == "static"
-    is_foreign = isinstance(before, cst.Call) and not node.source.names_of(before.func) & libraries.OUR_SPECIFIERS
+    made = name_of("treewright:static" if static else "treewright:field")
+    call, given, arguments = cst.Call(made), list[cst.Arg](), list[cst.Arg]()
     if field.specifier and isinstance(before, cst.Call) and isinstance(updated, cst.Call):
-        is_standard = "dataclasses.field" in node.source.names_of(before.func)
-        if not is_foreign or (is_standard and not static):
+        names = node.source.names_of(before.func)
+        if names & libraries.OUR_SPECIFIERS or ("dataclasses.field" in names and not static):
             return updated
         _note(replaced, before.func)
+        call, given = updated, list(before.args)
         kept = [after for arg, after in zip(before.args, updated.args, strict=True) if arg not in field.drops]
-        arguments = [arg for arg in kept if not (static and _name(arg) == "compare")]
-    elif static:
-        arguments = [] if updated is None else [keyword("default", updated)]
-    else:
+        arguments = [arg for arg in kept if not (static and keyword_of(arg) == "compare")]
+    elif not static:
         return updated
+    elif updated is not None:
+        arguments = [keyword("default", updated)]
     if (
         static
-        and has_one_of(node.source, field.annotation, libraries.CAN_CHANGE)
+        and node.source.has_one_of(field.annotation, libraries.CAN_CHANGE)
         and not argument(arguments, "converter")
     ):
-        arguments = [*arguments, keyword("converter", name_of("treewright:freeze"))]
-    given = arguments_of(before) if field.specifier and before is not None else ()
-    name = "treewright:static" if static else "treewright:field"
-    call = updated if field.specifier and isinstance(updated, cst.Call) else cst.Call(name_of(name))
-    return call.with_changes(func=name_of(name), args=separated(arguments, given))
-
-
-def _name(arg: cst.Arg) -> str | None:
-    return None if arg.keyword is None else arg.keyword.value
+        arguments.append(keyword("converter", name_of("treewright:freeze")))
+    return with_comments(call.with_changes(func=made, args=separated(arguments, given)), call)
 
 
 def _note(replaced: set[int], *expressions: cst.BaseExpression | None) -> None:
-    for expression in expressions:
-        if expression is not None:
-            part = expression.value if isinstance(expression, cst.Subscript) else expression
-            replaced.add(id(first_name(part)))
+    replaced.update(id(first_name(unsubscripted(each))) for each in expressions if each is not None)

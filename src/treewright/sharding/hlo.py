@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
+from treewright._values.reach import public
+
+_KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{$")
-_INSTRUCTION = re.compile(
-    r"\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<result>\(.*?\)|\S+) (?P<operation>[\w-]+)\((?P<rest>.*)"
-)
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.-]+ = (?P<result>\(.*?\)|\S+) (?P<operation>[\w-]+)\((?P<rest>.*)")
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,<=]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -30,22 +30,45 @@ _TILED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\)?)?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 
 
+@public("treewright.sharding")
 @dataclasses.dataclass(frozen=True, slots=True)
-class HeldArray:
-    """An array that a device holds while a program runs: `dtype` and `shape` as HLO has them, and what makes it."""
+class Collective:
+    """Collectives of one kind over the same mesh axes and arrays.
+
+    Attributes:
+        kind: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, `"all-to-all"`, `"collective-permute"` or
+            `"collective-broadcast"`.
+        arrays: The whole arrays, as the compiler writes them.
+        axes: The mesh axes whose devices talk to each other; None where the program does not tell.
+        nbytes: The bytes of the arrays in one of them: of what is gathered the result, of what is scattered all.
+        count: How many of them one run of the program has, each in a loop as often as that runs.
+    """
+
+    kind: str
+    arrays: tuple[str, ...]
+    axes: tuple[str, ...] | None
+    nbytes: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Array:
+    """An array that a device holds while a program runs: `dtype` and `shape` as HLO has them."""
 
     dtype: str
     shape: tuple[int, ...]
-    operation: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
-        return math.prod(self.shape) * _bits(self.dtype) // 8
+        bits = _BITS.match(self.dtype)  # tokens and the like have none
+        return math.prod(self.shape) * (8 if self.dtype == "pred" else int(bits[1]) if bits else 0) // 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Instruction:
+class _Instruction:
     """One line of a program.
 
     Attributes:
@@ -57,21 +80,14 @@ class Instruction:
 
     computation: str
     operation: str
-    arrays: tuple[HeldArray, ...]
+    arrays: tuple[_Array, ...]
     rest: str
 
 
-def _bits(dtype: str) -> int:
-    if dtype == "pred":
-        return 8
-    match = _BITS.match(dtype)
-    return int(match[1]) if match else 0  # tokens and the like
-
-
-def instructions(text: str) -> tuple[str, list[Instruction]]:
+def _instructions(text: str) -> tuple[str, list[_Instruction]]:
     """The name of the computation that a program begins with, and all of its lines."""
     entry, computation = "", ""
-    found: list[Instruction] = []
+    found: list[_Instruction] = []
     for line in text.splitlines():
         if not line.startswith(" "):
             head = _COMPUTATION.match(line)
@@ -82,22 +98,18 @@ def instructions(text: str) -> tuple[str, list[Instruction]]:
         match = _INSTRUCTION.match(line) if computation else None
         if match is not None:
             arrays = tuple(
-                HeldArray(
-                    one["dtype"],
-                    tuple(int(size.strip("<=")) for size in one["shape"].split(",") if size),
-                    match["operation"],
-                )
+                _Array(one["dtype"], tuple(int(size.strip("<=")) for size in one["shape"].split(",") if size))
                 for one in _ARRAY.finditer(match["result"])
             )
-            found.append(Instruction(computation, match["operation"], arrays, match["rest"]))
+            found.append(_Instruction(computation, match["operation"], arrays, match["rest"]))
     return entry, found
 
 
-def arrays_in(text: str, *, computed: bool = False) -> list[HeldArray]:
-    """The arrays that a device holds while a program runs; `computed`, also those that it has number by number."""
-    _, lines = instructions(text)
+def shapes_in(text: str, *, computed: bool = False) -> set[tuple[int, ...]]:
+    """The shapes of what a device holds while a program runs; `computed`, also of what it has number by number."""
+    _, lines = _instructions(text)
     fused = {name for line in lines if line.operation == "fusion" for name in _CALLED.findall(line.rest)}
-    return [array for line in lines if computed or line.computation not in fused for array in line.arrays]
+    return {array.shape for line in lines if computed or line.computation not in fused for array in line.arrays}
 
 
 def donated_parameters(text: str) -> frozenset[int]:
@@ -110,33 +122,14 @@ def donated_parameters(text: str) -> frozenset[int]:
     return frozenset(int(number) for number in _ALIAS.findall(head[start : end if end > 0 else None]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CollectiveLine:
-    """A collective as the program has it.
-
-    Attributes:
-        kind: One of `KINDS`.
-        arrays: The whole arrays that it is about, as text.
-        nbytes: Their bytes: of what is gathered the result, of what is scattered the operand.
-        axes: The mesh axes whose devices talk to each other; None where that can't be read.
-        repeats: How often it runs in one run of the program, in loops whose number of rounds is known.
-    """
-
-    kind: str
-    arrays: tuple[str, ...]
-    nbytes: int
-    axes: tuple[str, ...] | None
-    repeats: int
-
-
-def collectives_in(text: str, mesh: Mapping[str, int]) -> list[CollectiveLine]:
-    """The collectives of a program, in the order of its text."""
-    entry, lines = instructions(text)
+def collectives_in(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The collectives of a program, most bytes first; those of a loop of unknown length count once."""
+    entry, lines = _instructions(text)
     runs = _runs(entry, lines)
-    found: list[CollectiveLine] = []
+    counts: dict[Collective, int] = {}
     for line in lines:
         kind = line.operation.removesuffix("-start")
-        if kind not in KINDS or not runs.get(line.computation):
+        if kind not in _KINDS or not runs.get(line.computation):
             continue
         groups = _groups(line.rest, mesh)
         # The asynchronous ones give their operands too, first; a permute also two numbers.
@@ -144,13 +137,14 @@ def collectives_in(text: str, mesh: Mapping[str, int]) -> list[CollectiveLine]:
         if line.operation != kind and kind in {"all-gather", "collective-permute"} and len(arrays) > 1:
             arrays = arrays[1:2] if kind == "collective-permute" else arrays[len(arrays) // 2 :]
         size = len(groups[0]) if kind == "reduce-scatter" and groups else 1
-        texts = tuple(f"{one.dtype}[{','.join(map(str, one.shape))}]" for one in arrays)
         nbytes = size * sum(one.nbytes for one in arrays)
-        found.append(CollectiveLine(kind, texts, nbytes, _axes(groups, mesh), runs[line.computation]))
-    return found
+        same = Collective(kind, tuple(map(str, arrays)), _axes(groups, mesh), nbytes, 0)
+        counts[same] = counts.get(same, 0) + runs[line.computation]
+    found = (dataclasses.replace(same, count=count) for same, count in counts.items())
+    return tuple(sorted(found, key=lambda one: -one.nbytes * one.count))
 
 
-def _runs(entry: str, lines: Sequence[Instruction]) -> dict[str, int]:
+def _runs(entry: str, lines: Sequence[_Instruction]) -> dict[str, int]:
     """How often each computation runs."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for line in lines:

@@ -12,14 +12,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
 from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
+from treewright._jax_processes import equation_setting, some_equations
 from treewright._jax_refs import is_ref
 from treewright._trees.level import leaf_type_of
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of
 from treewright._values.text import first_of, first_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.hlo import arrays_in
-from treewright.sharding.parts import Part, parts_of
+from treewright.sharding.hlo import shapes_in
 from treewright.sharding.processes import TIMEOUT, compare, described, program_texts, versions
 from treewright.sharding.specs import (
     AnyMesh,
@@ -33,6 +33,12 @@ from treewright.sharding.specs import (
 )
 
 T = TypeVar("T")
+_SMALL = 2**16  # bytes of an array, up to which every device may hold it whole while the others are made
+_WHOLE = """\
+Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)
+and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its
+program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make
+each number by itself, and arguments for what was captured."""
 
 
 def sharded_init(
@@ -156,20 +162,35 @@ class _Traced(NamedTuple):
     jaxpr: Any
 
 
+class _Part(NamedTuple):
+    """Some equations of a function, to be a program.
+
+    Attributes:
+        inputs: The variables that it takes.
+        leaves: The numbers of the function's results that it gives, first.
+        more: The variables that it gives besides, which other parts take.
+        run: The program, as a function of arrays.
+        key: Equal for two parts that do the same with their inputs.
+    """
+
+    inputs: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    more: tuple[Any, ...]
+    run: Callable[..., list[Any]]
+    key: Hashable
+
+
 def _given(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
     entries, treedef = jax_trees.tree_flatten_with_path((args, dict(kwargs)))
-    leaves = [leaf for _, leaf in entries]
-    traced = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    places = [place for place, (_, leaf) in enumerate(entries) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def make(arrays: list[Any]) -> Any:
-        values = iter(arrays)
-        filled = (next(values) if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True))
-        positional, named = treedef.unflatten(filled)
+        leaves = dict(enumerate(leaf for _, leaf in entries)) | dict(zip(places, arrays, strict=True))
+        positional, named = treedef.unflatten(leaves.values())
         return fn(*positional, **named)
 
-    arrays = [_untyped(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
-    names = [_argument_name(fn, path) for (path, _), is_array in zip(entries, traced, strict=True) if is_array]
-    return _Given(make, arrays, names)
+    names = [_argument_name(fn, entries[place][0]) for place in places]
+    return _Given(make, [_untyped(entries[place][1]) for place in places], names)
 
 
 def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
@@ -195,16 +216,16 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
         tree = given.make(arrays)
         entries, treedef = jax_trees.tree_flatten_with_path(tree)
         for path, leaf in entries:
-            name = path_text(path, class_of(tree).__qualname__)
             if is_ref(leaf):
                 raise ShardingError(
-                    f"{name} is a ref, and the function is traced, which returns no refs. Return arrays, "
-                    f"from_refs(...), and make refs of the result: to_refs(result, where=...)."
+                    f"{path_text(path, class_of(tree).__qualname__)} is a ref, and the function is traced, which "
+                    f"returns no refs. Return arrays, from_refs(...), and make refs of the result: "
+                    f"to_refs(result, where=...)."
                 )
             if leaf_type_of(leaf).aval is None:
                 raise TypeError(
-                    f"{name} is {first_text(leaf)}, and the leaves of what is made are arrays or numbers. Make it a "
-                    f"static, or leave it out."
+                    f"{path_text(path, class_of(tree).__qualname__)} is {first_text(leaf)}, and the leaves of what is "
+                    f"made are arrays or numbers. Make it a static, or leave it out."
                 )
         structures.append(treedef)
         return [leaf for _, leaf in entries]
@@ -229,38 +250,33 @@ def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object
     return jax.sharding.use_abstract_mesh(mesh) if before.empty else jax.set_mesh(_with_auto_axes(before))
 
 
-def _places(part: Part, arrays: Mapping[Any, Any]) -> Hashable:
-    """Where the arguments lie that a part takes: one program is for arguments that lie alike."""
-    return tuple(getattr(arrays.get(variable), "sharding", None) for variable in part.inputs)
-
-
-def _lowered(part: Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
+def _lowered(part: _Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> Any:
     """The program of a part, under the mesh that is set. What it takes from another part every device has."""
     everywhere = NamedSharding(jax.sharding.get_mesh(), partition_spec())
-    outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.outputs[len(part.leaves) :])]
+    outs = [*(leaves[place].sharding for place in part.leaves), *(everywhere for _ in part.more)]
     inputs = [arrays[one] if one in arrays else _abstract(one.aval, everywhere) for one in part.inputs]
     return untyped_jax.jit(part.run, out_shardings=outs).lower(*inputs)
 
 
 def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
     """The results by their numbers, made under the mesh that is set once all processes agree."""
-    first, others = parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
-    parts = (first, *others)
+    parts = _parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
     arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
-    keys = [(part.key, _places(part, arrays)) for part in parts]
+    # One program is for arguments that lie alike.
+    keys = [(part.key, *(getattr(arrays.get(one), "sharding", None) for one in part.inputs)) for part in parts]
     distinct = dict(zip(keys, parts, strict=True))
     lowered = {key: _lowered(part, arrays, traced.leaves) for key, part in distinct.items()}
     if process_count() > 1:
         _compare(given, traced, [*lowered.values()], timeout_seconds)
     compiled = {key: program.compile() for key, program in lowered.items()}
     programs = [compiled[key] for key in keys]
-    _warn_of_whole_arrays(zip(others, programs[1:], strict=True), traced)
+    _warn_of_whole_arrays(zip(parts[1:], programs[1:], strict=True), traced)
     made: dict[int, Any] = {}
     for part, program in zip(parts, programs, strict=True):
         # One after the other: two programs at work would hold the random bits of both.
         outputs = untyped_jax.block_until_ready(program(*(arrays[one] for one in part.inputs)))
         made.update(zip(part.leaves, outputs, strict=False))
-        arrays.update(zip(part.outputs[len(part.leaves) :], outputs[len(part.leaves) :], strict=True))
+        arrays.update(zip(part.more, outputs[len(part.leaves) :], strict=True))
     return made
 
 
@@ -280,33 +296,21 @@ def _compare(given: _Given, traced: _Traced, programs: list[Any], timeout_second
     compare("sharded_init", "The processes would make different trees:", texts, timeout_seconds)
 
 
-def _warn_of_whole_arrays(compiled: Iterable[tuple[Part, Any]], traced: _Traced) -> None:
+def _warn_of_whole_arrays(compiled: Iterable[tuple[_Part, Any]], traced: _Traced) -> None:
     """Warn where a program computes a whole array on each device that keeps a part of it."""
     lines: list[str] = []
     largest: dict[int, int] = {}  # how many numbers each program computes on a device at once
     for part, program in compiled:
         if id(program) not in largest:
-            arrays = arrays_in(program.as_text(), computed=True)
-            largest[id(program)] = max((math.prod(array.shape) for array in arrays), default=0)
+            largest[id(program)] = max(map(math.prod, shapes_in(program.as_text(), computed=True)), default=0)
         for place in part.leaves:
             leaf: Any = traced.leaves[place]
             whole, kept = (math.prod(shape) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
             if kept < whole <= largest[id(program)]:
                 lines.append(f"{path_text(traced.paths[place])}, {text(leaf)}, of which it keeps 1/{whole // kept}")
     if lines:
-        warn_user(
-            "\n".join(
-                [
-                    "Each device computes all of these arrays, to keep a part:",
-                    *(f"  {line}" for line in first_of(lines)),
-                    "Random keys of the implementation 'rbg' give whole arrays, as do sorts (jax.random.permutation)",
-                    "and QR decompositions (orthogonal initialisers). Arrays that a function captures are whole in its",
-                    "program. Where that takes too much memory, use keys of 'threefry2x32', initialisers that make",
-                    "each number by itself, and arguments for what was captured.",
-                ]
-            ),
-            ShardingWarning,
-        )
+        shown = "\n  ".join(["Each device computes all of these arrays, to keep a part:", *first_of(lines)])
+        warn_user(f"{shown}\n{_WHOLE}", ShardingWarning)
 
 
 def _with_auto_axes(mesh: AnyMesh) -> Any:
@@ -327,3 +331,129 @@ def _untyped(array: Any) -> Any:
     if not isinstance(placed, NamedSharding) or not isinstance(placed.mesh, Mesh):
         return array
     return untyped_jax.device_put(array, NamedSharding(_with_auto_axes(placed.mesh), placed.spec))
+
+
+# A traced function taken apart: one program for what is small, and one for each kind of large array
+
+
+def _parts_of(jaxpr: Any, placed: Sequence[Hashable]) -> list[_Part]:
+    """A function in parts: first one that makes all that is small, then others, which take what that one gives.
+
+    Equations that depend on a large array stand together with it, and so do large arrays of which one is made from
+    another. What no result depends on is left out. `placed` says of each result where it is to be: those in unequal
+    places are not made by equal programs.
+    """
+    whole: Any = jaxpr.jaxpr
+    early: list[Any] = []
+    group_of: dict[Any, list[Any]] = {}  # by variable the equations that one of them gives: a list for each group
+    for equation in _needed(whole):
+        variables = _variables_in(equation.invars)
+        joined = _distinct(group_of[variable] for variable in variables if variable in group_of)
+        if not joined and not (equation.outvars and any(map(_is_large, (*variables, *equation.outvars)))):
+            early.append(equation)
+            continue
+        group = max(joined, key=len, default=list[Any]())
+        for other in joined:
+            if other is not group:
+                group += other
+                group_of.update((variable, group) for moved in other for variable in moved.outvars)
+        group.append(equation)
+        group_of.update(dict.fromkeys(equation.outvars, group))
+
+    leaves_of: dict[int, list[int]] = {}
+    for place, variable in enumerate(whole.outvars):
+        group = early if _is_literal(variable) else group_of.get(variable, early)
+        leaves_of.setdefault(id(group), []).append(place)
+    parts = [
+        _part(jaxpr, placed, group, inputs=_inputs_of(group), leaves=leaves_of.get(id(group), []))
+        for group in _distinct(group_of.values())
+    ]
+    made_early = {variable for equation in early for variable in equation.outvars}
+    between = dict.fromkeys(variable for part in parts for variable in part.inputs if variable in made_early)
+    return [_part(jaxpr, placed, early, inputs=whole.invars, leaves=leaves_of.get(id(early), []), more=between), *parts]
+
+
+def _part(
+    jaxpr: Any,
+    placed: Sequence[Hashable],
+    equations: Sequence[Any],
+    *,
+    inputs: Iterable[Any],
+    leaves: Sequence[int],
+    more: Iterable[Any] = (),
+) -> _Part:
+    whole: Any = jaxpr.jaxpr
+    constants = {*whole.constvars}
+    inputs = tuple(variable for variable in inputs if variable not in constants)
+    outputs = [*(whole.outvars[place] for place in leaves), *more]
+    run = some_equations(jaxpr, equations, inputs, outputs)
+    numbers = {variable: number for number, variable in enumerate(inputs)}
+    steps: list[Hashable] = [tuple(variable.aval for variable in inputs)]
+    for equation in equations:
+        taken = tuple(_operand(one, numbers) for one in equation.invars)
+        numbers.update({variable: len(numbers) + place for place, variable in enumerate(equation.outvars)})
+        given = tuple(variable.aval for variable in equation.outvars)
+        setting = equation_setting(equation)
+        steps.append((equation.primitive, _comparable(tuple(equation.params.items())), taken, given, setting))
+    ends = tuple(_operand(one, numbers) for one in outputs)
+    key = (tuple(steps), ends, tuple(placed[place] for place in leaves))
+    return _Part(inputs, tuple(leaves), tuple(more), run, key)
+
+
+def _needed(whole: Any) -> list[Any]:
+    """The equations that some result depends on, or that do something besides."""
+    wanted = {*_variables_in(whole.outvars)}
+    kept: list[Any] = []
+    for equation in reversed(whole.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(_variables_in(equation.invars))
+    return kept[::-1]
+
+
+def _inputs_of(equations: Iterable[Any]) -> tuple[Any, ...]:
+    """The variables that equations take and do not give, in the order in which they take them."""
+    given: set[Any] = set()
+    taken: dict[Any, None] = {}
+    for equation in equations:
+        taken.update(dict.fromkeys(one for one in _variables_in(equation.invars) if one not in given))
+        given.update(equation.outvars)
+    return tuple(taken)
+
+
+def _distinct(groups: Iterable[list[Any]]) -> list[list[Any]]:
+    return [*{id(group): group for group in groups}.values()]
+
+
+def _variables_in(operands: Iterable[Any]) -> list[Any]:
+    return [one for one in operands if not _is_literal(one)]
+
+
+def _is_literal(variable: Any) -> bool:
+    return hasattr(variable, "val")
+
+
+def _is_large(variable: Any) -> bool:
+    aval: Any = variable.aval
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * int(itemsize) > _SMALL
+
+
+def _operand(variable: Any, numbers: dict[Any, int]) -> Hashable:
+    if _is_literal(variable):
+        value = np.asarray(variable.val)
+        return (variable.aval, str(value.dtype), value.tobytes())
+    number: Hashable = numbers.get(variable, variable)  # a constant is itself
+    return number
+
+
+def _comparable(value: Any) -> Hashable:
+    """Equal only for what is the same setting of an equation; what can't be compared equals itself alone."""
+    kind = class_of(value)
+    if kind in {tuple, list}:
+        return (kind, *map(_comparable, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (kind, value)

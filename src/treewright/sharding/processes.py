@@ -1,6 +1,5 @@
 """Whether all processes hold the same tree: as texts that are the same in each, compared."""
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -31,10 +30,12 @@ _ALWAYS = ("jax", "jaxlib", "numpy", "treewright")
 TIMEOUT = 300.0  # seconds, as long as JAX itself waits for the processes of a job
 _TUPLE: Any = tuple
 _ARRAYS: Any = (jax.Array, np.ndarray)
+_NAMED: Any = NamedSharding
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a value
 _LONG = 2000  # characters of a line of a program, beyond which it counts by a digest
 _ABSENT = "nothing"
+_VERSION = "version of "
 _CHECK = "the check"
 _PROGRAM = "the program"
 _ROOT = "the tree itself"
@@ -53,45 +54,22 @@ _SAME_PROGRAM = (
 # What each process says, brought together
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProcessGroup:
-    """Processes that say the same.
-
-    Attributes:
-        processes: Their numbers.
-        texts: What they say, by place; None beyond the first few groups.
-    """
-
-    processes: tuple[int, ...]
-    texts: Mapping[str, str] | None
-
-
-def groups_of_processes(texts: Mapping[str, str], check: str, timeout_seconds: float) -> list[ProcessGroup]:
-    """The processes in groups that say the same, by their lowest number. All processes have to call it.
+def compare(check: str, title: str, texts: Mapping[str, str], timeout_seconds: float) -> None:
+    """Raise a `ProcessMismatchError` in all processes, which have to call it, if what they say differs at some place.
 
     Two exchanges, however many processes there are: a digest of each, and where these differ, one text of each group.
-
-    Args:
-        texts: What this process says, by place.
-        check: The name of the check, for the message.
-        timeout_seconds: How long to wait for the other processes.
-
-    Raises:
-        ProcessMismatchError: If some have not come in time; the message names them.
     """
-    mine = json.dumps(texts).encode()
+    mine = json.dumps({_CHECK: check, **texts}).encode()
     digests = _of_all(hashlib.sha256(mine).digest(), check, timeout_seconds)
     members: dict[bytes, list[int]] = {}
     for process, digest in enumerate(digests):
         members.setdefault(digest, []).append(process)
-    if len(members) == 1:
-        return [ProcessGroup(tuple(range(len(digests))), texts)]
-    speakers = [processes[0] for processes in members.values()][:_GROUPS]
-    said = _of_all(zlib.compress(mine) if process_index() in speakers else b"", check, timeout_seconds)
-    return [
-        ProcessGroup(tuple(processes), json.loads(zlib.decompress(said[processes[0]])) if said[processes[0]] else None)
-        for processes in members.values()
-    ]
+    if len(members) > 1:
+        groups = [*members.values()]
+        speakers = [processes[0] for processes in groups[:_GROUPS]]
+        said = _of_all(zlib.compress(mine) if process_index() in speakers else b"", check, timeout_seconds)
+        known = [json.loads(zlib.decompress(said[process])) for process in speakers]
+        raise ProcessMismatchError(_message(title, groups, known))
 
 
 def _of_all(mine: bytes, check: str, timeout_seconds: float) -> list[bytes]:
@@ -149,7 +127,7 @@ def versions(modules: Collection[str]) -> dict[str, str]:
     packages = sorted({*_ALWAYS, *(module.partition(".")[0] for module in modules)} - sys.stdlib_module_names)
     known = {package: _version(package) for package in packages}
     python = ".".join(platform.python_version_tuple()[:2])  # whose last part changes no program
-    return {f"version of {name}": version for name, version in {"Python": python, **known}.items() if version}
+    return {f"{_VERSION}{name}": version for name, version in {"Python": python, **known}.items() if version}
 
 
 def _version(package: str) -> str | None:
@@ -168,12 +146,8 @@ def _version(package: str) -> str | None:
 def described(tree: object, modules: set[str] | None = None, *, values: bool = False) -> dict[str, str]:
     """What stands at each place of a tree: classes of nodes and containers, statics, shapes and dtypes of leaves.
 
-    No statics that are local to a process.
-
-    Args:
-        tree: Any pytree.
-        modules: Where to add the modules of the functions and classes in it.
-        values: Whether to add a digest of each array that this process holds whole.
+    No statics that are local to a process. `modules` gets the modules of the functions and classes in the tree;
+    with `values` there is a digest of each array that this process holds whole.
     """
     texts: dict[str, str] = {}
     seen = set[str]() if modules is None else modules
@@ -199,11 +173,8 @@ def _leaf_text(leaf: Any) -> str:
     if dtype is None or not isinstance(shape, _TUPLE):
         return portable_text(leaf, exact=True)
     weak = " (weakly typed)" if getattr(leaf, "weak_type", False) else ""
-    sharding = getattr(leaf, "sharding", None)
-    split = ""
-    if isinstance(sharding, NamedSharding):
-        sizes: Mapping[str, int] = sharding.mesh.shape
-        split = f" split by {sharding.spec} on {dict(sizes)}"
+    sharding: Any = getattr(leaf, "sharding", None)
+    split = f" split by {sharding.spec} on {dict(sharding.mesh.shape)}" if isinstance(sharding, _NAMED) else ""
     return f"{shape_text(dtype, shape)}{weak}{split}"
 
 
@@ -290,25 +261,8 @@ def _bounded(line: str) -> str:
     return line if len(line) <= _LONG else f"{line[:_LONG]}#{hashlib.sha256(line.encode()).hexdigest()[:12]}"
 
 
-def compare(check: str, title: str, texts: Mapping[str, str], timeout_seconds: float) -> None:
-    """Return if what all processes say is the same; all of them have to call it.
-
-    Args:
-        check: The name of the check.
-        title: The first line of the message about places that differ.
-        texts: What this process says, by place.
-        timeout_seconds: How long to wait for the other processes.
-
-    Raises:
-        ProcessMismatchError: If two processes differ, or if some have not come in time.
-    """
-    groups = groups_of_processes({_CHECK: check, **texts}, check, timeout_seconds)
-    if len(groups) > 1:
-        raise ProcessMismatchError(_message(title, groups))
-
-
-def _message(title: str, groups: Sequence[ProcessGroup]) -> str:
-    known = [group.texts for group in groups if group.texts is not None]
+def _message(title: str, groups: Sequence[Sequence[int]], known: Sequence[Mapping[str, str]]) -> str:
+    """The message for groups of processes that each say the same; `known` is what the first of these groups say."""
     places = dict.fromkeys(place for texts in known for place in texts)
     differing = {place: tuple(texts.get(place, _ABSENT) for texts in known) for place in places}
     differing = {place: values for place, values in differing.items() if len({*values}) > 1}
@@ -319,29 +273,19 @@ def _message(title: str, groups: Sequence[ProcessGroup]) -> str:
         cure = _SAME_TREE
         programs = differing.pop(_PROGRAM, None)
         # Versions first. One that only some have is that of a package that only their trees use.
-        versions_of_all = {
-            place: values for place, values in differing.items() if _is_version(place) and _ABSENT not in values
-        }
-        others = {place: values for place, values in differing.items() if not _is_version(place)}
-        differing = versions_of_all | others
+        told = {place: values for place, values in differing.items() if place.startswith(_VERSION)}
+        others = {place: values for place, values in differing.items() if place not in told}
+        differing = {place: values for place, values in told.items() if _ABSENT not in values} | others
         if not differing and programs is not None:
             title, cure = _PROGRAMS, _SAME_PROGRAM
-            differing = _first_line_that_differs(programs)
+            lines = [program.splitlines() for program in programs]
+            first = first_difference(lines)
+            shown = (one[first].strip() if first < len(one) else "the end of the program" for one in lines)
+            differing = {f"line {first + 1}": tuple(shown)}
     return "\n".join([title, *_lines(differing, groups), cure])
 
 
-def _is_version(place: str) -> bool:
-    return place.startswith("version of")
-
-
-def _first_line_that_differs(programs: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    lines = [program.splitlines() for program in programs]
-    first = first_difference(lines)
-    shown = tuple(one[first].strip() if first < len(one) else "the end of the program" for one in lines)
-    return {f"line {first + 1}": shown}
-
-
-def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[ProcessGroup]) -> list[str]:
+def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[Sequence[int]]) -> list[str]:
     """Each place that differs, with what stands there and in which processes."""
     rows = list(differing.items())
     lines: list[str] = []
@@ -351,11 +295,15 @@ def _lines(differing: Mapping[str, tuple[str, ...]], groups: Sequence[ProcessGro
         shown = dict(zip(values, excerpts(values, _WIDTH), strict=True))
         lines.append(f"  {fold}")
         for value in dict.fromkeys(values):
-            holders = [group.processes for group, other in zip(groups, values, strict=False) if other == value]
-            lines.append(f"    {processes_text(sorted(sum(holders, ())))}: {shown[value]}")
+            same = [group for group, other in zip(groups, values, strict=False) if other == value]
+            lines.append(f"    {processes_text(_all_in(same))}: {shown[value]}")
     if len(folds) > _SHOWN:
         lines.append(f"  and {len(folds) - _SHOWN} places more")
-    others = sorted(process for group in groups if group.texts is None for process in group.processes)
+    others = _all_in(groups[_GROUPS:])
     if others:
         lines.append(f"  {processes_text(others)}: still other values".replace("p", "P", 1))
     return lines
+
+
+def _all_in(groups: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(process for group in groups for process in group)

@@ -16,7 +16,7 @@ from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
 from treewright._values.text import in_html, shape_text, table
 from treewright.sharding.folding import folded
-from treewright.sharding.hlo import arrays_in, collectives_in, donated_parameters
+from treewright.sharding.hlo import Collective, collectives_in, donated_parameters, shapes_in
 from treewright.sharding.report import bytes_text, spec_text
 
 _ROOT = re.compile(r"args\[\d+\]|\w+")
@@ -43,27 +43,6 @@ class ProgramArray:
     nbytes: int
     device_nbytes: int
     donated: str = "no"
-
-
-@public("treewright.sharding")
-@dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
-    """Collectives of one kind over the same mesh axes and arrays.
-
-    Attributes:
-        kind: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, `"all-to-all"`, `"collective-permute"` or
-            `"collective-broadcast"`.
-        arrays: The whole arrays, as the compiler writes them.
-        axes: The mesh axes whose devices talk to each other; None where the program does not tell.
-        nbytes: The bytes of the arrays in one of them: of what is gathered the result, of what is scattered all.
-        count: How many of them one run of the program has, each in a loop as often as that runs.
-    """
-
-    kind: str
-    arrays: tuple[str, ...]
-    axes: tuple[str, ...] | None
-    nbytes: int
-    count: int
 
 
 @public("treewright.sharding")
@@ -171,43 +150,37 @@ def program_report(function: Callable[..., object], /, *args: Any, **kwargs: Any
     lowered = jitted.lower(*args, **kwargs)
     compiled = lowered.compile()
     program = compiled.as_text()
-    arguments = _arguments(lowered, compiled, donated_parameters(program))
-    placed = output_shardings(compiled)
-    results = _results(lowered if len(placed) == lowered.out_tree.num_leaves else jitted.trace(*args, **kwargs), placed)
+    taken = jax_trees.tree_leaves_with_path(lowered.args_info)
+    arguments = _arguments(taken, compiled, donated_parameters(program))
+    placed = output_shardings(compiled)  # those of refs follow those of the results
+    stage = lowered if len(placed) == lowered.out_tree.num_leaves else jitted.trace(*args, **kwargs)
+    given = jax_trees.tree_leaves_with_path(stage.out_info)
+    results = [
+        _array(path_text(path) or "the result", info, sharding, "no")
+        for (path, info), sharding in zip(given, placed, strict=False)
+    ]
     meshes = [
         one.mesh for one in (*jax.tree.leaves(compiled.input_shardings), *placed) if isinstance(one, NamedSharding)
     ]
     mesh: dict[str, int] = dict(max(meshes, key=lambda one: one.size).shape) if meshes else {}
-    counts: dict[Collective, int] = {}
-    for line in collectives_in(program, mesh):
-        kind = Collective(line.kind, line.arrays, line.axes, line.nbytes, 0)
-        counts[kind] = counts.get(kind, 0) + line.repeats
-    collectives = sorted(
-        (dataclasses.replace(kind, count=count) for kind, count in counts.items()),
-        key=lambda one: -one.nbytes * one.count,
-    )
-    shapes = {one.shape for one in arrays_in(program)}
-    split = [(one, shape) for one, shape in (*arguments, *results) if one.device_nbytes < one.nbytes]
+    shapes = shapes_in(program)
+    every = zip((*arguments, *results), (*taken, *given), strict=True)
     memory = compiled.memory_analysis()
     return ProgramReport(
         mesh,
-        tuple(one for one, _ in arguments),
-        tuple(one for one, _ in results),
-        tuple(collectives),
-        tuple(one.path for one, shape in split if shape in shapes),
+        tuple(arguments),
+        tuple(results),
+        collectives_in(program, mesh),
+        tuple(one.path for one, (_, info) in every if one.device_nbytes < one.nbytes and info.shape in shapes),
         None if memory is None else int(memory.temp_size_in_bytes),
     )
 
 
-_Arrays = list[tuple[ProgramArray, tuple[int, ...]]]
-
-
-def _arguments(lowered: Any, compiled: Any, taken: frozenset[int]) -> _Arrays:
-    entries = jax_trees.tree_leaves_with_path(lowered.args_info)
+def _arguments(entries: Sequence[Any], compiled: Any, taken: frozenset[int]) -> list[ProgramArray]:
     shardings: list[Any] = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
     kept = kept_arguments(compiled, len(entries))
     numbers = {place: number for number, place in enumerate(kept)}
-    found: _Arrays = []
+    found: list[ProgramArray] = []
     for place, (path, info) in enumerate(entries):
         kind, name, *rest = path
         root = f"args{name}" if kind.idx == 0 else str(name.key)
@@ -217,18 +190,10 @@ def _arguments(lowered: Any, compiled: Any, taken: frozenset[int]) -> _Arrays:
     return found
 
 
-def _results(stage: Any, shardings: list[Any]) -> _Arrays:
-    """The results; `shardings` may go on with those of refs."""
-    return [
-        _array(path_text(path) or "the result", info, placed, "no")
-        for (path, info), placed in zip(jax_trees.tree_leaves_with_path(stage.out_info), shardings, strict=False)
-    ]
-
-
-def _array(path: str, info: Any, sharding: Any, donated: str) -> tuple[ProgramArray, tuple[int, ...]]:
+def _array(path: str, info: Any, sharding: Any, donated: str) -> ProgramArray:
     shape = tuple(info.shape)
     nbytes = bytes_in(untyped_jax.ShapeDtypeStruct(shape, info.dtype))
     kept = math.prod(sharding.shard_shape(shape)) if sharding is not None else math.prod(shape)
     spec = sharding.spec if isinstance(sharding, NamedSharding) else None
     on_a_device = nbytes * kept // max(1, math.prod(shape))
-    return ProgramArray(path, shape_text(info.dtype, shape), spec, nbytes, on_a_device, donated), shape
+    return ProgramArray(path, shape_text(info.dtype, shape), spec, nbytes, on_a_device, donated)

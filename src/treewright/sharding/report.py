@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax.sharding import PartitionSpec
@@ -18,6 +18,7 @@ from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, Stack
 Order: TypeAlias = Literal["tree", "bytes", "excess"]
 Units: TypeAlias = Literal["auto", "bytes"]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZES = operator.attrgetter("nbytes", "device_nbytes", "excess_nbytes")
 
 
 def bytes_text(count: int, units: Units = "auto") -> str:
@@ -148,20 +149,15 @@ class ShardingReport:
 
     def _rows(self, depth: int | None, *, fold: bool) -> list[tuple[str, list[ShardedLeaf]]]:
         """The lines of the table: the name of each, and its leaves."""
-        if depth is not None:
-            parts: dict[str, list[ShardedLeaf]] = {}
-            for leaf in self.leaves:
-                parts.setdefault(first_steps(leaf.path, depth), []).append(leaf)
-            sums: list[tuple[str, Hashable]] = [
-                (name, tuple((leaf.array, leaf.spec) for leaf in leaves)) for name, leaves in parts.items()
-            ]
-            groups = [*parts.values()]
-        else:
-            sums = [(leaf.path, (leaf.array, leaf.spec, leaf.misfits)) for leaf in self.leaves]
-            groups = [[leaf] for leaf in self.leaves]
+        parts: dict[str, list[ShardedLeaf]] = {}
+        for leaf in self.leaves:
+            parts.setdefault(leaf.path if depth is None else first_steps(leaf.path, depth), []).append(leaf)
         if not fold:
-            return [(name, group) for (name, _), group in zip(sums, groups, strict=True)]
-        return [(str(one), [leaf for number in one.members for leaf in groups[number]]) for one in folded(sums)]
+            return [*parts.items()]
+        content = operator.attrgetter("array", "spec", *(["misfits"] if depth is None else []))
+        folds = folded([(name, tuple(map(content, leaves))) for name, leaves in parts.items()])
+        groups = [*parts.values()]
+        return [(str(one), [leaf for number in one.members for leaf in groups[number]]) for one in folds]
 
 
 def _cells(leaves: Sequence[ShardedLeaf], units: Units) -> tuple[str, ...]:
@@ -169,11 +165,7 @@ def _cells(leaves: Sequence[ShardedLeaf], units: Units) -> tuple[str, ...]:
     array = f"{arrays.pop()}{f' x {len(leaves)}' * (len(leaves) > 1)}" if len(arrays) == 1 else f"{len(leaves)} arrays"
     specs = {spec_text(leaf.spec) for leaf in leaves}
     copies = sorted({leaf.copies for leaf in leaves})
-    sizes = (
-        sum(leaf.nbytes for leaf in leaves),
-        sum(leaf.device_nbytes for leaf in leaves),
-        sum(leaf.excess_nbytes for leaf in leaves),
-    )
+    sizes = [sum(column) for column in zip(*map(_SIZES, leaves), strict=True)]
     shown = (array, specs.pop() if len(specs) == 1 else "...", "-".join(map(str, copies[:: len(copies) - 1 or 1])))
     return (*shown, *(bytes_text(size, units) for size in sizes))
 

@@ -34,8 +34,8 @@ partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructo
 _NUMBER = re.compile(r"\d+")
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 _SHOWN = 20  # lines of one message
+_ROOT = "The tree itself"
 _MAPPING: Any = Mapping  # after `isinstance` with it, keys and values are still `Any`
-_MISFITS = '"error", "replicate" or "replicate_rank"'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,13 +59,7 @@ class Fit:
 class MeshRules:
     """Rules on a mesh: they say how an array is split over its axes.
 
-    Args:
-        rules: Mesh axes by name.
-        sizes: The mesh axes and how many devices each has. Without them, nothing is dropped and no length is checked.
-
-    Raises:
-        ShardingError: If a mesh axis that the mesh lacks is written almost like one that it has.
-        TypeError: If `rules` is not a mapping, or a rule is not a mesh axis, a tuple of mesh axes, or None.
+    Without `sizes`, how many devices each mesh axis has, nothing is dropped and no length is checked.
     """
 
     def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
@@ -74,7 +68,10 @@ class MeshRules:
             raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self._sizes: Mapping[str, int] = sizes or {}
-        self._is_on_mesh = sizes is not None
+        self._present = {
+            name: tuple(axis for axis in axes if sizes is None or sizes.get(axis, 1) > 1)
+            for name, axes in self._axes.items()
+        }
         self._used: set[Hashable] = set()
         misspelt = [f"{axis!r} for {close!r}" for axis in self.absent if (close := _almost(axis, self._sizes))]
         if misspelt:
@@ -97,19 +94,12 @@ class MeshRules:
         return tuple(str(name) for name, axes in self._axes.items() if axes and name not in self._used)
 
     def fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
-        """How an array is split.
-
-        Args:
-            stacks: The names of its leading axes that hold a stack.
-            names: The names of the other axes; None if they have no names.
-            shape: The shape of the array.
-        """
+        """How an array is split whose leading axes hold stacks, and whose others have these names, or none."""
         key = (stacks, names, shape)
-        fit = self._fits.get(key)
-        if fit is None:
-            fit = self._fits[key] = self._fit(stacks, names, shape)
+        if key not in self._fits:
+            self._fits[key] = self._fit(stacks, names, shape)
             self._used.update((*stacks, *(names or ())))
-        return fit
+        return self._fits[key]
 
     def _fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
         all_names = (*stacks, *((None,) * (len(shape) - len(stacks)) if names is None else names))
@@ -122,25 +112,23 @@ class MeshRules:
             return Fit(partition_spec(), (), unknown)
         if len(all_names) != len(shape):
             of_stacks = f", {len(stacks)} of a stack," if stacks else ""
-            count = f"{_counted(len(all_names), 'name', 'names')}{of_stacks} {all_names}"
-            return Fit(partition_spec(), (f"{count} for {_counted(len(shape), 'axis', 'axes')}",), wrong_rank=True)
+            count = f"{len(all_names)} name{'s' * (len(all_names) != 1)}{of_stacks} {all_names}"
+            misfit = f"{count} for {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
+            return Fit(partition_spec(), (misfit,), wrong_rank=True)
         entries: list[str | tuple[str, ...] | None] = []
         misfits: list[str] = []
         taken: dict[str, int] = {}
         for place, (name, length) in enumerate(zip(all_names, shape, strict=True)):
-            axes = () if name is None else self._present(self._axes[name])
-            misfit = self._misfit(axes, length, taken)
-            if misfit is not None:
-                misfits.append(f"axis {place} ({name!r}, length {length}) {misfit}")
+            axes = () if name is None else self._present[name]
+            problem = self._misfit(axes, length, taken)
+            if problem is not None:
+                misfits.append(f"axis {place} ({name!r}, length {length}) {problem}")
                 axes = ()
             taken.update(dict.fromkeys(axes, place))
             entries.append(axes[0] if len(axes) == 1 else axes or None)
         while entries and entries[-1] is None:  # as JAX writes the shardings of its results
             entries.pop()
         return Fit(partition_spec(*entries), tuple(misfits), wrong_rank=math.prod(shape) == 1)
-
-    def _present(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if self._sizes.get(axis, 1) > 1) if self._is_on_mesh else axes
 
     def _misfit(self, axes: tuple[str, ...], length: int, taken: Mapping[str, int]) -> str | None:
         for axis in axes:
@@ -159,10 +147,6 @@ def _almost(axis: str, axes: Iterable[str]) -> str | None:
     return close[0] if close and _NUMBER.sub("", axis) != _NUMBER.sub("", close[0]) else None
 
 
-def _counted(count: int, singular: str, plural: str) -> str:
-    return f"{count} {singular if count == 1 else plural}"
-
-
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
     axes: Any = () if rule is None else (rule,) if isinstance(rule, str) else rule
     if not (issubclass(type(axes), tuple) and all(isinstance(axis, str) for axis in axes)):
@@ -178,14 +162,7 @@ def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeclaredLeaf:
-    """A leaf with what its field declares.
-
-    Attributes:
-        path: Where it is.
-        value: The leaf.
-        stacks: The names of its leading axes that hold stacks.
-        names: The names of its other axes; None if its field has none.
-    """
+    """A leaf with what its field declares: the names of its leading axes that hold stacks, and those of the others."""
 
     path: Path
     value: Any
@@ -196,11 +173,7 @@ class DeclaredLeaf:
 def declared_leaves(
     tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: AxisNames | None = None
 ) -> Iterator[DeclaredLeaf]:
-    """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree.
-
-    Raises:
-        ShardingError: If a function in `sharding=` or `stack=` gives something else than names.
-    """
+    """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree."""
     if isinstance(tree, _ARRAYS):
         yield DeclaredLeaf(path, tree, stacks, names)
     elif is_node(tree):
@@ -209,8 +182,7 @@ def declared_leaves(
             own_names, stack = _declared(field, tree, path)
             yield from declared_leaves(child, (*path, key), stacks if stack is None else (*stacks, stack), own_names)
     else:
-        inner: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree, is_leaf=is_node)
-        for steps, part in inner:
+        for steps, part in jax_trees.tree_leaves_with_path(tree, is_leaf=is_node):
             if is_node(part):
                 yield from declared_leaves(part, (*path, *steps), stacks)
             else:
@@ -220,26 +192,20 @@ def declared_leaves(
 def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[AxisNames | None, str | None]:
     """The names and the stack of a field, which a class may compute."""
     names, stack = field.sharding, field.stack
+    if not (callable(names) or callable(stack)):
+        return names, stack
+    place = f"{path_text(path) or _ROOT}.{field.name}: the function in"
     if callable(names):
         names = names(node)
         problem = None if names is None else names_problem(names)
         if problem is not None:
-            raise ShardingError(
-                f"{_place(path)}.{field.name}: the function in sharding= gave {names!r}, which {problem}."
-            )
+            raise ShardingError(f"{place} sharding= gave {names!r}, which {problem}.")
     if callable(stack):
         given: Any = stack(node)
         if not isinstance(given, str | None):
-            raise ShardingError(
-                f"{_place(path)}.{field.name}: the function in stack= gave {given!r}, which is neither the name of an "
-                f"axis nor None."
-            )
+            raise ShardingError(f"{place} stack= gave {given!r}, which is neither the name of an axis nor None.")
         stack = given
     return names, stack
-
-
-def _place(path: Path) -> str:
-    return path_text(path) or "The tree itself"
 
 
 def _shape_of(leaf: Any) -> tuple[int, ...]:
@@ -253,15 +219,7 @@ def fitted_leaves(
 ) -> list[tuple[DeclaredLeaf, Fit]]:
     """The leaves of a tree in JAX's order, each with how it is split.
 
-    Args:
-        tree: Any tree.
-        rules: The rules on a mesh.
-        on_misfit: As for `partition_specs`.
-        stack: As for `partition_specs`.
-        whole: Whether all that the rules are for is in this tree, so that one that is not used deserves a warning.
-
-    Raises:
-        ShardingError: If leaves can't be split as the rules say, unless they may be replicated. The message lists all.
+    `whole` says that all that the rules are for is in this tree, so that one that is not used deserves a warning.
     """
     leaves = [*declared_leaves(tree, stacks=(stack,) if isinstance(stack, str) else stack)]
     fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in leaves]
@@ -275,10 +233,10 @@ def fitted_leaves(
     if whole and rules.unused:
         names = ", ".join(map(repr, rules.unused))
         known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
+        these, them = ("these rules", "them") if len(rules.unused) > 1 else ("this rule", "it")
         warn_user(
-            f"No field of the tree has the name of {'these rules' if len(rules.unused) > 1 else 'this rule'}: {names}. "
-            f"Nothing is split by {'them' if len(rules.unused) > 1 else 'it'}. The names in the tree: "
-            f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            f"No field of the tree has the name of {these}: {names}. Nothing is split by {them}. The names in the "
+            f"tree: {', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
             ShardingWarning,
         )
     return fitted
@@ -287,16 +245,15 @@ def fitted_leaves(
 def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
     """What to do about a misfit of each leaf."""
     given: Any = on_misfit
-    settings: list[Any] = [*given.values()] if isinstance(given, _MAPPING) else [given]
+    by_place = isinstance(given, _MAPPING)
+    settings: list[Any] = [*given.values()] if by_place else [given]
     for setting in settings:
         if setting not in get_args(Misfit):
             raise ValueError(
-                f"on_misfit= is {_MISFITS}, or a mapping from places in the tree to these, got {setting!r}."
+                f'on_misfit= is "error", "replicate" or "replicate_rank", or a mapping from places in the tree to '
+                f"these, got {setting!r}."
             )
-    if not isinstance(given, _MAPPING):
-        return settings * count
-    places: Mapping[str, Misfit] = given
-    return jax.tree.leaves(spec_like(tree, "error", places))
+    return jax.tree.leaves(spec_like(tree, "error", given)) if by_place else settings * count
 
 
 def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
@@ -305,7 +262,7 @@ def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
     folds = folded(rows)
     for fold in folds[:_SHOWN]:
         array, problems = rows[fold.members[0]][1]
-        lines.append(f"  {fold if fold.path else 'The tree itself'}, {array}: {'; '.join(dict.fromkeys(problems))}")
+        lines.append(f"  {fold if fold.path else _ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
     if len(folds) > _SHOWN:
         lines.append(f"  and {sum(len(fold.members) for fold in folds[_SHOWN:])} more")
     if any(fit.unknown for _, fit in wrong):
@@ -405,11 +362,7 @@ def by_spec(mesh: AnyMesh, fitted: list[tuple[DeclaredLeaf, Fit]]) -> dict[Parti
 
 
 def sizes_of(mesh: object) -> Mapping[str, int]:
-    """How many devices each axis of a mesh has.
-
-    Raises:
-        TypeError: If it is not a mesh.
-    """
+    """How many devices each axis of a mesh has."""
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got {mesh!r}.")
     shape: Mapping[str, int] = mesh.shape
