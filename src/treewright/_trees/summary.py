@@ -411,9 +411,9 @@ def statistics_of(leaves: Iterable[Any]) -> list[Statistics | None]:
 
 
 def _can_be_read(leaf: Any) -> bool:
-    if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)) or not leaf.size:
+    if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)):
         return False
-    if not any(jnp.issubdtype(cast("Any", leaf).dtype, kind) for kind in _KINDS):
+    if not elements_in(leaf) or not any(jnp.issubdtype(cast("Any", leaf).dtype, kind) for kind in _KINDS):
         return False
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return False
