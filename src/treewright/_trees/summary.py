@@ -455,8 +455,10 @@ def _reduced(numbers: Any, numpy: Any) -> tuple[Any, ...]:
     scale = numpy.where(is_usual, 1, largest)  # sums and squares of others would overflow or vanish
     scaled = numbers / scale
     mean = numpy.sum(scaled, where=finite) / count
-    std = numpy.sqrt(numpy.sum(numpy.square(scaled - mean), where=finite) / count)
-    return mean * scale, std * scale, low, high, count, bad
+    apart = scaled - mean
+    missed = numpy.sum(apart, where=finite) / count  # by the mean as it was rounded, which far from zero is much
+    std = numpy.sqrt(numpy.sum(numpy.square(apart - missed), where=finite) / count)
+    return (mean + missed) * scale, std * scale, low, high, count, bad
 
 
 def _together(parts: Iterable[Statistics | None]) -> Statistics | None:
