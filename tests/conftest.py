@@ -233,7 +233,7 @@ def skip_before_jax(*release: int) -> None:
 
 
 class Absent:
-    """Stands for a package that is not installed: its parts can be named, and a test that calls one is skipped."""
+    """Stands for a package that is not installed: its parts can be named, and a test that uses one is skipped."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -242,6 +242,7 @@ class Absent:
         return self
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        self()
         return ()
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

@@ -236,6 +236,7 @@ NUMBERS: dict[str, Any] = {
     "huge": lambda: jnp.linspace(1e38, 3e38, 2**18 + 1),
     "tiny": lambda: jnp.linspace(1e-30, 3e-30, 2**18 + 1),
     "far from zero": lambda: jnp.linspace(999_990, 1_000_010, 2**18 + 1),
+    "too far from zero for their mean": lambda: jnp.arange(2**18 + 2) % 22 + 16_000_000.0,
     "zeros": lambda: jnp.zeros(2**18 + 1),
     "64 bits": lambda: in_64_bits([-3e200, 1e200, 5e200]),
     "large in 64 bits": lambda: in_64_bits(np.linspace(-3e200, 5e200, 2**18 + 1)),

@@ -396,9 +396,9 @@ def statistics_of(leaves: Iterable[Any]) -> list[Statistics | None]:
 
 
 def _can_be_read(leaf: Any) -> bool:
-    if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)) or not leaf.size:
+    if isinstance(leaf, Tracer) or not (isinstance(leaf, jax.Array | np.ndarray) or is_ref(leaf)):
         return False
-    if not any(jnp.issubdtype(cast("Any", leaf).dtype, kind) for kind in _KINDS):
+    if not elements_in(leaf) or not any(jnp.issubdtype(cast("Any", leaf).dtype, kind) for kind in _KINDS):
         return False
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return False
@@ -440,8 +440,10 @@ def _reduced(numbers: Any, numpy: Any) -> tuple[Any, ...]:
     scale = numpy.where(is_usual, 1, largest)  # sums and squares of others would overflow or vanish
     scaled = numbers / scale
     mean = numpy.sum(scaled, where=finite) / count
-    std = numpy.sqrt(numpy.sum(numpy.square(scaled - mean), where=finite) / count)
-    return mean * scale, std * scale, low, high, count, bad
+    apart = scaled - mean
+    missed = numpy.sum(apart, where=finite) / count  # by the mean as it was rounded, which far from zero is much
+    std = numpy.sqrt(numpy.sum(numpy.square(apart - missed), where=finite) / count)
+    return (mean + missed) * scale, std * scale, low, high, count, bad
 
 
 def _together(parts: Iterable[Statistics | None]) -> Statistics | None:
