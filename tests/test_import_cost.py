@@ -77,3 +77,11 @@ def test_no_public_name_needs_an_optional_library() -> None:
 
     assert {"treewright.train", *(f"treewright.{name}" for name in MODULES)} <= added
     assert not packages(added) & OPTIONAL
+
+
+def test_the_command_that_watches_a_program_needs_no_jax_beside_it() -> None:
+    watched = "from treewright.__main__ import main\nassert main(['retraces', '-m', 'colorsys']) == 0"
+    added = modules_added_by(watched, after="sys.orig_argv = sys.orig_argv[:1]")
+
+    assert "treewright.retrace.command" in added
+    assert "jax" not in added

@@ -4,8 +4,6 @@ import importlib
 import sys
 from types import MappingProxyType
 
-from treewright._values.text import did_you_mean, first_text
-
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
@@ -21,6 +19,8 @@ def main(arguments: list[str]) -> int:
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
+    from treewright._values.text import did_you_mean, first_text  # needs JAX, and `retraces` begins without
+
     asked = name in {"-h", "--help"}
     wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
     lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
