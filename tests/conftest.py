@@ -17,11 +17,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # a fourth of the time of tests that compile
-# The newer code generators of XLA take half of what is left. JAX 0.12 has no others, and XLA ends a process that names
-# a flag which it does not know.
+# The newer code generators of XLA take half of what is left, and a tenth goes into cutting small programs into parts
+# that cores could compile side by side. XLA ends a process that names a flag which it does not know.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith(("0.9.", "0.10.", "0.11.0")) else "",
+    " ".join(
+        flag
+        for flag, releases in (
+            ("--xla_cpu_use_fusion_emitters=false", ("0.9.", "0.10.", "0.11.0")),
+            ("--xla_cpu_parallel_codegen_split_count=1", ("0.9.", "0.10.", "0.11.", "0.12.")),
+        )
+        if version("jaxlib").startswith(releases)
+    ),
 )
 
 import hypothesis

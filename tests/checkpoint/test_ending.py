@@ -77,10 +77,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in {"normal", "a fork ends first"}))
-        for name in ENDINGS
-    ],
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "a fork ends first")) for name in ENDINGS],
 )
 def test_a_step_that_nobody_waited_for_is_on_disk_when_the_program_has_ended(name: str, tmp_path: Path) -> None:
     program, status = ENDINGS[name]

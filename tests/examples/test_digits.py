@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
@@ -40,15 +42,56 @@ def test_it_learns_the_digits_and_traces_once_for_each_activation(
     ]
 
 
-def test_it_draws_the_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(capsys, "--epochs", 1, "--output", tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where short runs of one setting print, draw and save."""
+    return tmp_path_factory.mktemp("digits")
 
-    assert f"curves of loss and accuracy: {tmp_path / 'digits.png'}" in lines
-    picture = imread(tmp_path / "digits.png")
+
+def short(folder: Path, seed: int) -> tuple[list[str], str]:
+    """What a run of one epoch prints, and what it shows beside that."""
+    arguments = ["--epochs", "1", "--hidden", "16", "--seed", str(seed), "--output", str(folder)]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        assert digits.main(arguments) == 0
+    return out.getvalue().splitlines(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> tuple[list[str], str]:
+    return short(folder, seed=1)
+
+
+def test_it_draws_the_curves(folder: Path, first: tuple[list[str], str]) -> None:
+    assert f"curves of loss and accuracy: {folder / 'digits.png'}" in first[0]
+    picture = imread(folder / "digits.png")
     height, width, _ = picture.shape
     assert width > 1000
     assert height > 400
     assert picture.std() > 0.05  # not blank
+
+
+def test_it_shows_a_progress_bar(first: tuple[list[str], str]) -> None:
+    assert re.search(r"training: 100%.*1/1 .*loss=", first[1])
+
+
+def test_the_seed_decides_the_split_and_the_result_and_without_resume_a_run_begins_anew(
+    folder: Path, first: tuple[list[str], str]
+) -> None:
+    again, _ = short(folder, seed=1)
+
+    assert "training step: 44 calls, 1 trace" in again
+    assert again == first[0]
+    assert short(folder, seed=2)[0] != first[0]
+
+
+def test_a_run_of_other_settings_is_not_resumed(
+    folder: Path, first: tuple[list[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        digits.main(["--epochs", "1", "--hidden", "5", "--seed", "3", "--output", str(folder), "--resume"])
+    told = capsys.readouterr().err
+    assert re.search(r"\.seed: static [12] saved, 3 in the tree", told)
+    assert ".state.params.layers[0].kernel: shape (16, 64) saved, (5, 64) in the tree" in told
 
 
 def test_it_counts_the_parameters_of_the_sizes_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,13 +109,14 @@ def test_it_counts_the_parameters_of_the_sizes_it_was_given(tmp_path: Path, caps
     assert "training step: 2 calls, 1 trace" in lines
 
 
-SHORT = ("--epochs", "12", "--hidden", "16")
+EPOCHS = 8
+SHORT = ("--epochs", str(EPOCHS), "--hidden", "16")
 
 
 def final_leaves(folder: Path) -> tuple[Leaf, ...]:
     """Every leaf of the last step with the digest of its bits."""
     manager = CheckpointManager(folder / "checkpoints")
-    assert manager.latest_step() == 12
+    assert manager.latest_step() == EPOCHS
     return manager.manifest().leaves
 
 
@@ -84,48 +128,17 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(
     command = [sys.executable, str(ROOT / "examples" / "digits.py"), *SHORT, "--output", str(killed), "--resume"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        while not any((killed / "checkpoints" / str(later)).exists() for later in range(4, 12)):
+        while not any((killed / "checkpoints" / str(later)).exists() for later in range(2, EPOCHS)):
             assert run.poll() is None
             time.sleep(0.002)
         run.send_signal(signal.SIGKILL)
 
     resumed = lines_of(capsys, *SHORT, "--output", killed, "--resume")
     (line,) = (line for line in resumed if line.startswith("going on after epoch"))
-    assert 4 <= int(line.split()[-1]) < 12
+    assert 2 <= int(line.split()[-1]) < EPOCHS
     assert any(re.fullmatch(r"training step: \d+ calls, 1 trace", text) for text in resumed)
     assert [text for text in resumed if "test accuracy" in text] == [text for text in whole if "test accuracy" in text]
     assert final_leaves(killed) == final_leaves(tmp_path / "whole")
-
-
-def test_without_resume_a_run_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        lines = lines_of(capsys, "--epochs", 1, "--hidden", 4, "--output", tmp_path)
-        assert "training step: 44 calls, 1 trace" in lines
-
-
-def test_a_run_of_other_settings_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines_of(capsys, "--epochs", 1, "--hidden", 4, "--output", tmp_path)
-
-    with pytest.raises(SystemExit):
-        digits.main(["--epochs", "1", "--hidden", "5", "--seed", "3", "--output", str(tmp_path), "--resume"])
-    told = capsys.readouterr().err
-    assert ".seed: static 0 saved, 3 in the tree" in told
-    assert ".state.params.layers[0].kernel: shape (4, 64) saved, (5, 64) in the tree" in told
-
-
-def test_it_shows_a_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert digits.main(["--epochs", "2", "--hidden", "4", "--output", str(tmp_path)]) == 0
-
-    assert re.search(r"training: 100%.*2/2 .*loss=", capsys.readouterr().err)
-
-
-def test_the_seed_decides_the_split_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(seed: int) -> list[str]:
-        return lines_of(capsys, "--epochs", 1, "--hidden", 16, "--seed", seed, "--output", tmp_path)
-
-    first = run(1)
-    assert run(1) == first
-    assert run(2) != first
 
 
 @pytest.mark.parametrize(

@@ -266,13 +266,7 @@ def test_every_process_describes_alike_whatever_its_hashes() -> None:
         "from tests.sharding import test_describe as cases\n"
         "for name, make in cases.MAKERS.items(): print(name, cases.description(make()))"
     )
-    outputs = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-        )
-        outputs.append(run.stdout)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # here it is another one
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
-    assert outputs[0] == outputs[1]
-    assert len(outputs[0].splitlines()) >= len(MAKERS)
+    assert run.stdout == "".join(f"{name} {description(make())}\n" for name, make in MAKERS.items())

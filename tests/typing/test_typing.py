@@ -45,6 +45,9 @@ PYRIGHT = {
     "reportUnnecessaryTypeIgnoreComment": True,
 }
 
+# What mypy keeps of JAX serves all that this process asks; two processes at once must not write into one cache.
+CACHE = ROOT / ".mypy_cache" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+
 UNTOUCHED = ("construction.py", BY_PYTHON.name)  # by all of them
 
 # No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
@@ -133,11 +136,11 @@ print(refused)
 """
 
 
-def mypy(*arguments: str, target: str, cache: str, cwd: Path = ROOT) -> str:
-    """What mypy prints. `cache` names a cache of its own: other options, or another `treewright`, would spoil it."""
+def mypy(*arguments: str, target: str, cwd: Path = ROOT) -> str:
+    """What mypy prints."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--python-version", target]
-    caches = ["--cache-dir", str(ROOT / ".mypy_cache" / cache)]
-    run = subprocess.run([*command, *caches, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    cache = ["--cache-dir", str(CACHE)]
+    run = subprocess.run([*command, *cache, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     return run.stdout + run.stderr
 
 
@@ -152,7 +155,7 @@ def pyright(*arguments: str, target: str, cwd: Path = ROOT) -> str:
 def checked(path: Path, target: str) -> tuple[str, str]:
     relative = str(path.relative_to(ROOT))
     with ThreadPoolExecutor() as pool:
-        of_mypy = pool.submit(mypy, relative, target=target, cache="cases")
+        of_mypy = pool.submit(mypy, relative, target=target)
         of_pyright = pool.submit(pyright, "--pythonpath", sys.executable, relative, target=target)
         return of_mypy.result(), of_pyright.result()
 
@@ -207,7 +210,7 @@ def test_each_mutation_of_our_types_is_found_by_both_checkers(tmp_path: Path) ->
     )
 
     cases = (*MUTATIONS, *UNTOUCHED)
-    of_mypy = mypy(*cases, target=OTHER_SIDE, cache="mutations", cwd=tmp_path)
+    of_mypy = mypy(*cases, target=OTHER_SIDE, cwd=tmp_path)
     of_pyright = pyright("--pythonpath", sys.executable, *cases, target=OTHER_SIDE, cwd=tmp_path)
 
     # Nor does mypy find anything in our own files, which it reads as those of a checkout or a vendored copy.
@@ -227,7 +230,7 @@ def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(install
         (tmp_path / name).write_text(program, encoding="utf-8")
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
 
-    assert mypy("--python-executable", installed, *programs, target="3.13", cache="user", cwd=tmp_path) == ""
+    assert mypy("--python-executable", installed, *programs, target="3.13", cwd=tmp_path) == ""
     assert pyright("--pythonpath", installed, *programs, target="3.13", cwd=tmp_path) == ""
     runs = [name for name in programs if name == "program.py" or sys.version_info >= (3, 12)]
     for name in runs:
