@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from treewright._collector import uncollected
@@ -194,7 +193,7 @@ def read_names(path: StrPath, *, template: object = None) -> dict[str, Any]:
         >>> from_names(read_names(path), like={"layer": {"w": jnp.zeros(2)}})
         {'layer': {'w': Array([1., 1.], dtype=float32)}}
     """
-    return names_in(Path(path), template)
+    return names_in(path, template)
 
 
 def from_names(
