@@ -271,6 +271,11 @@ def test_what_may_not_be_read_is_an_error_of_ours(kind: str, tmp_path: Path, mon
         read_names(tmp_path / "x" if kind == "file" else tmp_path)
 
 
+def test_a_path_in_place_of_names_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Of a file: from_names\(read_names\(path\), like=tree\)"):
+        from_names("weights.npz", like={})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def test_what_a_table_gives_is_compared_with_the_tree() -> None:
     with pytest.raises(CheckpointMismatchError, match=r"\['kernel'\]: shape \(3, 2\) saved, \(2, 3\) in the tree"):
         from_names({"w": np.ones((3, 2), np.float32)}, like={"kernel": jnp.zeros((2, 3))}, table={"w": "kernel"})

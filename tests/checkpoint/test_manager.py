@@ -88,6 +88,16 @@ def test_a_step_that_exists_is_refused(tmp_path: Path) -> None:
         manager.save(1, {"x": 1})
 
 
+def test_a_step_or_a_file_in_place_of_the_folder_is_told_when_the_manager_is_made(tmp_path: Path) -> None:
+    saved(tmp_path, 1).close()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointError, match=r"steps/1 is a step. .*: CheckpointManager\('.*/steps'\)\."):
+        CheckpointManager(tmp_path / "steps" / "1")  # a run that resumed there would begin anew
+    with pytest.raises(CheckpointError, match="file is a file, and a CheckpointManager needs a folder"):
+        CheckpointManager(tmp_path / "file")
+
+
 def test_an_older_step_may_be_saved_later(tmp_path: Path) -> None:
     with saved(tmp_path, 5, 3) as manager:
         assert manager.all_steps() == (3, 5)

@@ -213,6 +213,7 @@ def from_names(
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
         CheckpointError: If a name is in no row of the table or in several, or a row meets no name.
+        TypeError: If `values` is a path or anything else than arrays by name.
 
     Examples:
         >>> from treewright.checkpoint import from_names
@@ -222,6 +223,8 @@ def from_names(
         Array([[1.],
                [0.]], dtype=float32)
     """
+    if not isinstance(values, Mapping):
+        raise TypeError("from_names takes arrays by name. Of a file: from_names(read_names(path), like=tree).")
     if table is not None:
         values = translated(values, table)
     return filled(values, like, LoadOptions(allow_cast=allow_cast, strict=strict))

@@ -84,7 +84,7 @@ class CheckpointManager:
     Raises:
         ImportError: If orbax-checkpoint or xxhash is not installed, or for a bucket gcsfs.
         ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
-        CheckpointError: If it is another address, as `s3://...`, or the bucket can't be reached.
+        CheckpointError: If it is a file, a step or another address, as `s3://...`, or the bucket can't be reached.
 
     Examples:
         >>> import tempfile
@@ -239,14 +239,6 @@ class CheckpointManager:
 
         Raises:
             ValueError: If `within` is not above 0; when the block begins, if nobody can listen to one of the signals.
-
-        Examples:
-            >>> import tempfile
-            >>> from treewright.checkpoint import CheckpointManager
-            >>> with CheckpointManager(tempfile.mkdtemp()) as manager, manager.preemption(within=30) as leave_if_told:
-            ...     for step in range(1, 4):
-            ...         state = {"w": jnp.full(3, step)}
-            ...         leave_if_told(step, state)
         """
         return Preemption(self._retention.check_there, self._save_last, within, signals)
 
@@ -346,7 +338,7 @@ class CheckpointManager:
         except TypeError:  # an array of no rank has the method too
             step = -1
         if isinstance(wanted, bool) or step < 0:
-            raise CheckpointError(f"A step is a whole number from 0, got {wanted!r}.")
+            raise CheckpointError(f"A step is a whole number from 0, got {first_text(wanted)}.")
         if step in self.all_steps() and step not in self._damaged:
             raise CheckpointError(
                 f"{self.directory} has a step {step} already. Save into another folder, or delete it: delete({step})."

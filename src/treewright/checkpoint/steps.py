@@ -50,7 +50,14 @@ def engine() -> Any:
 def folder_of_run(directory: str | os.PathLike[str]) -> Path:
     """Where the steps of a run are: a folder on a local or mounted disk, or in a bucket that Orbax writes to."""
     if not str(directory).startswith("gs:/"):
-        return local_path(directory).absolute()
+        path = local_path(directory).absolute()
+        if (path / LISTING).is_file():
+            raise CheckpointError(
+                f"{path} is a step. Give the folder that it is in: CheckpointManager('{path.parent}')."
+            )
+        if path.is_file():
+            raise CheckpointError(f"{path} is a file, and a CheckpointManager needs a folder. load(path) reads a file.")
+        return path
     epath: Any = importlib.import_module("etils.epath")  # on which Orbax stands
     folder: Path = epath.Path("gs://" + str(directory)[4:].lstrip("/"))  # `Path` drops a slash
     try:
