@@ -213,7 +213,7 @@ def test_nor_do_they_at_fifty_schedules(name: str, tmp_path: Path) -> None:
 SHIMMED = {
     "short": "1 0 0",
     "full": f"2 {errno.ENOSPC} 8",
-    "over quota": f"2 {errno.EDQUOT} 20",
+    "over quota": f"2 {errno.EDQUOT} 8",
     "failing writes": f"2 {errno.EIO} 8",
     "failing reads": f"4 {errno.EIO} 5",
     "no locks": "8 0 0",

@@ -97,19 +97,16 @@ class Preemption:
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _hear(self, number: int, _: FrameType | None = None) -> None:
         """Only note it: in the middle of the loop the old state may be donated, and the new one have no name."""
         if os.getpid() != self._process:  # a fork, such as a worker that loads data: it was told, and not the run
             self.__exit__()
             signal.raise_signal(number)
         elif self._told is None:
-            self._tell(number)
-
-    def _tell(self, number: int) -> None:
-        self._told = number
-        watch = threading.Timer(self._within, _leave_now, (number, self._within))
-        watch.daemon = True
-        watch.start()
+            self._told = number
+            watch = threading.Timer(self._within, _leave_now, (number, self._within))
+            watch.daemon = True
+            watch.start()
 
     def __call__(self, step: int, tree: object, *, metadata: Metadata = None, items: Items = None) -> None:
         """If the run was told to leave, save the step and leave.
@@ -131,7 +128,7 @@ class Preemption:
             )
         self._check(metadata)
         if process_count() > 1 and preemption_agreed(step):
-            self._tell(signal.SIGTERM)
+            self._hear(signal.SIGTERM)
         if self._told is not None:
             self._save(step, tree, metadata, items)
             raise SystemExit(128 + self._told)
