@@ -255,7 +255,8 @@ def test_a_signal_to_a_fork_is_not_one_to_the_run(tmp_path: Path, monkeypatch: p
             with monkeypatch.context() as patch:
                 patch.setattr(os, "getpid", lambda: -1)
                 signal.raise_signal(signal.SIGUSR1)
-            leave(1, TREE)
+            with pytest.raises(RuntimeError, match="inside of its block alone"):
+                leave(1, TREE)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert (heard, manager.all_steps()) == ([signal.SIGUSR1], ())

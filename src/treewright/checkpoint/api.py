@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from treewright._collector import uncollected
 from treewright._values.cures import cured, options_cure
@@ -223,7 +223,7 @@ def from_names(
         Array([[1.],
                [0.]], dtype=float32)
     """
-    if not isinstance(values, Mapping):
+    if not isinstance(cast("object", values), Mapping):
         raise TypeError("from_names takes arrays by name. Of a file: from_names(read_names(path), like=tree).")
     if table is not None:
         values = translated(values, table)

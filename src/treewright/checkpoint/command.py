@@ -7,12 +7,12 @@ imported for a checkpoint, and nothing of it is run.
 import argparse
 import contextlib
 import datetime as dt
-import io
 import os
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from treewright._values.text import excerpts, first_of
 from treewright.checkpoint.atomic import local_path
@@ -46,15 +46,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
     parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding does not
+    output: Any = sys.stdout
+    output.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding does not
     try:
         found = _checkpoints(options.path)
         if options.other is not None:
             return _print(_differences(found[-1], _checkpoints(options.other)[-1], whole=options.leaves))
         return _print(_listed(found, whole=options.leaves or len(found) == 1, verify=options.verify))
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has; Python would say so once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         return 0
     except (CheckpointError, OSError) as error:
         sys.stderr.write(f"{_plain(error)}\n")

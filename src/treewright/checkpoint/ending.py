@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from treewright._jax import process_count
 from treewright._jax_processes import preemption_agreed
@@ -70,7 +70,7 @@ class Preemption:
     ) -> None:
         if not within > 0:
             raise ValueError(f"preemption(within=...) takes the seconds that are left after the signal, got {within}.")
-        if not isinstance(signals, Iterable):
+        if not isinstance(cast("object", signals), Iterable):
             raise TypeError(f"preemption(signals=...) takes several signals, got {signals!r}. Write [{signals!s}].")
         self._check, self._save = check, save
         self._within = within
@@ -85,17 +85,18 @@ class Preemption:
             return self
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("preemption() listens to signals, and Python gives these to the main thread alone.")
-        try:
-            for number in self._signals:
+        for number in self._signals:
+            try:
                 self._replaced[number] = signal.signal(number, self._hear)
-        except (OSError, ValueError) as error:
-            self.__exit__()
-            raise ValueError(f"preemption(signals=...): nobody can listen to {number!r}: {error}") from error
+            except (OSError, ValueError) as error:
+                self.__exit__()
+                raise ValueError(f"preemption(signals=...): nobody can listen to {number!r}: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
+        self._process = None
 
     def _hear(self, number: int, _: FrameType | None = None) -> None:
         """Only note it: in the middle of the loop the old state may be donated, and the new one have no name."""

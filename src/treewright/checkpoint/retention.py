@@ -22,7 +22,8 @@ class Retention:
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
-        for name, count in (("keep", self.newest), ("keep_every", self.every), ("keep_best", self.best)):
+        counts: dict[str, Any] = {"keep": self.newest, "keep_every": self.every, "keep_best": self.best}
+        for name, count in counts.items():
             if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
                 raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
         if self.mode not in {None, "min", "max"}:
