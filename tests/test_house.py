@@ -32,7 +32,7 @@ COMPLEXITY = 10
 MUTABLE_STATE = {
     "_nodes.make_class._MAKING",  # the lock under which a class is made at its first use
     *("_jax._RELAY", "_nodes.init._pairing", "_nodes.others._MADE_AGAIN", "_values.reach.code_reads"),
-    "checkpoint.ending.UNFINISHED",
+    *("checkpoint.atomic._HELD", "checkpoint.ending.UNFINISHED"),
     "retrace.traced.PROCESS",
     "sharding.constrain._RULES",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,36 @@ def test_a_narrow_terminal_gets_a_line_for_each_part(
     assert narrow.split() == wide.split()
     assert [line for line in narrow.splitlines() if len(line) > 50 and str(tmp_path) not in line] == []
     assert "\n  a_long_name\n      float64[3] (numpy)\n      " in narrow
+
+
+def test_nothing_in_a_checkpoint_is_obeyed_by_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\nverified"
+    for number in (1, 2):
+        save(tmp_path / str(number), {evil: np.full(2, number), "static": Static(evil * number)})
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"x": 1}, metadata={evil: evil})
+    data = (tmp_path / "1").read_bytes()
+    (tmp_path / "damaged").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    for arguments in ((tmp_path / "1",), (tmp_path / "1", tmp_path / "2"), (tmp_path / "run",)):
+        text = said(capsys, *arguments)[1]
+        assert "\\x1b[2J\\nverified" in text
+        assert "\x1b" not in text
+    assert "\x1b" not in said(capsys, tmp_path / "damaged", "--verify")[1]
+
+
+def test_names_that_the_output_can_not_hold_are_written_and_its_end_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x", {"\u00e4": 1})
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as reader, os.fdopen(writing, "w", encoding="ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["checkpoint", str(tmp_path / "x")]) == 0
+        assert reader.readline().startswith(str(tmp_path))
+        assert reader.readline().startswith("  \\xe4  int64[] (int)")
+        reader.close()
+        assert main(["checkpoint", str(tmp_path / "x")]) == 0
 
 
 @pytest.mark.parametrize(("name", "message"), [("none", "is neither a file nor a folder"), (".", "holds no steps")])

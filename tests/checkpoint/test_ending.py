@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from treewright.checkpoint import CheckpointManager, ending
-from treewright.errors import CheckpointError
+from treewright.errors import CheckpointError, CheckpointWarning
 
 pytest.importorskip("orbax.checkpoint")
 ROOT = Path(__file__).parents[2]
@@ -109,12 +111,11 @@ def test_a_save_that_fails_while_the_program_ends_is_told_and_others_are_waited_
 def test_what_fails_at_the_end_is_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
-    class Failing:
-        def close(self) -> None:
-            raise OSError("disk")
+    def failing(disk: str) -> None:
+        raise OSError(disk)
 
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: told.append(error))
-    monkeypatch.setattr(ending, "UNFINISHED", {Failing(), Failing()})
+    monkeypatch.setattr(ending, "UNFINISHED", {functools.partial(failing, "disk"), functools.partial(failing, "disk")})
     ending._finish()
     assert [str(error) for error in told] == ["disk", "disk"]
     assert not ending.UNFINISHED
@@ -123,9 +124,9 @@ def test_what_fails_at_the_end_is_told_once_each(monkeypatch: pytest.MonkeyPatch
 def test_only_managers_with_a_step_under_way_are_held(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, TREE)
-        assert manager in ending.UNFINISHED
+        assert manager.close in ending.UNFINISHED
         manager.wait()
-        assert manager not in ending.UNFINISHED
+        assert manager.close not in ending.UNFINISHED
 
 
 # Preemption
@@ -206,6 +207,102 @@ def test_when_the_time_is_over_the_process_ends_whatever_it_does(monkeypatch: py
     monkeypatch.setattr(os, "_exit", codes.append)
     ending._leave_now(15, 2.0)
     assert codes == [143]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.usefixtures("_stays")
+def test_a_step_that_failed_before_does_not_cost_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise OSError("no space left")
+
+    with CheckpointManager(tmp_path) as manager, manager.preemption(within=60, signals=[signal.SIGUSR1]) as leave:
+        with monkeypatch.context() as patch:
+            patch.setattr("treewright.checkpoint.manager.sync", fail)
+            manager.save(1, TREE)
+            while manager._saver.is_saving_in_progress():
+                time.sleep(0.01)
+        signal.raise_signal(signal.SIGUSR1)
+        told = pytest.warns(CheckpointWarning, match="Step 1 could not be saved in .*: no space left")
+        with told, pytest.raises(SystemExit):
+            leave(2, TREE)
+    assert manager.all_steps() == (2,)
+
+
+@pytest.mark.usefixtures("_stays")
+def test_a_step_that_is_there_and_damaged_is_saved_anew_on_leaving(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, TREE)
+    (tmp_path / "2" / "manifest" / "metadata").write_text("{")
+    with CheckpointManager(tmp_path) as manager, manager.preemption(within=60, signals=[signal.SIGUSR1]) as leave:
+        with pytest.warns(CheckpointWarning, match="skipped damaged ones"):
+            manager.restore_latest_valid()
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(SystemExit):
+            leave(2, TREE)
+        assert manager.restore(2)["x"].tolist() == [1, 1, 1]
+
+
+def test_a_signal_to_a_fork_is_not_one_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        manager = CheckpointManager(tmp_path)
+        with manager.preemption(within=60, signals=[signal.SIGUSR1]) as leave:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: -1)
+                signal.raise_signal(signal.SIGUSR1)
+            with pytest.raises(RuntimeError, match="inside of its block alone"):
+                leave(1, TREE)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (heard, manager.all_steps()) == ([signal.SIGUSR1], ())
+
+
+@pytest.mark.exhaustive
+def test_a_forked_worker_can_be_terminated_and_keeps_no_lock(tmp_path: Path) -> None:
+    program = """
+    manager = CheckpointManager(folder)
+    with manager, manager.preemption(within=600):
+        manager.save(1, tree)
+        manager.wait()
+        workers = []
+        for _ in range(2):
+            if not (worker := os.fork()):
+                time.sleep(600)
+            workers.append(worker)
+        time.sleep(0.5)
+        os.kill(workers[0], signal.SIGTERM)
+        assert os.waitpid(workers[0], 0)[1] == signal.SIGTERM
+    with CheckpointManager(folder) as manager:
+        manager.save(2, tree)
+    os.kill(workers[1], signal.SIGKILL)
+    """
+    assert ended(tmp_path, program)[0] == 0
+    assert CheckpointManager(tmp_path).all_steps() == (1, 2)
+
+
+def test_leaving_without_the_block_or_the_metric_is_told_at_the_first_step(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, metric="loss", mode="min")
+    with pytest.raises(RuntimeError, match=r"with manager\.preemption\(within=30\) as leave_if_told:"):
+        manager.preemption(within=60)(1, TREE)
+    with manager.preemption(within=60, signals=[]) as leave:
+        with pytest.raises(CheckpointError, match="ranks steps by 'loss', and that is missing in metadata"):
+            leave(1, TREE)
+        leave(1, TREE, metadata={"loss": jnp.ones(())})
+
+
+def test_signals_that_can_not_be_heard_are_refused_and_the_others_are_as_they_were(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(TypeError, match=r"signals=\.\.\.\) takes several signals, got .*SIGTERM.*\. Write \[15\]"):
+        manager.preemption(within=1, signals=signal.SIGTERM)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    before = signal.getsignal(signal.SIGUSR1)
+    leave = manager.preemption(within=1, signals=[signal.SIGUSR1, signal.SIGKILL])
+    with pytest.raises(
+        ValueError, match=r"signals=\.\.\.\): nobody can listen to <Signals\.SIGKILL: 9>: .*Invalid arg"
+    ):
+        leave.__enter__()
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_a_time_or_a_thread_that_can_not_be_is_refused(tmp_path: Path) -> None:
@@ -292,7 +389,7 @@ def test_asking_for_steps_does_not_wait_for_a_thread_that_saves(tmp_path: Path) 
 
 FULL = """
 import resource
-from treewright.errors import CheckpointError
+from treewright.errors import CheckpointError, CheckpointWarning
 manager = CheckpointManager(folder)
 manager.save(1, tree)
 manager.wait()
@@ -323,6 +420,28 @@ def test_a_full_disk_is_told_once_and_the_next_save_works_when_there_is_room(tmp
     assert "Event loop is closed" not in errors
 
 
+def test_a_disk_without_room_for_a_folder_leaves_no_thread_for_which_the_program_would_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def full(path: Any, *arguments: Any, **options: Any) -> None:
+        if "orbax-checkpoint-tmp" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *arguments, **options)
+
+    before = set(threading.enumerate())
+    manager = CheckpointManager(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", full)
+        with pytest.raises(CheckpointError, match=r"Step 1 could not be saved in .*No space left on device"):
+            manager.save(1, TREE)
+    assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
+    assert not list(tmp_path.iterdir())
+    manager.save(1, TREE)
+    manager.close()
+
+
 def test_waiting_that_is_interrupted_leaves_the_step_to_be_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +454,7 @@ def test_waiting_that_is_interrupted_leaves_the_step_to_be_waited_for(
             patch.setattr(manager._saver, "wait_until_finished", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 manager.wait()
-        assert manager in ending.UNFINISHED
+        assert manager.close in ending.UNFINISHED
         assert manager.restore(like=TREE)["x"].tolist() == [1, 1, 1]
 
 

@@ -23,6 +23,7 @@ from tests.checkpoint.models import net, train_state
 from treewright import replace
 from treewright.checkpoint import CheckpointManager, load, save
 from treewright.checkpoint import steps as steps_module
+from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
@@ -103,8 +104,13 @@ def test_a_step_stays_exactly_if_one_of_the_rules_keeps_it(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_every": 0}, r"keep_every=\.\.\.\) takes a number from 1, or None, got 0"),
-        ({"keep_best": 0, "metric": "a", "mode": "min"}, r"keep_best=\.\.\.\) takes a number from 1, or None, got 0"),
+        ({"keep_every": 0}, r"keep_every=\.\.\.\) takes a whole number from 1, or None, got 0"),
+        (
+            {"keep_best": 0, "metric": "a", "mode": "min"},
+            r"keep_best=\.\.\.\) takes a whole number from 1, or None, got 0",
+        ),
+        ({"keep": 2.5}, r"keep=\.\.\.\) takes a whole number from 1, or None, got 2\.5"),
+        ({"keep": "2"}, r"keep=\.\.\.\) takes a whole number from 1, or None, got '2'"),
         ({"keep_best": 1}, r"keep_best=1, metric=None, mode=None\): the best steps are known by an entry"),
         ({"metric": "loss"}, r"metric='loss', mode=None\): the best"),
         ({"metric": "loss", "mode": "less"}, r"mode=\.\.\.\) takes 'min' or 'max', got 'less'"),
@@ -151,6 +157,26 @@ def test_a_step_can_be_deleted_and_saved_again(tmp_path: Path) -> None:
         assert manager.restore(like=TREE)["x"].tolist() == [0, 0]
         with pytest.raises(CheckpointError, match="has the steps 1, 2, and no step 3"):
             manager.delete(3)
+
+
+def test_a_step_that_was_not_named_is_not_deleted(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, TREE)
+        manager.wait()
+        with pytest.raises(TypeError, match="The number of a step comes first, got None"):
+            manager.delete(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert manager.latest_step() == 1
+
+
+def test_folders_of_other_names_are_not_steps(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        for name in ("007", "step_8", "\uff19", "2x"):
+            (tmp_path / name).mkdir()
+        manager.save(1, TREE)
+        manager.save(2, TREE)
+        manager.wait()
+        assert manager.all_steps() == (2,)
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_a_step_may_be_any_whole_number(tmp_path: Path) -> None:
@@ -208,6 +234,35 @@ def test_a_step_with_damage_beside_its_state_is_damaged(tmp_path: Path) -> None:
         manager.metadata()
     with pytest.warns(CheckpointWarning, match="Restored step 1 and skipped"):
         assert manager.restore_latest_valid(like=TREE) is not None
+
+
+@pytest.mark.parametrize(
+    "content", [[], {"metadata": 5, "items": [{}]}, {"metadata": {}, "items": {"a": 1}}, {"metadata": {}, "items": [5]}]
+)
+def test_forged_metadata_and_items_are_damage(content: Any, tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, metric="loss", mode="min") as manager:
+        for step in (1, 2):
+            manager.save(step, TREE, metadata={"loss": step})
+        manager.wait()
+        text = json.dumps(content)
+        document = {"content": text, "digest": digest_of(text.encode())}
+        (tmp_path / "2" / "extras" / "metadata").write_text(json.dumps(document))
+
+    manager = CheckpointManager(tmp_path, metric="loss", mode="min")
+    for ask in (manager.metadata, manager.items):
+        with pytest.raises(CheckpointDamagedError, match="What is beside the tree of step 2 can't be read"):
+            ask()
+    with pytest.warns(CheckpointWarning, match="Restored step 1 and skipped"):
+        manager.restore_latest_valid(like=TREE)
+    assert manager.best_step() == 1
+
+
+def test_a_metric_that_no_float_holds_has_its_rank(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, metric="loss", mode="max") as manager:
+        for step, loss in enumerate((1.0, 10**400, -(10**400))):
+            manager.save(step, TREE, metadata={"loss": loss})
+        manager.wait()
+        assert manager.best_step() == 1
 
 
 def test_a_pipe_in_a_step_is_damage_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:

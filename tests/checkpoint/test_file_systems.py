@@ -1,7 +1,7 @@
 """File systems as they are: short reads and writes, no locks, disks that fill and fail, links and permissions.
 
-Each is simulated by a patched call of the system. `SYSTEMS` are whole ones, under which two writers and readers run at
-random schedules.
+Each is simulated by a patched call of the system. Whole ones, under which several write and read, are in
+`test_schedules.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
-import random
 import stat
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +25,7 @@ from treewright.checkpoint import atomic, load, read_manifest, save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from pathlib import Path
 
 TREE = {"large": np.arange(50_000), "small": [np.arange(3), 1, 2.5], "jax": jnp.ones((4, 5))}
@@ -302,6 +299,12 @@ def test_a_file_of_another_kind_is_called_by_its_name(kind: str, tmp_path: Path)
             use(tmp_path / "x")
 
 
+def test_a_path_may_be_bytes(tmp_path: Path) -> None:
+    save(os.fsencode(tmp_path / "x"), 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    assert load(tmp_path / "x") == 1
+
+
 def test_a_step_given_to_load_leads_to_the_manager(tmp_path: Path) -> None:
     (tmp_path / "run" / "12" / "manifest").mkdir(parents=True)
 
@@ -382,6 +385,15 @@ def test_a_lock_keeps_others_away_until_it_is_closed(tmp_path: Path) -> None:
     assert atomic.try_lock(tmp_path) is not None
 
 
+def test_a_child_of_a_fork_lets_go_of_the_locks_of_its_parent(tmp_path: Path) -> None:
+    lock = atomic.try_lock(tmp_path)
+    assert atomic.try_lock(tmp_path) is None
+    atomic._close_held()  # as it does there
+    assert atomic.try_lock(tmp_path) is not None
+    assert lock is not None
+    lock.close()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF], ids=errno.errorcode.get)
 def test_a_file_system_without_locks_is_said_once_and_used(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -403,143 +415,3 @@ def test_another_error_of_a_lock_is_an_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="Input/output error"):
         atomic.try_lock(tmp_path)
-
-
-# Whole file systems, with two writers and readers
-
-
-@contextlib.contextmanager
-def patched(**calls: Any) -> Generator[None]:
-    """Other calls of `os`, and `flock`, for a while."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, call in calls.items():
-            patch.setattr(fcntl if name == "flock" else os, name, call)
-        yield
-
-
-def short(chance: random.Random) -> Any:
-    """Reads and writes do a part of what they are asked for."""
-    write, preadv = os.write, os.preadv
-
-    def some(size: int) -> int:
-        return size if size < 2 else chance.randint(1, size)
-
-    return patched(
-        write=lambda descriptor, data: write(descriptor, data[: some(len(data))]),
-        preadv=lambda descriptor, views, start: preadv(descriptor, [views[0][: some(len(views[0]))]], start),
-    )
-
-
-def unlockable(chance: random.Random) -> Any:
-    """No call for locks at all."""
-
-    def flock(*_: Any) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    return patched(flock=flock)
-
-
-def pretending(chance: random.Random) -> Any:
-    """Locks that everybody gets."""
-    return patched(flock=lambda *_: None)
-
-
-def failing(number: int) -> Callable[[random.Random], Any]:
-    """Any call that writes fails now and then."""
-
-    def system(chance: random.Random) -> Any:
-        def wrapped(real: Any) -> Any:
-            def call(*arguments: Any, **options: Any) -> Any:
-                if chance.random() < 0.1:
-                    raise OSError(number, os.strerror(number))
-                return real(*arguments, **options)
-
-            return call
-
-        return patched(**{name: wrapped(getattr(os, name)) for name in WRITING})
-
-    return system
-
-
-def slow(chance: random.Random) -> Any:
-    """Calls take their time, so that others come between them."""
-
-    def wrapped(real: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            time.sleep(chance.random() * 0.002)
-            return real(*arguments, **options)
-
-        return call
-
-    names = ("write", "preadv", "fsync", "replace", "open", "scandir", "unlink")
-    return patched(**{name: wrapped(getattr(os, name)) for name in names})
-
-
-SYSTEMS: dict[str, Callable[[random.Random], Any]] = {
-    "plain": lambda _: contextlib.nullcontext(),
-    "short": short,
-    "no locks": unlockable,
-    "locks that do nothing": pretending,
-    "full": failing(errno.ENOSPC),
-    "over quota": failing(errno.EDQUOT),
-    "failing": failing(errno.EIO),
-    "slow": slow,
-}
-
-
-def schedule(seed: int, folder: Path, system: Callable[[random.Random], Any]) -> None:
-    """Two writers of one file, one of another, and two readers; what is read was written as a whole."""
-    chance = random.Random(seed)
-    path, other = folder / "x", folder / "y"
-    save(path, tree_of(0))
-    save(other, tree_of(0))
-    problems: list[BaseException] = []
-
-    def run(work: Callable[[random.Random], None]) -> threading.Thread:
-        own = random.Random(chance.random())
-
-        def body() -> None:
-            try:
-                for _ in range(4):
-                    time.sleep(own.random() * 0.003)
-                    work(own)
-            except BaseException as error:  # noqa: BLE001  it is raised again in the main thread
-                problems.append(error)
-
-        return threading.Thread(target=body)
-
-    def write(target: Path, own: random.Random) -> None:
-        with contextlib.suppress(CheckpointError):
-            save(target, tree_of(own.randrange(1, 100)))
-
-    def read(own: random.Random) -> None:
-        found = load(own.choice([path, other]))
-        assert_same(found, tree_of(found["number"]))
-
-    threads = [run(functools.partial(write, target)) for target in (path, path, other)] + [run(read), run(read)]
-    with system(chance):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not problems
-    read(chance)
-    assert {entry.name for entry in folder.iterdir()} == {"x", "y"}
-
-
-def tree_of(number: int) -> Any:
-    return {"number": number, "array": np.full(5000, number), "many": [np.full(7, number)] * 5}
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_two_writers_and_readers_never_meet_half_a_file(name: str, tmp_path: Path) -> None:
-    schedule(0, tmp_path, SYSTEMS[name])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_nor_do_they_at_fifty_schedules(name: str, tmp_path: Path) -> None:
-    for seed in range(50):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        schedule(seed, folder, SYSTEMS[name])

@@ -246,6 +246,36 @@ def test_a_table_that_does_not_fit_is_refused(name: str) -> None:
         from_names(values, like={}, table=table)
 
 
+def test_the_message_of_very_many_names_can_be_read(tmp_path: Path) -> None:
+    values = {f"x{i}": np.ones(1) for i in range(5000)}
+    for table in ({"a": "b"}, {"*": "b"}, {f"a{i}": "b" for i in range(5000)}):
+        with pytest.raises(CheckpointError, match="The table does not fit the names:") as caught:
+            from_names(values, like={}, table=table)
+        assert "more" in str(caught.value)
+        assert len(str(caught.value)) < 1500
+    for i in range(50):
+        (tmp_path / str(i) / "state").mkdir(parents=True)
+        (tmp_path / str(i) / "state" / "_METADATA").touch()
+    with pytest.raises(CheckpointError, match=r"is a folder of steps.* and 30 more"):
+        read_names(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_may_not_be_read_is_an_error_of_ours(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "x").touch()
+    monkeypatch.setattr(Path, "open" if kind == "file" else "iterdir", refused)
+    with pytest.raises(CheckpointDamagedError, match=r"can't be read: .*Permission denied"):
+        read_names(tmp_path / "x" if kind == "file" else tmp_path)
+
+
+def test_a_path_in_place_of_names_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Of a file: from_names\(read_names\(path\), like=tree\)"):
+        from_names("weights.npz", like={})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def test_what_a_table_gives_is_compared_with_the_tree() -> None:
     with pytest.raises(CheckpointMismatchError, match=r"\['kernel'\]: shape \(3, 2\) saved, \(2, 3\) in the tree"):
         from_names({"w": np.ones((3, 2), np.float32)}, like={"kernel": jnp.zeros((2, 3))}, table={"w": "kernel"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -72,7 +73,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
 
 @pytest.mark.parametrize("keep", [0, -1])
 def test_keeping_nothing_is_refused(keep: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"takes the number of steps to keep, or None, got {keep}"):
+    with pytest.raises(ValueError, match=rf"keep=\.\.\.\) takes a whole number from 1, or None, got {keep}"):
         CheckpointManager(tmp_path, keep=keep)
 
 
@@ -85,6 +86,16 @@ def test_what_is_no_step_is_refused(step: Any, tmp_path: Path) -> None:
 def test_a_step_that_exists_is_refused(tmp_path: Path) -> None:
     with saved(tmp_path, 1) as manager, pytest.raises(CheckpointError, match="steps has a step 1 already"):
         manager.save(1, {"x": 1})
+
+
+def test_a_step_or_a_file_in_place_of_the_folder_is_told_when_the_manager_is_made(tmp_path: Path) -> None:
+    saved(tmp_path, 1).close()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointError, match=r"steps/1 is a step. .*: CheckpointManager\('.*/steps'\)\."):
+        CheckpointManager(tmp_path / "steps" / "1")  # a run that resumed there would begin anew
+    with pytest.raises(CheckpointError, match="file is a file, and a CheckpointManager needs a folder"):
+        CheckpointManager(tmp_path / "file")
 
 
 def test_an_older_step_may_be_saved_later(tmp_path: Path) -> None:
@@ -255,6 +266,34 @@ def test_two_managers_can_not_save_into_one_folder(tmp_path: Path) -> None:
     other.close()
     other.close()
     assert other.all_steps() == (1, 3, 4)
+
+
+def test_a_manager_leaves_what_another_is_writing_where_locks_keep_nobody_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # as between two machines on NFS
+    let_go = hold_commits(monkeypatch)
+    with CheckpointManager(tmp_path) as first, CheckpointManager(tmp_path) as second:
+        first.save(1, {"x": 1})
+        second.save(2, {"x": 2})
+        let_go.set()
+        first.wait()
+        second.wait()
+        assert [first.restore(step)["x"] for step in (1, 2)] == [1, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+
+
+def test_what_a_dead_process_was_writing_is_cleared_away_and_what_another_machine_writes_is_not(tmp_path: Path) -> None:
+    left = tmp_path / "7.orbax-checkpoint-tmp"
+    mark = tmp_path / ".treewright-saving-another-1-0123"
+    for age, stays in ((0, True), (2 * 3600, False)):
+        left.mkdir(exist_ok=True)
+        mark.touch()
+        os.utime(mark, (time.time() - age, time.time() - age))
+        with CheckpointManager(tmp_path, asynchronous=False) as manager:
+            manager.save(1 + age, {"x": 1})
+        assert (left.exists(), mark.exists()) == (stays, stays)
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "7201"}
 
 
 # Damage

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from treewright._collector import uncollected
 from treewright._values.text import cured, options_cure
@@ -194,7 +193,7 @@ def read_names(path: StrPath, *, template: object = None) -> dict[str, Any]:
         >>> from_names(read_names(path), like={"layer": {"w": jnp.zeros(2)}})
         {'layer': {'w': Array([1., 1.], dtype=float32)}}
     """
-    return names_in(Path(path), template)
+    return names_in(path, template)
 
 
 def from_names(
@@ -214,6 +213,7 @@ def from_names(
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
         CheckpointError: If a name is in no row of the table or in several, or a row meets no name.
+        TypeError: If `values` is a path or anything else than arrays by name.
 
     Examples:
         >>> from treewright.checkpoint import from_names
@@ -223,6 +223,8 @@ def from_names(
         Array([[1.],
                [0.]], dtype=float32)
     """
+    if not isinstance(cast("object", values), Mapping):
+        raise TypeError("from_names takes arrays by name. Of a file: from_names(read_names(path), like=tree).")
     if table is not None:
         values = translated(values, table)
     return filled(values, like, LoadOptions(allow_cast=allow_cast, strict=strict))

@@ -9,6 +9,7 @@ import re
 import secrets
 import stat
 import warnings
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,9 @@ _NO_SYNC = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL,
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """A path on a local or mounted disk.
-
-    Raises:
-        CheckpointError: If it is an address, as `gs://bucket/run`: `Path` would make a folder called `gs:` of it.
-    """
+    """A path on a local or mounted disk; an address is refused, of which `Path` would make a folder called `gs:`."""
     try:
-        text = os.fspath(path)
+        text = os.fsdecode(path)
     except TypeError:
         raise TypeError(
             f"A path comes first, and then what is saved or loaded. The path is {first_text(path)}."
@@ -50,6 +47,7 @@ class Lock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        _HELD.add(self)
 
     def close(self) -> None:
         """Release it. A second time does nothing."""
@@ -61,12 +59,20 @@ class Lock:
         self.close()
 
 
-def try_lock(path: Path) -> Lock | None:
-    """A lock, or None if another has it. A file system without locks gives one that locks nothing, and a warning.
+_HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
-    Raises:
-        OSError: If the path can't be opened or locked.
-    """
+
+def _close_held() -> None:
+    """In a child of a fork, such as a worker that loads data: it has its parent's locks too, and may live longer."""
+    for lock in list(_HELD):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_held)
+
+
+def try_lock(path: Path) -> Lock | None:
+    """A lock, or None if another has it. A file system without locks gives one that locks nothing, and a warning."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,16 +97,12 @@ def replacing(path: Path) -> Generator[int]:
 
     Until then, and after any error, `path` is as it was. A file keeps its owner and its permissions; a symbolic link
     stays, and what it leads to is replaced. What killed processes left in the folder is cleared away.
-
-    Raises:
-        CheckpointError: If something other than a regular file is there, or the name may not last.
-        OSError: If the file can't be written.
     """
     target = Path(os.path.realpath(path))
     before = _status(target)
     if before is not None and not stat.S_ISREG(before.st_mode):
         raise CheckpointError(f"{path} is {kind_of_file(before.st_mode)}. Only a regular file can be replaced.")
-    made = target.with_name(f"{_SAVING}{_process_table()}-{os.getpid()}-{secrets.token_hex(8)}")
+    made = _unfinished(target.parent)
     mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -118,6 +120,24 @@ def replacing(path: Path) -> Generator[int]:
             made.unlink()
         raise
     _sync_names(target.parent, path)
+
+
+def marked(folder: Path) -> Path:
+    """A file that says, as long as it is there, that this process is writing into a folder."""
+    mark = _unfinished(folder)
+    mark.touch()
+    return mark
+
+
+def others_write(mark: Path) -> bool:
+    """Whether another process than that of the mark may be writing into its folder, with a lock or without."""
+    _clear_away(mark.parent, now=mark.stat().st_mtime)
+    return any(entry.name.startswith(_SAVING) and entry.name != mark.name for entry in mark.parent.iterdir())
+
+
+def _unfinished(folder: Path) -> Path:
+    """A name that nobody else takes, and that tells who is writing."""
+    return folder / f"{_SAVING}{_process_table()}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -208,11 +228,7 @@ def sync(path: Path) -> None:
 
 
 def write_all(descriptor: int, data: Any) -> None:
-    """Write all bytes of a buffer where the file stands.
-
-    Raises:
-        OSError: If that fails.
-    """
+    """Write all bytes of a buffer where the file stands."""
     left = memoryview(data)
     while left:
         count = os.write(descriptor, left)
@@ -222,11 +238,7 @@ def write_all(descriptor: int, data: Any) -> None:
 
 
 def read_at(descriptor: int, buffer: memoryview, start: int) -> int:
-    """Fill a buffer with the bytes of a file from `start` on; how many there were, less only where the file ends.
-
-    Raises:
-        OSError: If that fails.
-    """
+    """Fill a buffer with the bytes of a file from `start` on; how many there were, less only where the file ends."""
     done = 0
     while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], start + done)):
         done += count

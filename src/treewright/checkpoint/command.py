@@ -6,11 +6,11 @@ imported for a checkpoint, and nothing of it is run.
 
 import argparse
 import contextlib
-import dataclasses
 import datetime as dt
+import os
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +28,14 @@ from treewright.errors import CheckpointError
 _WIDTH = 100  # of a static
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """A file, or a step of a folder."""
-
-    path: Path
-
-    @property
-    def is_step(self) -> bool:
-        return self.path.is_dir()
-
-    @property
-    def nbytes(self) -> int:
-        """How much of the disk it takes."""
-        files = [file for file in self.path.rglob("*") if file.is_file()] if self.is_step else [self.path]
-        return sum(file.stat().st_size for file in files)
-
-    @property
-    def saved_at(self) -> str:
-        """When it was written, in local time."""
-        time = dt.datetime.fromtimestamp(self.path.stat().st_mtime, tz=dt.UTC).astimezone()
-        return time.isoformat(" ", "seconds")
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What is to be known of a step."""
-        return saved_extras(self.path)[0] if self.is_step else {}
-
-    @contextlib.contextmanager
-    def opened(self) -> Generator[tuple[Manifest, Reader]]:
-        """The manifest, and a reader of the arrays."""
-        if self.is_step:
-            yield saved_manifest(self.path), reader_of(self.path)
-            return
-        with SafetensorsFile(self.path) as file:
-            yield file.manifest, file.reader(progress=None)
-
-    def manifest(self) -> Manifest:
-        """The manifest alone."""
-        with self.opened() as (manifest, _):
-            return manifest
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[tuple[Manifest, Reader]]:
+    """The manifest of a file, or of a step of a folder, and a reader of its arrays."""
+    if path.is_dir():
+        yield saved_manifest(path), reader_of(path)
+        return
+    with SafetensorsFile(path) as file:
+        yield file.manifest, file.reader(progress=None)
 
 
 def main(arguments: list[str]) -> int:
@@ -78,13 +46,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
     parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
+    output: Any = sys.stdout
+    output.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding does not
     try:
         found = _checkpoints(options.path)
         if options.other is not None:
             return _print(_differences(found[-1], _checkpoints(options.other)[-1], whole=options.leaves))
         return _print(_listed(found, whole=options.leaves or len(found) == 1, verify=options.verify))
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has; Python would say so once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        return 0
     except (CheckpointError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_plain(error)}\n")
         return 2
 
 
@@ -103,48 +76,47 @@ def _print(lines: Iterable[str | int]) -> int:
     return status
 
 
-def _checkpoints(path: Path) -> list[_Checkpoint]:
-    """The checkpoints that a path leads to: one file, one step, or all steps of a folder.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
+def _checkpoints(path: Path) -> list[Path]:
+    """The checkpoints that a path leads to: one file, one step, or all steps of a folder."""
     path = local_path(path)
     if path.is_file() or (path / "manifest").is_dir():
-        return [_Checkpoint(path)]
+        return [path]
     if not path.is_dir():
         raise CheckpointError(f"{path} is neither a file nor a folder.")
     steps = sorted((int(step.name), step) for step in path.iterdir() if step.name.isdecimal() and step.is_dir())
     if not steps:
         raise CheckpointError(f"{path} holds no steps.")
-    return [_Checkpoint(step) for _, step in steps]
+    return [step for _, step in steps]
 
 
 # What is in them
 
 
-def _listed(found: list[_Checkpoint], *, whole: bool, verify: bool) -> Iterator[str | int]:
-    for checkpoint in found:
+def _listed(paths: list[Path], *, whole: bool, verify: bool) -> Iterator[str | int]:
+    for path in paths:
         try:
-            with checkpoint.opened() as (manifest, read):
-                yield from _summary(checkpoint, manifest)
+            with _opened(path) as (manifest, read):
+                yield from _summary(path, manifest)
                 if whole:
                     yield from _contents(manifest)
                 if verify:
-                    yield _verified(manifest, read)
+                    for _ in read((leaf, None) for leaf in manifest.leaves):
+                        pass
+                    yield "  verified: all leaves are what was saved"
         except CheckpointError as error:
-            yield f"{checkpoint.path}: {error}"
+            yield _plain(f"{path}: {error}")
             yield 1
 
 
-def _summary(checkpoint: _Checkpoint, manifest: Manifest) -> Iterator[str]:
-    arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), checkpoint.nbytes
+def _summary(path: Path, manifest: Manifest) -> Iterator[str]:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), sum(file.stat().st_size for file in files)
     count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
-    digest = manifest.to_metadata()[DIGEST]
+    saved_at = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).astimezone().isoformat(" ", "seconds")
     size = f"{count}, {_size(arrays)} ({_size(disk)} on disk)"
-    yield _fitted([str(checkpoint.path), checkpoint.saved_at, size, digest])
-    for name, value in checkpoint.metadata.items():
-        yield f"  {name} = {value!r}"
+    yield _fitted([str(path), saved_at, size, manifest.to_metadata()[DIGEST]])
+    for name, value in (saved_extras(path)[0] if path.is_dir() else {}).items():
+        yield f"  {_line_of(name)} = {value!r}"
 
 
 def _contents(manifest: Manifest) -> Iterator[str]:
@@ -163,10 +135,20 @@ def _contents(manifest: Manifest) -> Iterator[str]:
 
 def _fitted(cells: list[str]) -> str:
     """Cells in one line; on a terminal that is too narrow, each in a line of its own."""
+    cells = list(map(_line_of, cells))
     columns, _ = shutil.get_terminal_size((sys.maxsize, 0))
     if len(line := "  ".join(cells)) <= columns:
         return line
     return "\n      ".join(cell.rstrip() for cell in cells)
+
+
+def _line_of(text: str) -> str:
+    """Text from a checkpoint as one line, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _plain(error: object) -> str:
+    return "\n".join(map(_line_of, str(error).split("\n")))
 
 
 def _digest(leaf: Leaf) -> str:
@@ -176,17 +158,6 @@ def _digest(leaf: Leaf) -> str:
         return next(iter(digests.values()))
     together = digest_of("".join(f"{place}{digests[place]}" for place in sorted(digests)).encode())
     return f"{together} ({len(digests)} blocks)"
-
-
-def _verified(manifest: Manifest, read: Reader) -> str:
-    """What is said of a checkpoint whose arrays are all what was saved.
-
-    Raises:
-        CheckpointDamagedError: If one is not.
-    """
-    for _ in read((leaf, None) for leaf in manifest.leaves):
-        pass
-    return "  verified: all leaves are what was saved"
 
 
 def _size(count: int) -> str:
@@ -201,11 +172,11 @@ def _size(count: int) -> str:
 # How two differ
 
 
-def _differences(one: _Checkpoint, other: _Checkpoint, *, whole: bool) -> Iterator[str | int]:
+def _differences(one: Path, other: Path, *, whole: bool) -> Iterator[str | int]:
     """What the second has that the first has not, and the other way: classes, statics, forms, and digests of leaves."""
-    saved, wanted = one.manifest(), other.manifest()
-    yield f"- {one.path}"
-    yield f"+ {other.path}"
+    with _opened(one) as (saved, _), _opened(other) as (wanted, _):
+        yield f"- {one}"
+        yield f"+ {other}"
     ours, theirs = ({leaf.name: leaf for leaf in manifest.leaves} for manifest in (saved, wanted))
     mismatches = [
         *node_mismatches(saved, wanted, set()),
@@ -218,7 +189,7 @@ def _differences(one: _Checkpoint, other: _Checkpoint, *, whole: bool) -> Iterat
         lines = [*map(_line, mismatches), *values]
     else:
         lines = [*lines_of(mismatches, _line), *first_of(values, more="more whose values differ")]
-    yield from (f"  {line}" for line in lines)
+    yield from (f"  {_line_of(line)}" for line in lines)
     yield f"{len(same) - len(changed)} of {len({*ours, *theirs})} leaves are the same."
     yield int(bool(lines))
 

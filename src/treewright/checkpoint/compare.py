@@ -83,11 +83,7 @@ class Mismatch:
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch]) -> None:
-    """Raise if there are any, all at once, with what to do about each kind.
-
-    Raises:
-        CheckpointMismatchError: If there is one.
-    """
+    """Raise if there are any, all at once, with what to do about each kind."""
     if not mismatches:
         return
     count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
@@ -112,10 +108,7 @@ def lines_of(mismatches: Sequence[Mismatch], line: Callable[[Mismatch], str] = s
 def node_mismatches(saved: Manifest, wanted: Manifest, moved: set[Steps]) -> Iterator[Mismatch]:
     """Classes and statics that differ, and nodes without leaves that only one side has.
 
-    Args:
-        saved: The manifest.
-        wanted: The tree, taken apart.
-        moved: The places of fields that are static on one side and a child on the other; they are compared elsewhere.
+    Fields in `moved`, which are static on one side and a child on the other, are compared elsewhere.
     """
     ours = {branch.steps: branch for branch in saved.branches}
     theirs = {branch.steps: branch for branch in wanted.branches}
@@ -279,11 +272,7 @@ def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> 
 
 
 def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
-    """The manifest with other names. A key is a run of steps, as `out` or `params.out`, and is found at any depth.
-
-    Raises:
-        CheckpointError: If a key is found nowhere, or two leaves would have one name.
-    """
+    """The manifest with other names. A key is a run of steps, as `out` or `params.out`, and is found at any depth."""
     if not renamed:
         return manifest
     runs = [(tuple(old.split(".")), tuple(new.split("."))) for old, new in renamed.items()]

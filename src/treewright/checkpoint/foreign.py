@@ -6,45 +6,41 @@
 import importlib
 import io
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from treewright._values.text import did_you_mean
+from treewright._values.text import did_you_mean, first_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.leaves import NAMES
 from treewright.checkpoint.steps import engine as orbax_engine
-from treewright.checkpoint.tree import manifest_of
+from treewright.checkpoint.tree import manifest_of, refuse
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 Row = str | tuple[str, Callable[[Any], Any]] | None
 Table = Mapping[str, Row]
 
+_GUESSED = 20  # names for which a message says which were meant: more are not shown, and each takes a while
 _INDEX = ".safetensors.index.json"  # of a model in several files, as Hugging Face writes it
 
 
 # Reading
 
 
-def names_in(path: Path, template: Any) -> dict[str, Any]:
-    """The arrays in a file or folder that another program wrote, as numpy arrays by flat name.
-
-    Raises:
-        CheckpointError: If it is of no known format.
-        CheckpointDamagedError: If it can't be read.
-        ImportError: If the package that reads it is not installed.
-    """
-    local_path(path)
-    if path.is_dir():
-        read = _folder_reader(path)
-    elif path.is_file():
-        read = _index if path.name.endswith(_INDEX) else _file_reader(path, template)
-    else:
-        raise CheckpointError(f"{path} is neither a file nor a folder.")
+def names_in(path: str | os.PathLike[str], template: Any) -> dict[str, Any]:
+    """The arrays in a file or folder that another program wrote, as numpy arrays by flat name."""
+    path = local_path(path)
     try:
+        if path.is_dir():
+            read = _folder_reader(path)
+        elif path.is_file():
+            read = _index if path.name.endswith(_INDEX) else _file_reader(path, template)
+        else:
+            raise CheckpointError(f"{path} is neither a file nor a folder.")
         return {name: _on_host(value) for name, value in read(path).items()}
     except (CheckpointError, ImportError):
         raise
@@ -152,13 +148,17 @@ def _folder_reader(path: Path) -> Callable[[Path], Mapping[str, Any]]:
     if len(items) == 1:
         return lambda _: _orbax(items[0])
     if items:
-        raise CheckpointError(f"{path} holds several trees of Orbax. Give one of them: {', '.join(map(str, items))}.")
+        raise CheckpointError(f"{path} holds several trees of Orbax. Give one of them: {_listed(items)}.")
     steps = [
         inside for inside in sorted(path.iterdir()) if inside.is_dir() and any(map(_holds_arrays, inside.iterdir()))
     ]
     if steps:
-        raise CheckpointError(f"{path} is a folder of steps. Give one of them: {', '.join(map(str, steps))}.")
+        raise CheckpointError(f"{path} is a folder of steps. Give one of them: {_listed(steps)}.")
     raise CheckpointError(f"{path} is a folder, and neither a checkpoint of Orbax nor a model in several files.")
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(first_of(list(map(str, names))))
 
 
 def _holds_arrays(path: Path) -> bool:
@@ -183,33 +183,31 @@ def _orbax(path: Path) -> Mapping[str, Any]:
 
 
 def translated(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """The values under the names that a table has for them.
-
-    Raises:
-        CheckpointError: If a name is in no row or in several, two would have one name, a row meets no name, or what
-            is to be stacked does not fit together. One error lists every problem of the table.
-    """
-    patterns = {row: _pattern(row) for row in table}
+    """The values under the names that a table has for them."""
+    patterns = {row: _pattern(row) for row in table if "*" in row}
     unused = dict.fromkeys(table)
     problems: list[str] = []
     placed: dict[str, list[_Placed]] = {}
     for name, value in values.items():
-        found = {row: match for row, pattern in patterns.items() if (match := pattern.fullmatch(name))}
+        found = {row: match.groups() for row, pattern in patterns.items() if (match := pattern.fullmatch(name))}
+        if name in table and name not in patterns:
+            found[name] = ()
         for row in found:
             unused.pop(row, None)
         if len(found) != 1:
-            rows = f"several rows: {', '.join(map(repr, found))}" if found else f"no row{did_you_mean(name, table)}"
+            meant = did_you_mean(name, table) if len(problems) < _GUESSED else ""
+            rows = f"several rows: {', '.join(map(repr, found))}" if found else f"no row{meant}"
             problems.append(f"{name} is in {rows}")
             continue
-        ((row, match),) = found.items()
+        ((row, steps),) = found.items()
         entry = table[row]
         target, convert = entry if isinstance(entry, tuple) else (entry, None)
         if target is None:
             continue
-        if target.count("*") > len(match.groups()):
+        if target.count("*") > len(steps):
             problems.append(f"the row {row!r} has fewer stars than {target!r}")
             continue
-        ours, rest = _filled(target, match.groups())
+        ours, rest = _filled(target, steps)
         placed.setdefault(ours, []).append(_Placed(rest, name, value if convert is None else convert(value)))
     problems += [f"the row {row!r} meets no name" for row in unused]
     result: dict[str, Any] = {}
@@ -218,8 +216,7 @@ def translated(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
             result[name] = _stacked(parts)
         except ValueError as error:
             problems.append(f"{name}: {error}")
-    if problems:
-        raise CheckpointError("\n  ".join(["The table does not fit the names:", *problems]))
+    refuse("The table does not fit the names:", problems)
     return result
 
 
@@ -244,15 +241,11 @@ def _filled(target: str, steps: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 
 def _stacked(parts: list[_Placed]) -> Any:
-    """One value as it is; several, whose steps are numbers from 0, along a new first axis.
-
-    Raises:
-        ValueError: If they can't be stacked.
-    """
+    """One value as it is; several, whose steps are numbers from 0, along a new first axis."""
     if len(parts) == 1 and not parts[0].steps:
         return parts[0].value
     numbers = {int(part.steps[0]): part.value for part in parts if len(part.steps) == 1 and part.steps[0].isdecimal()}
     if len(parts) != len(numbers) or set(numbers) != set(range(len(parts))):
-        names = ", ".join(part.name for part in parts)
+        names = _listed(part.name for part in parts)
         raise ValueError(f"these would be stacked, and their numbers are not 0, 1, 2 and so on: {names}")
     return np.stack([numbers[number] for number in range(len(parts))])

@@ -8,13 +8,13 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 from treewright._jax import is_first_process, process_index
 from treewright._values.reach import public
 from treewright._values.text import cured, first_of, first_text, options_cure
-from treewright.checkpoint.atomic import Lock, sync, try_lock
+from treewright.checkpoint.atomic import Lock, marked, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import UNFINISHED, Preemption
 from treewright.checkpoint.manifest import Manifest
@@ -22,6 +22,7 @@ from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, 
 from treewright.checkpoint.retention import Mode, Retention
 from treewright.checkpoint.steps import (
     LISTING,
+    clear_away_steps,
     engine,
     extras_of,
     folder_of_run,
@@ -31,6 +32,7 @@ from treewright.checkpoint.steps import (
     reader_of,
     saved_extras,
     saved_manifest,
+    unfinished_steps,
 )
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -81,7 +83,7 @@ class CheckpointManager:
     Raises:
         ImportError: If orbax-checkpoint or xxhash is not installed, or for a bucket gcsfs.
         ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
-        CheckpointError: If it is another address, as `s3://...`, or the bucket can't be reached.
+        CheckpointError: If it is a file, a step or another address, as `s3://...`, or the bucket can't be reached.
 
     Examples:
         >>> import tempfile
@@ -122,6 +124,7 @@ class CheckpointManager:
         new_digest()  # so that a missing package is told before the first save
         self._mutex = threading.RLock()
         self._lock: Lock | None = None
+        self._mark: Path | None = None  # of the save under way
         self._saver: Any = None  # Orbax's manager, from the first save on
         self._step: int | None = None  # that was saved last
         self._pending = False  # whether nobody has waited for it
@@ -131,9 +134,7 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Saving
@@ -175,10 +176,12 @@ class CheckpointManager:
                 if number in self._damaged:
                     saver.delete(number)
                     self._damaged.discard(number)
+                if self._brings_to_disk and self._mark is None:
+                    self._mark = marked(self.directory)
                 self._step, self._known[number] = number, extras.metadata
                 saver.save(number, args=self._orbax.args.Composite(**saved), force=True)
                 self._pending = True
-                UNFINISHED.add(self)
+                UNFINISHED.add(self.close)
             if not self._asynchronous:
                 self.wait()
 
@@ -220,7 +223,7 @@ class CheckpointManager:
             CheckpointError: If there is no such step, or another process saves into the folder.
         """
         with self._mutex:
-            step = int(self._folder(step).name)
+            step = int(self._folder(_number(step)).name)
             with self._telling(f"Step {step} could not be deleted"):
                 self._opened_for_saving().delete(step)
             self._damaged.discard(step)
@@ -234,17 +237,25 @@ class CheckpointManager:
             signals: What to listen to.
 
         Raises:
-            ValueError: If `within` is not above 0.
-
-        Examples:
-            >>> import tempfile
-            >>> from treewright.checkpoint import CheckpointManager
-            >>> with CheckpointManager(tempfile.mkdtemp()) as manager, manager.preemption(within=30) as leave_if_told:
-            ...     for step in range(1, 4):
-            ...         state = {"w": jnp.full(3, step)}
-            ...         leave_if_told(step, state)
+            ValueError: If `within` is not above 0; when the block begins, if nobody can listen to one of the signals.
         """
-        return Preemption(self, within, signals)
+        return Preemption(self._retention.check_there, self._save_last, within, signals)
+
+    def _save_last(
+        self,
+        step: int,
+        tree: object,
+        metadata: Mapping[str, Any] | None,
+        items: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None,
+    ) -> None:
+        """Bring a step to the disk, unless it is there and whole."""
+        try:
+            self.wait()
+        except CheckpointError as error:  # of the step before: this one is worth more
+            warn(str(error))
+        if step not in self.all_steps() or step in self._damaged:
+            self.save(step, tree, metadata=metadata, items=items() if callable(items) else items)
+            self.wait()
 
     @property
     def _brings_to_disk(self) -> bool:
@@ -254,7 +265,11 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Nothing is being saved any more."""
         self._pending = False
-        UNFINISHED.discard(self)
+        UNFINISHED.discard(self.close)
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with contextlib.suppress(OSError):
+                mark.unlink()
 
     def _let_go_of_saver(self) -> None:
         """Close Orbax's manager. What fails in it was told already, or nobody asked for it."""
@@ -268,28 +283,33 @@ class CheckpointManager:
         """Orbax's manager. Made by the first save, since it clears away what killed processes left in the folder."""
         if self._saver is not None:
             return self._saver
-        if self._lock is None and self._brings_to_disk:
+        if self._brings_to_disk:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = try_lock(self.directory)
+            self._lock = self._lock or try_lock(self.directory)
             if self._lock is None:
                 raise CheckpointError(
                     f"{self.directory}: another CheckpointManager saves into this folder. Close it, or take another."
                 )
+            clear_away_steps(self.directory)
         orbax = self._orbax
         self._saver = orbax.CheckpointManager(
             self.directory,
             options=orbax.CheckpointManagerOptions(
-                preservation_policy=_Policy(self._kept),
-                cleanup_tmp_directories=True,
-                async_options=orbax.AsyncOptions(post_finalization_callback=self._sync_step),
+                preservation_policy=SimpleNamespace(should_preserve=self._kept),
+                cleanup_tmp_directories=not is_local(self.directory),
+                async_options=orbax.AsyncOptions(
+                    post_finalization_callback=self._sync_step,
+                    create_directories_asynchronously=False,
+                ),
             ),
             item_handlers=handlers(),
         )
         return self._saver
 
-    def _kept(self, steps: Sequence[int]) -> list[bool]:
-        """Which of these steps stay. What someone else deleted is left to them."""
-        saved = steps[-1]  # Orbax lists it last
+    def _kept(self, checkpoints: Sequence[Any], **_: object) -> list[bool]:
+        """Which steps stay: what Orbax asks. What someone else deleted is left to them."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        saved = steps[-1]
         there = {*self._steps_on_disk(), saved} & set(steps)
         kept = self._retention.kept(there, saved, self._metadata_for_ranks)
         return [step in kept or step not in there for step in steps]
@@ -306,7 +326,7 @@ class CheckpointManager:
     def _sync_step(self) -> None:
         """Bring the small files of a step to the disk before it gets its name: Orbax does that for its arrays only."""
         if self._brings_to_disk:
-            for path in self.directory.glob(f"{self._step}.*"):
+            for path in unfinished_steps(self.directory, self._step):
                 for inside in (path, *path.rglob("*")):
                     sync(inside)
 
@@ -317,7 +337,7 @@ class CheckpointManager:
         except TypeError:  # an array of no rank has the method too
             step = -1
         if isinstance(wanted, bool) or step < 0:
-            raise CheckpointError(f"A step is a whole number from 0, got {wanted!r}.")
+            raise CheckpointError(f"A step is a whole number from 0, got {first_text(wanted)}.")
         if step in self.all_steps() and step not in self._damaged:
             raise CheckpointError(
                 f"{self.directory} has a step {step} already. Save into another folder, or delete it: delete({step})."
@@ -360,7 +380,8 @@ class CheckpointManager:
             there = self._orbax.utils.checkpoint_steps(self.directory) if self.directory.is_dir() else ()
         except OSError as error:
             raise CheckpointError(f"The steps in {self.directory} can't be listed: {error}") from error
-        return tuple(sorted(there))
+        local = is_local(self.directory)  # where anybody may have made a `007` or `step_7`, which Orbax lists as 7
+        return tuple(sorted(step for step in set(there) if not local or (self.directory / str(step)).is_dir()))
 
     def latest_step(self) -> int | None:
         """The step with the highest number that is wholly on disk; None if there is none.
@@ -540,30 +561,23 @@ class CheckpointManager:
 
     def _folder(self, step: int | None) -> Path:
         """The folder of a step, by default the latest, with that which is still being saved."""
-        try:
-            step = None if step is None else operator.index(step)
-        except TypeError:
-            raise TypeError(
-                f"The number of a step comes first, got {first_text(step)}. A tree goes by name: restore(like=tree)."
-            ) from None
+        step = None if step is None else _number(step)
         self.wait()
         steps = self.all_steps()
         step = max(steps, default=None) if step is None else step
         if step is None or step not in steps:
-            has = f"the steps {', '.join(map(str, steps))}" if steps else "no steps"
+            has = f"the steps {', '.join(first_of(list(map(str, steps))))}" if steps else "no steps"
             raise CheckpointError(f"{self.directory} has {has}" + ("." if step is None else f", and no step {step}."))
         return self.directory / str(step)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Policy:
-    """What Orbax asks which steps to preserve."""
-
-    kept: Callable[[Sequence[int]], list[bool]]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:  # noqa: ARG002  Orbax's
-        """For each checkpoint, whether it stays."""
-        return self.kept([checkpoint.step for checkpoint in checkpoints])
+def _number(step: SupportsIndex) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"The number of a step comes first, got {first_text(step)}. A tree goes by name: restore(like=tree)."
+        ) from None
 
 
 def _listed(skipped: Mapping[int, str]) -> list[str]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from treewright.errors import CheckpointError
 
@@ -21,13 +22,10 @@ class Retention:
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
-        if self.newest is not None and self.newest < 1:
-            raise ValueError(
-                f"CheckpointManager(keep=...) takes the number of steps to keep, or None, got {self.newest}."
-            )
-        for name, count in (("keep_every", self.every), ("keep_best", self.best)):
-            if count is not None and count < 1:
-                raise ValueError(f"CheckpointManager({name}=...) takes a number from 1, or None, got {count}.")
+        counts: dict[str, Any] = {"keep": self.newest, "keep_every": self.every, "keep_best": self.best}
+        for name, count in counts.items():
+            if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
+                raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
         if self.mode not in {None, "min", "max"}:
             raise ValueError(f"CheckpointManager(mode=...) takes 'min' or 'max', got {self.mode!r}.")
         if (self.metric is None) != (self.mode is None) or (self.best is not None and self.metric is None):
@@ -38,11 +36,7 @@ class Retention:
             )
 
     def check(self, metadata: Mapping[str, Any]) -> None:
-        """Return if a step with this metadata can be ranked.
-
-        Raises:
-            CheckpointError: If the metric is missing or not a number.
-        """
+        """Return if a step with this metadata can be ranked."""
         if self.metric is None or (self.metric in metadata and type(metadata[self.metric]) in {int, float}):
             return
         shown = f"is {metadata[self.metric]!r}" if self.metric in metadata else "is missing"
@@ -51,6 +45,11 @@ class Retention:
             f"save(step, tree, metadata={{{self.metric!r}: 0.5}})."
         )
 
+    def check_there(self, metadata: Mapping[str, Any] | None) -> None:
+        """Return if the metric is there, whatever it is: to look at it could wait for a device."""
+        if self.metric not in {None, *(metadata or {})}:
+            self.check({})
+
     def ranked(self, steps: Iterable[int], metadata: Callable[[int], Mapping[str, Any]]) -> list[int]:
         """The steps that have the metric, the best first and of equals the newest. NaN is worse than any number."""
         sign = -1 if self.mode == "max" else 1
@@ -58,7 +57,7 @@ class Retention:
         for step in steps:
             value: Any = metadata(step).get(self.metric or "")
             if type(value) in {int, float}:
-                values[step] = math.inf if math.isnan(value) else sign * value
+                values[step] = math.inf if value != value else sign * value  # noqa: PLR0124  NaN; an int may be too large
         return sorted(values, key=lambda step: (values[step], -step))
 
     def kept(self, steps: Iterable[int], saved: int, metadata: Callable[[int], Mapping[str, Any]]) -> set[int]:

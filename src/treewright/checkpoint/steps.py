@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from treewright._jax import process_count
 from treewright._jax_processes import of_all_processes
 from treewright._values.reach import class_of
-from treewright.checkpoint.atomic import local_path
+from treewright.checkpoint.atomic import local_path, marked, others_write
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied
 from treewright.checkpoint.manifest import Manifest, from_metadata, parsed
@@ -38,11 +39,7 @@ _PART, _MOST_PARTS = 1 << 24, 64
 
 
 def engine() -> Any:
-    """The Orbax package.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """The Orbax package."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -51,14 +48,16 @@ def engine() -> Any:
 
 
 def folder_of_run(directory: str | os.PathLike[str]) -> Path:
-    """Where the steps of a run are: a folder on a local or mounted disk, or in a bucket that Orbax writes to.
-
-    Raises:
-        CheckpointError: If it is another address, or the bucket can't be reached.
-        ImportError: If it is in a bucket, and gcsfs is not installed.
-    """
+    """Where the steps of a run are: a folder on a local or mounted disk, or in a bucket that Orbax writes to."""
     if not str(directory).startswith("gs:/"):
-        return local_path(directory).absolute()
+        path = local_path(directory).absolute()
+        if (path / LISTING).is_file():
+            raise CheckpointError(
+                f"{path} is a step. Give the folder that it is in: CheckpointManager('{path.parent}')."
+            )
+        if path.is_file():
+            raise CheckpointError(f"{path} is a file, and a CheckpointManager needs a folder. load(path) reads a file.")
+        return path
     epath: Any = importlib.import_module("etils.epath")  # on which Orbax stands
     folder: Path = epath.Path("gs://" + str(directory)[4:].lstrip("/"))  # `Path` drops a slash
     try:
@@ -76,6 +75,23 @@ def is_local(folder: Path) -> bool:
 
 
 # Writing
+
+
+def unfinished_steps(folder: Path, number: object) -> list[Path]:
+    """Steps that Orbax has not given their names yet."""
+    return list(folder.glob(f"{number}.orbax-checkpoint-tmp*"))
+
+
+def clear_away_steps(folder: Path) -> None:
+    """Remove unfinished steps of dead processes. On NFS a lock may call a living one dead, and a mark does not."""
+    mark = marked(folder)
+    try:
+        left = unfinished_steps(folder, "*")  # before the marks, which are made earlier and last longer
+        if not others_write(mark):
+            for step in left:
+                shutil.rmtree(step, ignore_errors=True)
+    finally:
+        mark.unlink()
 
 
 def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
@@ -103,11 +119,7 @@ def _is_dtype_of_engine(name: str) -> bool:
 
 
 def items_of(tree: object, extras: "Extras") -> dict[str, Any]:
-    """The items of a step, as Orbax takes them: the arrays as nested dicts, the manifest, and what is beside the tree.
-
-    Raises:
-        CheckpointError: If something in the tree can't be saved.
-    """
+    """The items of a step, as Orbax takes them: arrays as nested dicts, the manifest, and what is beside the tree."""
     manifest = manifest_of(tree, _problems)
     if not manifest.leaves:
         raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
@@ -155,11 +167,7 @@ class Extras(NamedTuple):
 
 
 def extras_of(metadata: Mapping[str, Any] | None, items: Mapping[str, Any] | None) -> Extras:
-    """What is beside the tree, as JSON: numpy's and JAX's numbers as numbers, bytes in base 64.
-
-    Raises:
-        CheckpointError: If something has no form in JSON.
-    """
+    """What is beside the tree, as JSON: numpy's and JAX's numbers as numbers, bytes in base 64."""
     return Extras(*(_as_json(name, value or {}) for name, value in (("metadata", metadata), ("items", items))))
 
 
@@ -198,11 +206,7 @@ def _extras_document(extras: Extras) -> dict[str, Any]:
 
 
 def saved_extras(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a step holds beside its tree: the metadata, and the items of each process that saved.
-
-    Raises:
-        CheckpointDamagedError: If it can't be read.
-    """
+    """What a step holds beside its tree: the metadata, and the items of each process that saved."""
     if EXTRAS not in _items_in(folder):
         return {}, [{}]
     with _reading(f"What is beside the tree of step {folder.name}"):
@@ -210,7 +214,10 @@ def saved_extras(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if digest_of(document["content"].encode()) != document["digest"]:
             raise ValueError("its digest is not the one that was saved")
         content = json.loads(document["content"], object_hook=_with_bytes)
-        return content["metadata"], content["items"]
+        metadata, items = content["metadata"], content["items"]
+        if {type(metadata), *map(type, items)} != {dict}:
+            raise ValueError("it holds something other than objects")
+        return metadata, list(items)
 
 
 # Reading
@@ -240,12 +247,7 @@ def _items_in(folder: Path) -> frozenset[str]:
 
 
 def saved_manifest(folder: Path) -> Manifest:
-    """The manifest of a step.
-
-    Raises:
-        CheckpointDamagedError: If it can't be read.
-        CheckpointError: If a newer Treewright wrote it, or the step is another program's.
-    """
+    """The manifest of a step."""
     with _reading(f"Step {folder.name}"):
         there = (folder / MANIFEST).exists()
     if not there and MANIFEST not in _items_in(folder):
