@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_dige
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
 from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored, untied
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import Reader
+from treewright.checkpoint.restore import Reader, Wanted
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -103,7 +103,7 @@ class SafetensorsFile:
     descriptor: int
     begin: int
     manifest: Manifest
-    spans: dict[str, tuple[int, int]]
+    spans: dict[str, list[int]]
 
     def __init__(self, path: Path) -> None:
         """Open and check.
@@ -152,9 +152,9 @@ class SafetensorsFile:
     def reader(self, *, progress: bool | None) -> Reader:
         """A reader of arrays, which shows a bar."""
 
-        def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-            runs = list(self._runs(leaf for leaf, _ in wanted))
-            total = sum(self.spans[leaf.name][1] for run in runs for leaf in run)
+        def read(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
+            runs = list(self._runs({one[0].name: one for one in wanted}))
+            total = sum(leaf.form.nbytes for run in runs for leaf, _ in run)
             with (
                 progress_bar(total, f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
@@ -165,45 +165,46 @@ class SafetensorsFile:
 
         return read
 
-    def _runs(self, leaves: Iterable[Leaf]) -> Iterator[list[Leaf]]:
+    def _runs(self, wanted: Mapping[str, Wanted]) -> Iterator[list[Wanted]]:
         """Leaves in groups, so that small ones do not cost a task each; those of a group follow each other in the file.
 
         Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
         """
-        leaves, run = list(leaves), list[Leaf]()
-        total = end = 0
-        before = False
-        spans = sorted(
-            (self.spans[leaf.name][1] >= _SMALL, self.spans[leaf.name], at) for at, leaf in enumerate(leaves)
-        )
-        for large, (start, size), at in spans:
-            if run and (total + size > _RUN or large != before or not (large or start == end)):
+        spans = [(wanted[name], start, end) for name, (start, end) in self.spans.items() if name in wanted]
+        for large in False, True:
+            run: list[Wanted] = []
+            first = last = 0
+            for one, start, end in spans:
+                if (end - start >= _SMALL) is not large:
+                    continue
+                if run and (start != last or end - first > _RUN):
+                    yield run
+                    run = []
+                if not run:
+                    first = start
+                run.append(one)
+                last = end
+            if run:
                 yield run
-                run, total = [], 0
-            run.append(leaves[at])
-            total, end, before = total + size, start + size, large
-        if run:
-            yield run
 
-    def read_run(self, leaves: list[Leaf]) -> list[Any]:
+    def read_run(self, run: Sequence[Wanted]) -> list[Any]:
         """Arrays of a group, each in memory of its own, and verified.
 
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        if self.spans[leaves[0].name][1] >= _SMALL:
+        leaves = [leaf for leaf, _ in run]
+        (begin, first), (_, last) = self.spans[leaves[0].name], self.spans[leaves[-1].name]
+        if first - begin >= _SMALL:
             return [self._read(leaf) for leaf in leaves]
-        begin, end = self.spans[leaves[0].name][0], sum(self.spans[leaves[-1].name])
-        data: Any = np.empty(end - begin, np.uint8)
-        there = self.fill(memoryview(data), self.begin + begin)
+        data = self.bytes_at(self.begin + begin, last - begin)
         arrays: list[Any] = []
         for leaf in leaves:
-            start, size = self.spans[leaf.name]
-            if start - begin + size > there:
+            start, end = self.spans[leaf.name]
+            if end - begin > len(data):
                 raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            array: Any = np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy()
-            self._check(leaf, digest_of(array.tobytes()))
-            arrays.append(array)
+            self._check(leaf, digest_of(data[start - begin : end - begin]))
+            arrays.append(np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy())
         return arrays
 
     def _read(self, leaf: Leaf) -> Any:
