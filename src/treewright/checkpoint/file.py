@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -96,6 +96,14 @@ def _chunks(arrays: Iterable[Any]) -> Iterator[Any]:
 # Reading
 
 
+class Span(NamedTuple):
+    """What is read, and where its array begins and ends after the header."""
+
+    wanted: Wanted
+    start: int
+    end: int
+
+
 class SafetensorsFile:
     """An open file: its manifest, checked against the header, and a reader of its arrays."""
 
@@ -154,66 +162,60 @@ class SafetensorsFile:
 
         def read(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
             runs = list(self._runs({one[0].name: one for one in wanted}))
-            total = sum(leaf.form.nbytes for run in runs for leaf, _ in run)
+            sizes = [run[-1].end - run[0].start for run in runs]
             with (
-                progress_bar(total, f"loading {self.path.name}", show=progress) as done,
+                progress_bar(sum(sizes), f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
             ):
-                for run, arrays in zip(runs, pool.map(self.read_run, runs), strict=True):
-                    done(sum(array.nbytes for array in arrays))
-                    yield run, arrays
+                for run, size, arrays in zip(runs, sizes, pool.map(self.read_run, runs), strict=True):
+                    done(size)
+                    yield [span.wanted for span in run], arrays
 
         return read
 
-    def _runs(self, wanted: Mapping[str, Wanted]) -> Iterator[list[Wanted]]:
+    def _runs(self, wanted: Mapping[str, Wanted]) -> Iterator[list[Span]]:
         """Leaves in groups, so that small ones do not cost a task each; those of a group follow each other in the file.
 
         Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
         """
-        spans = [(wanted[name], start, end) for name, (start, end) in self.spans.items() if name in wanted]
+        spans = [Span(wanted[name], start, end) for name, (start, end) in self.spans.items() if name in wanted]
         for large in False, True:
-            run: list[Wanted] = []
-            first = last = 0
-            for one, start, end in spans:
-                if (end - start >= _SMALL) is not large:
+            run: list[Span] = []
+            for span in spans:
+                if (span.end - span.start >= _SMALL) is not large:
                     continue
-                if run and (start != last or end - first > _RUN):
+                if run and (span.start != run[-1].end or span.end - run[0].start > _RUN):
                     yield run
                     run = []
-                if not run:
-                    first = start
-                run.append(one)
-                last = end
+                run.append(span)
             if run:
                 yield run
 
-    def read_run(self, run: Sequence[Wanted]) -> list[Any]:
+    def read_run(self, run: Sequence[Span]) -> list[Any]:
         """Arrays of a group, each in memory of its own, and verified.
 
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        leaves = [leaf for leaf, _ in run]
-        (begin, first), (_, last) = self.spans[leaves[0].name], self.spans[leaves[-1].name]
-        if first - begin >= _SMALL:
-            return [self._read(leaf) for leaf in leaves]
-        data = self.bytes_at(self.begin + begin, last - begin)
+        begin = run[0].start
+        if run[0].end - begin >= _SMALL:
+            return [self._read(span.wanted[0], span.start) for span in run]
+        data = self.bytes_at(self.begin + begin, run[-1].end - begin)
         arrays: list[Any] = []
-        for leaf in leaves:
-            start, end = self.spans[leaf.name]
+        for (leaf, _), start, end in run:
             if end - begin > len(data):
                 raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
             self._check(leaf, digest_of(data[start - begin : end - begin]))
             arrays.append(np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy())
         return arrays
 
-    def _read(self, leaf: Leaf) -> Any:
+    def _read(self, leaf: Leaf, start: int) -> Any:
         """An array, read in chunks, whose digest is taken while they are at hand."""
-        array, start = empty(leaf.form), self.begin + self.spans[leaf.name][0]
+        array = empty(leaf.form)
         memory, digest = memoryview(bytes_of(array)), new_digest()
         for offset in range(0, len(memory), _CHUNK):
             chunk = memory[offset : offset + _CHUNK]
-            if self.fill(chunk, start + offset) != len(chunk):
+            if self.fill(chunk, self.begin + start + offset) != len(chunk):
                 raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
             digest.update(chunk)
         self._check(leaf, digest.hexdigest())

@@ -6,7 +6,7 @@ nothing. Tests hold that it reads what is written here, and the other way round.
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     Raises:
         CheckpointError: If that is more than a safetensors file may have.
     """
-    text = json.dumps({RESERVED: metadata, **_tensors_of(ordered)}, separators=(",", ":")).encode()
+    text = json.dumps({RESERVED: metadata, **dict(_tensors_of(ordered))}, separators=(",", ":")).encode()
     if len(text) > LONGEST:
         raise CheckpointError(
             f"The header of this tree would have {len(text)} bytes, and that of a safetensors file has {LONGEST} at "
@@ -68,15 +68,13 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(LENGTH, "little") + text
 
 
-def _tensors_of(ordered: Iterable[Leaf]) -> dict[str, dict[str, Any]]:
-    """What a header says of arrays that follow each other in this order: dtype code, shape, and where they lie."""
+def _tensors_of(ordered: Iterable[Leaf]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a header says of arrays that follow each other in this order, by name: dtype code, shape, and their place."""
     stored: dict[Form, tuple[str, list[int], int]] = {}
-    tensors: dict[str, dict[str, Any]] = {}
     end = 0
     for leaf in ordered:
         code, shape, size = stored.get(leaf.form) or stored.setdefault(leaf.form, _stored_as(leaf.form))
-        tensors[leaf.name] = {"dtype": code, "shape": shape, "data_offsets": [end, end := end + size]}
-    return tensors
+        yield leaf.name, {"dtype": code, "shape": shape, "data_offsets": [end, end := end + size]}
 
 
 def _stored_as(form: Form) -> tuple[str, list[int], int]:
@@ -130,9 +128,11 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, list[int]]]:
     kept = untied(manifest.leaves)
     with contextlib.suppress(ArithmeticError, LookupError, TypeError):  # of an entry that the comparison refuses
         kept.sort(key=lambda leaf: sum(tensors[leaf.name]["data_offsets"]))  # empty ones lie where others begin or end
-    expected = _tensors_of(kept)
-    spans = {name: tensor["data_offsets"] for name, tensor in expected.items()}
-    if tensors != expected or size != max((end for _, end in spans.values()), default=0):
+    spans: dict[str, list[int]] = {}
+    for name, tensor in _tensors_of(kept):
+        if tensors.get(name) == tensor:
+            spans[name] = tensor["data_offsets"]
+    if not len(spans) == len(tensors) == len(kept) or size != max((end for _, end in spans.values()), default=0):
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
