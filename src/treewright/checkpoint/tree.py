@@ -21,7 +21,7 @@ from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
 from treewright._values.text import first_of
-from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Form, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
 from treewright.errors import CheckpointError, StaticSerializationError
 
@@ -202,6 +202,7 @@ class _TakenApart:
         self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         self.codec = WritingCodec()
         self.containers: dict[Any, Branch] = {}
+        self.forms: dict[Form, Form] = {}  # one object for those that are the same, of which the others are forgotten
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
         self.met: dict[int, tuple[Steps, Any]] = {}  # where each array was met first; kept, so that no two have one id
@@ -250,6 +251,7 @@ class _TakenApart:
         path = path or "the tree"
         try:
             form = form_of(leaf, abstract=self.abstract)
+            form = self.forms.setdefault(form, form)
             if self.abstract:
                 self.leaves.append(Leaf(steps, path, form, value=leaf))
                 return
