@@ -16,7 +16,14 @@ from typing import Any
 
 from treewright._values.text import cut_text, excerpts, first_of
 from treewright.checkpoint.atomic import local_path
-from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, shown_static
+from treewright.checkpoint.compare import (
+    Mismatch,
+    leaf_mismatches,
+    lines_of,
+    node_mismatches,
+    paired,
+    shown_static,
+)
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
 from treewright.checkpoint.leaves import Leaf, name_of, untied
@@ -180,7 +187,7 @@ def _differences(one: Path, other: Path, *, whole: bool) -> Iterator[str | int]:
     ours, theirs = ({leaf.name: leaf for leaf in manifest.leaves} for manifest in (saved, wanted))
     mismatches = [
         *node_mismatches(saved, wanted, set()),
-        *leaf_mismatches(ours, theirs, allow_cast=False, strict=True),
+        *leaf_mismatches(paired(saved.leaves, wanted.leaves), allow_cast=False, strict=True),
     ]
     same = [name for name, leaf in ours.items() if name in theirs and leaf.form.like(theirs[name].form)]
     changed = [name for name in same if ours[name].digests != theirs[name].digests]

@@ -48,7 +48,8 @@ def new_digest() -> Any:
 
 def digest_of(data: Any) -> str:
     """The digest of bytes or of a buffer, as 32 hexadecimal digits."""
-    return str(_xxhash().xxh3_128_hexdigest(data))
+    digest: str = _xxhash().xxh3_128_hexdigest(data)
+    return digest
 
 
 def digests_of(arrays: Iterable[Any]) -> list[dict[str, str]]:

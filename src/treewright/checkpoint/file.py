@@ -7,11 +7,11 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_dige
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
 from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored, untied
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import Reader
+from treewright.checkpoint.restore import Reader, Wanted
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -96,6 +96,14 @@ def _chunks(arrays: Iterable[Any]) -> Iterator[Any]:
 # Reading
 
 
+class Span(NamedTuple):
+    """What is read, and where its array begins and ends after the header."""
+
+    wanted: Wanted
+    start: int
+    end: int
+
+
 class SafetensorsFile:
     """An open file: its manifest, checked against the header, and a reader of its arrays."""
 
@@ -103,7 +111,7 @@ class SafetensorsFile:
     descriptor: int
     begin: int
     manifest: Manifest
-    spans: dict[str, tuple[int, int]]
+    spans: dict[str, list[int]]
 
     def __init__(self, path: Path) -> None:
         """Open and check.
@@ -152,67 +160,62 @@ class SafetensorsFile:
     def reader(self, *, progress: bool | None) -> Reader:
         """A reader of arrays, which shows a bar."""
 
-        def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-            runs = list(self._runs(leaf for leaf, _ in wanted))
-            total = sum(self.spans[leaf.name][1] for run in runs for leaf in run)
+        def read(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
+            runs = list(self._runs({one[0].name: one for one in wanted}))
+            sizes = [run[-1].end - run[0].start for run in runs]
             with (
-                progress_bar(total, f"loading {self.path.name}", show=progress) as done,
+                progress_bar(sum(sizes), f"loading {self.path.name}", show=progress) as done,
                 ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
             ):
-                for run, arrays in zip(runs, pool.map(self.read_run, runs), strict=True):
-                    done(sum(array.nbytes for array in arrays))
-                    yield run, arrays
+                for run, size, arrays in zip(runs, sizes, pool.map(self.read_run, runs), strict=True):
+                    done(size)
+                    yield [span.wanted for span in run], arrays
 
         return read
 
-    def _runs(self, leaves: Iterable[Leaf]) -> Iterator[list[Leaf]]:
+    def _runs(self, wanted: Mapping[str, Wanted]) -> Iterator[list[Span]]:
         """Leaves in groups, so that small ones do not cost a task each; those of a group follow each other in the file.
 
         Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
         """
-        leaves, run = list(leaves), list[Leaf]()
-        total = end = 0
-        before = False
-        spans = sorted(
-            (self.spans[leaf.name][1] >= _SMALL, self.spans[leaf.name], at) for at, leaf in enumerate(leaves)
-        )
-        for large, (start, size), at in spans:
-            if run and (total + size > _RUN or large != before or not (large or start == end)):
+        spans = [Span(wanted[name], start, end) for name, (start, end) in self.spans.items() if name in wanted]
+        for large in False, True:
+            run: list[Span] = []
+            for span in spans:
+                if (span.end - span.start >= _SMALL) is not large:
+                    continue
+                if run and (span.start != run[-1].end or span.end - run[0].start > _RUN):
+                    yield run
+                    run = []
+                run.append(span)
+            if run:
                 yield run
-                run, total = [], 0
-            run.append(leaves[at])
-            total, end, before = total + size, start + size, large
-        if run:
-            yield run
 
-    def read_run(self, leaves: list[Leaf]) -> list[Any]:
+    def read_run(self, run: Sequence[Span]) -> list[Any]:
         """Arrays of a group, each in memory of its own, and verified.
 
         Raises:
             CheckpointDamagedError: If one is not what was saved.
         """
-        if self.spans[leaves[0].name][1] >= _SMALL:
-            return [self._read(leaf) for leaf in leaves]
-        begin, end = self.spans[leaves[0].name][0], sum(self.spans[leaves[-1].name])
-        data: Any = np.empty(end - begin, np.uint8)
-        there = self.fill(memoryview(data), self.begin + begin)
+        begin = run[0].start
+        if run[0].end - begin >= _SMALL:
+            return [self._read(span.wanted[0], span.start) for span in run]
+        data = self.bytes_at(self.begin + begin, run[-1].end - begin)
         arrays: list[Any] = []
-        for leaf in leaves:
-            start, size = self.spans[leaf.name]
-            if start - begin + size > there:
+        for (leaf, _), start, end in run:
+            if end - begin > len(data):
                 raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            array: Any = np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy()
-            self._check(leaf, digest_of(array.tobytes()))
-            arrays.append(array)
+            self._check(leaf, digest_of(data[start - begin : end - begin]))
+            arrays.append(np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy())
         return arrays
 
-    def _read(self, leaf: Leaf) -> Any:
+    def _read(self, leaf: Leaf, start: int) -> Any:
         """An array, read in chunks, whose digest is taken while they are at hand."""
-        array, start = empty(leaf.form), self.begin + self.spans[leaf.name][0]
+        array = empty(leaf.form)
         memory, digest = memoryview(bytes_of(array)), new_digest()
         for offset in range(0, len(memory), _CHUNK):
             chunk = memory[offset : offset + _CHUNK]
-            if self.fill(chunk, start + offset) != len(chunk):
+            if self.fill(chunk, self.begin + start + offset) != len(chunk):
                 raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
             digest.update(chunk)
         self._check(leaf, digest.hexdigest())

@@ -4,8 +4,9 @@ Not by the package safetensors, which maps a file into memory: there, a disk tha
 nothing. Tests hold that it reads what is written here, and the other way round.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -57,14 +58,7 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     Raises:
         CheckpointError: If that is more than a safetensors file may have.
     """
-    header: dict[str, Any] = {RESERVED: metadata}
-    stored = _stored_as(ordered)
-    end = 0
-    for leaf in ordered:
-        code, shape, size = stored[leaf.form]
-        start, end = end, end + size
-        header[leaf.name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps({RESERVED: metadata, **dict(_tensors_of(ordered))}, separators=(",", ":")).encode()
     if len(text) > LONGEST:
         raise CheckpointError(
             f"The header of this tree would have {len(text)} bytes, and that of a safetensors file has {LONGEST} at "
@@ -74,13 +68,19 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(LENGTH, "little") + text
 
 
-def _stored_as(leaves: Iterable[Leaf]) -> dict[Form, tuple[str, list[int], int]]:
-    """For each form of these leaves the dtype code and shape under which the header has it, and its bytes."""
+def _tensors_of(ordered: Iterable[Leaf]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a header says of arrays that follow each other in this order, by name: dtype code, shape, and their place."""
     stored: dict[Form, tuple[str, list[int], int]] = {}
-    for form in {leaf.form for leaf in leaves}:
-        code, width = _CODES.get(form.dtype), DTYPES[form.dtype].itemsize
-        stored[form] = ("U8", [*form.shape, width], form.nbytes) if code is None else (code, [*form.shape], form.nbytes)
-    return stored
+    end = 0
+    for leaf in ordered:
+        code, shape, size = stored.get(leaf.form) or stored.setdefault(leaf.form, _stored_as(leaf.form))
+        yield leaf.name, {"dtype": code, "shape": shape, "data_offsets": [end, end := end + size]}
+
+
+def _stored_as(form: Form) -> tuple[str, list[int], int]:
+    """The dtype code and the shape under which a header has an array, and its bytes."""
+    code, width = _CODES.get(form.dtype), DTYPES[form.dtype].itemsize
+    return ("U8", [*form.shape, width], form.nbytes) if code is None else (code, [*form.shape], form.nbytes)
 
 
 def length_of(head: bytes, size: int) -> int:
@@ -106,8 +106,8 @@ def length_of(head: bytes, size: int) -> int:
     raise CheckpointDamagedError(f"{found}: it was cut short, or its beginning is damaged.")
 
 
-def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, int]]]:
-    """The manifest in a header, and where each array begins after it and how many bytes it has, by name of its leaf.
+def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, list[int]]]:
+    """The manifest in a header, and where the array of each leaf begins and ends after it, by name, as they lie there.
 
     Args:
         header: The header, without its length.
@@ -126,25 +126,15 @@ def contents(header: bytes, size: int) -> tuple[Manifest, dict[str, tuple[int, i
         )
     manifest = from_metadata(cast("dict[str, Any]", metadata))
     kept = untied(manifest.leaves)
-    stored = _stored_as(kept)
-    spans = {leaf.name: _span_of(tensors.get(leaf.name), stored[leaf.form]) for leaf in kept}
-    end = 0
-    for start, length in sorted(spans.values()):
-        end = end + length if start == end else -1
-    if end != size or len(tensors) != len(spans):
+    with contextlib.suppress(ArithmeticError, LookupError, TypeError):  # of an entry that the comparison refuses
+        kept.sort(key=lambda leaf: sum(tensors[leaf.name]["data_offsets"]))  # empty ones lie where others begin or end
+    spans: dict[str, list[int]] = {}
+    for name, tensor in _tensors_of(kept):
+        if tensors.get(name) == tensor:
+            spans[name] = tensor["data_offsets"]
+    if not len(spans) == len(tensors) == len(kept) or size != max((end for _, end in spans.values()), default=0):
         raise CheckpointDamagedError(
             "its header and its manifest list different tensors, or the file has too many or too few bytes."
         )
-    return manifest, {leaf.name: spans[name_of(leaf.array)] for leaf in manifest.leaves}
-
-
-def _span_of(tensor: Any, stored: tuple[str, list[int], int]) -> tuple[int, int]:
-    """Where an array begins, as its entry says, which has to be that of such an array; else -1. And its bytes."""
-    code, shape, size = stored
-    try:
-        start = tensor["data_offsets"][0]
-        if tensor == {"dtype": code, "shape": shape, "data_offsets": [start, start + size]} and type(start) is int:
-            return start, size
-    except (TypeError, LookupError):  # it is something else
-        pass
-    return -1, size
+    spans |= {leaf.name: spans[name_of(leaf.tied)] for leaf in manifest.leaves if leaf.tied is not None}
+    return manifest, spans

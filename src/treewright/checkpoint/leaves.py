@@ -91,6 +91,9 @@ def name_of(steps: Steps) -> str:
     return ".".join(steps) or "value"
 
 
+_NONE_YET: Mapping[str, str] = MappingProxyType({})
+
+
 @public("treewright.checkpoint")
 @dataclasses.dataclass(slots=True)  # not frozen, which takes three times as long to make
 class Leaf:
@@ -113,7 +116,7 @@ class Leaf:
     steps: Steps
     path: str
     form: Form
-    digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    digests: Mapping[str, str] = dataclasses.field(default_factory=lambda: _NONE_YET)
     value: Any = dataclasses.field(default=None, repr=False, compare=False)
     tied: Steps | None = None
     name: str = dataclasses.field(init=False, repr=False, compare=False)

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -16,10 +16,12 @@ from treewright._values.text import did_you_mean, first_names, first_of
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
+    Pair,
     alike,
     leaf_mismatches,
     lines_of,
     node_mismatches,
+    paired,
     refuse_mismatches,
     renamed_manifest,
     shown_static,
@@ -55,14 +57,14 @@ class LoadOptions:
             raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {self.on_static!r}.")
 
 
+Wanted = tuple[Leaf, Leaf | None]  # a leaf that was saved, and what it becomes, whose sharding it may have at once
+
+
 class Reader(Protocol):
-    """An engine: reads arrays that a manifest lists, each verified by its digest.
+    """An engine: reads arrays that a manifest lists, each verified by its digest."""
 
-    With each goes the leaf of the tree that it is for, whose sharding it may have at once, or None.
-    """
-
-    def __call__(self, wanted: Iterable[tuple[Leaf, Leaf | None]], /) -> Iterator[tuple[list[Leaf], list[Any]]]:
-        """The arrays, some at a time and in any order, each with what the manifest says of it."""
+    def __call__(self, wanted: Iterable[Wanted], /) -> Iterator[tuple[list[Wanted], list[Any]]]:
+        """The arrays, some at a time and in any order, each with what was asked."""
         ...
 
 
@@ -114,19 +116,26 @@ def _of_part(manifest: Manifest, read: Reader, part: str) -> tuple[Manifest, Rea
         raise CheckpointError(f"part={part!r}: nothing that was saved has this name{did_you_mean(part, named)}.")
     root = named[part]
     depth = len(root)
-    whole = {leaf.steps[depth:]: leaf for leaf in manifest.leaves if leaf.steps[:depth] == root}
-    parts = {leaf.steps: dataclasses.replace(leaf, steps=steps, tied=leaf.array) for steps, leaf in whole.items()}
+    whole = [leaf for leaf in manifest.leaves if leaf.steps[:depth] == root]
+    leaves = tuple(dataclasses.replace(leaf, steps=leaf.steps[depth:], tied=leaf.array) for leaf in whole)
     branches = tuple(
         dataclasses.replace(branch, steps=branch.steps[depth:])
         for branch in manifest.branches
         if branch.steps[:depth] == root
     )
+    return dataclasses.replace(manifest, branches=branches, leaves=leaves), _by_other_names(read, whole, leaves)
 
-    def read_part(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
-        for leaves, arrays in read((whole[leaf.steps], target) for leaf, target in wanted):
-            yield [parts[leaf.steps] for leaf in leaves], arrays
 
-    return dataclasses.replace(manifest, branches=branches, leaves=tuple(parts.values())), read_part
+def _by_other_names(read: Reader, saved: Iterable[Leaf], called: Iterable[Leaf]) -> Reader:
+    """A reader of leaves that are called otherwise than they were when they were saved."""
+    pairs = list(zip(saved, called, strict=True))
+    then, now = {leaf.name: old for old, leaf in pairs}, {old.name: leaf for old, leaf in pairs}
+
+    def read_by_other_names(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
+        for group, arrays in read((then[leaf.name], becoming) for leaf, becoming in wanted):
+            yield [(now[leaf.name], becoming) for leaf, becoming in group], arrays
+
+    return read_by_other_names
 
 
 # Into a tree
@@ -140,29 +149,37 @@ def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) ->
             `migrate` had to see them.
         CheckpointDamagedError: If an array is not what was saved.
     """
-    target, originals = target_of(like), manifest.leaves
-    manifest = renamed_manifest(manifest, options.renamed or {})
+    target = target_of(like)
+    if options.renamed:
+        saved, manifest = manifest.leaves, renamed_manifest(manifest, options.renamed)
+        read = _by_other_names(read, saved, manifest.leaves)
     moves = Moves.between(manifest, target)
     let_through, refused = _sorted(options, node_mismatches(manifest, target, moves.fields), moves.mismatches)
-    targets = {leaf.name: leaf for leaf in target.leaves}
+    pairs = paired(_without(manifest.leaves, moves.to_static), _without(target.leaves, moves.children))
     if options.migrate is None:
-        saved = {leaf.name: leaf for leaf in manifest.leaves if leaf.name not in moves.to_static}
-        wanted = {name: leaf for name, leaf in targets.items() if name not in moves.children}
-        refused += leaf_mismatches(saved, wanted, allow_cast=options.allow_cast, strict=options.strict)
+        refused += leaf_mismatches(pairs, allow_cast=options.allow_cast, strict=options.strict)
     refuse_mismatches(refused)
-    values = _values(zip(originals, manifest.leaves, strict=True), targets, moves, read, options)
+    if options.migrate is None:
+        wanted = [(leaf, _becoming(leaf, its)) for leaf, its in pairs if leaf is not None and its is not None]
+        wanted += [(leaf, _on_host(leaf)) for leaf in manifest.leaves if leaf.name in moves.to_static]
+    else:
+        wanted = [(leaf, _on_host(leaf)) for leaf in manifest.leaves]
+    values = _values(wanted, read, ties=options.migrate is None)
     also_let_through, refused = _sorted(options, moves.static_mismatches(values))
     refuse_mismatches(refused)
     _warn([*let_through, *also_let_through], options)
-    values = {name: value for name, value in values.items() if name not in moves.to_static}
-    values |= moves.placed_children(targets)
+    for name in moves.to_static:
+        del values[name]
+    values |= moves.placed_children(target)
     if options.migrate is not None:
         return filled(options.migrate(values), like, options)
     tree = _with_leaves(like, target, values)
-    dropped = [leaf for leaf in manifest.leaves if leaf.name not in targets and leaf.name not in moves.to_static]
-    initial = [leaf for leaf in target.leaves if leaf.name not in values]
-    _tell_partial(len(values), dropped, initial, [mismatch for mismatch in let_through if mismatch.kind != "static"])
+    _tell_partial(len(values), pairs, [mismatch for mismatch in let_through if mismatch.kind != "static"])
     return cast("T", tree)
+
+
+def _without(leaves: Sequence[Leaf], names: Container[str] | None) -> Sequence[Leaf]:
+    return [leaf for leaf in leaves if leaf.name not in names] if names else leaves
 
 
 def _sorted(options: LoadOptions, *mismatches: Iterable[Mismatch]) -> tuple[list[Mismatch], list[Mismatch]]:
@@ -187,15 +204,16 @@ def warn(text: str) -> None:
     warn_user(text, CheckpointWarning)
 
 
-def _tell_partial(taken: int, dropped: Iterable[Leaf], initial: Iterable[Leaf], others: Iterable[object] = ()) -> None:
+def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = ()) -> None:
     """Warn of what `strict=False` let through, if anything.
 
     Args:
         taken: How many leaves were loaded.
-        dropped: Leaves that were saved, and for which the tree has no place.
-        initial: Leaves of the tree that were not saved.
+        pairs: Leaves that were saved, and those of the tree.
         others: Classes that differ.
     """
+    dropped = [saved for saved, wanted in pairs if saved is not None and wanted is None]
+    initial = [wanted for saved, wanted in pairs if saved is None and wanted is not None]
     kinds = (
         ("Dropped, since the tree has no place for them:", [f"{leaf.path}: {leaf.form}" for leaf in dropped]),
         ("Not saved, so they have the value that they had in the tree:", [f"{x.path}: {x.form}" for x in initial]),
@@ -207,28 +225,29 @@ def _tell_partial(taken: int, dropped: Iterable[Leaf], initial: Iterable[Leaf], 
         warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}.", *parts]))
 
 
-def _values(
-    leaves: Iterable[tuple[Leaf, Leaf]], targets: Mapping[str, Leaf], moves: Moves, read: Reader, options: LoadOptions
-) -> dict[str, Any]:
-    """The saved leaves by name: those that the tree has a place for, or all of them for `migrate`.
+def _values(wanted: list[tuple[Leaf, Leaf]], read: Reader, *, ties: bool) -> dict[str, Any]:
+    """What saved leaves become, by name.
 
-    Each comes as it was saved, since the engines know it by that name, and as it is called now.
+    Args:
+        wanted: The leaves, and what each is to become.
+        read: How their arrays are read.
+        ties: Whether leaves that were one array are one again, where that can be.
     """
-    needed = {
-        original.name: (original, leaf)
-        for original, leaf in leaves
-        if options.migrate is not None or leaf.name in targets or leaf.name in moves.to_static
-    }
-    if options.migrate is not None or not any(original.tied for original, _ in needed.values()):
-        read_as = {name: name for name in needed}  # `migrate` may change one in place
-    else:
-        read_as = _read_as((original, _place_of(targets.get(leaf.name))) for original, leaf in needed.values())
+    read_as: Mapping[str, str] = {}
+    once: list[Wanted] = list(wanted)
+    if ties and any(leaf.tied for leaf, _ in wanted):
+        read_as = _read_as((leaf, _place_of(becoming)) for leaf, becoming in wanted)
+        once = [one for one in once if read_as[one[0].name] == one[0].name]
     values: dict[str, Any] = {}
-    wanted = [needed[name] for name in dict.fromkeys(read_as.values())]
-    for originals, arrays in read((original, targets.get(leaf.name)) for original, leaf in wanted):
-        becoming = [_becoming(needed[original.name][1], targets, options) for original in originals]
-        values.update(zip((original.name for original in originals), restored_leaves(arrays, becoming), strict=True))
-    return {leaf.name: values[read_as[name]] for name, (_, leaf) in needed.items()}
+    for group, arrays in read(once):
+        values.update(
+            zip(
+                [leaf.name for leaf, _ in group],
+                restored_leaves(arrays, [becoming or leaf for leaf, becoming in group]),
+                strict=True,
+            )
+        )
+    return {leaf.name: values[read_as.get(leaf.name, leaf.name)] for leaf, _ in wanted}
 
 
 def _read_as(leaves: Iterable[tuple[Leaf, Hashable]]) -> dict[str, str]:
@@ -237,28 +256,27 @@ def _read_as(leaves: Iterable[tuple[Leaf, Hashable]]) -> dict[str, str]:
     return {leaf.name: first.setdefault((leaf.array, place), leaf.name) for leaf, place in leaves}
 
 
-def _place_of(target: Leaf | None) -> Hashable:
+def _place_of(becoming: Leaf) -> Hashable:
     """What has to be the same of two leaves of a tree, so that one array may stand for both.
 
     A live tree says itself whether it has one array there. Two can be donated, and one can't be twice.
     """
-    if target is None or isinstance(target.value, jax.ShapeDtypeStruct):
-        return target and (target.form, sharding_of(target))
-    return id(target.value)
+    if becoming.value is None or isinstance(becoming.value, jax.ShapeDtypeStruct):
+        return becoming.form, sharding_of(becoming)
+    return id(becoming.value)
 
 
-def _becoming(leaf: Leaf, targets: Mapping[str, Leaf], options: LoadOptions) -> Leaf:
-    """What a saved leaf is to become. For `migrate`, and to be compared with a static, arrays become numpy arrays.
+def _becoming(saved: Leaf, target: Leaf) -> Leaf:
+    """What a saved leaf is to become: that of the tree, which may not say that it stands for a ref."""
+    if saved.form.ref and isinstance(target.value, jax.ShapeDtypeStruct):
+        return dataclasses.replace(target, form=target.form._replace(ref=True))
+    return target
 
-    And refs what they hold.
-    """
-    if options.migrate is None and leaf.name in targets:
-        target = targets[leaf.name]
-        if isinstance(target.value, jax.ShapeDtypeStruct):  # which does not say whether it stands for a ref
-            return dataclasses.replace(target, form=target.form._replace(ref=leaf.form.ref))
-        return target
-    form = leaf.form._replace(kind="numpy" if leaf.form.kind == "array" else leaf.form.kind, ref=False)
-    return dataclasses.replace(leaf, form=form)
+
+def _on_host(saved: Leaf) -> Leaf:
+    """What a leaf becomes for `migrate`, or to be compared with a static: a numpy array, and of a ref, what it holds."""
+    form = saved.form._replace(kind="numpy" if saved.form.kind == "array" else saved.form.kind, ref=False)
+    return dataclasses.replace(saved, form=form)
 
 
 def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
@@ -275,14 +293,13 @@ def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
         except CanNotBeSavedError as problem:
             raise CheckpointError(f"The value named {name!r} {problem}.") from problem
     target = target_of(like)
-    wanted = {leaf.name: leaf for leaf in target.leaves}
-    refuse_mismatches(list(leaf_mismatches(given, wanted, allow_cast=options.allow_cast, strict=options.strict)))
+    pairs = paired(list(given.values()), target.leaves)
+    refuse_mismatches(list(leaf_mismatches(pairs, allow_cast=options.allow_cast, strict=options.strict)))
     becoming = [leaf for leaf in target.leaves if leaf.name in given]
     arrays = [_copied(stored(given[leaf.name].value)) for leaf in becoming]
     leaves = dict(zip((leaf.name for leaf in becoming), restored_leaves(arrays, becoming), strict=True))
     tree = _with_leaves(like, target, leaves)
-    dropped = [leaf for name, leaf in given.items() if name not in wanted]
-    _tell_partial(len(leaves), dropped, [leaf for leaf in target.leaves if leaf.name not in leaves])
+    _tell_partial(len(leaves), pairs)
     return cast("T", tree)
 
 
@@ -322,11 +339,8 @@ def restored_alone(
         CheckpointDamagedError: If an array is not what was saved.
     """
     parts = _Parts(manifest, codec, statics)
-    read_as = _read_as((leaf, None) for leaf in manifest.leaves)
-    values: dict[str, Any] = {}
-    for leaves, arrays in read((leaf, None) for leaf in manifest.leaves if read_as[leaf.name] == leaf.name):
-        values.update(zip((leaf.name for leaf in leaves), restored_leaves(arrays, leaves), strict=True))
-    return parts.part((), {leaf.steps: values[read_as[leaf.name]] for leaf in manifest.leaves})
+    values = _values([(leaf, leaf) for leaf in manifest.leaves], read, ties=True)
+    return parts.part((), {leaf.steps: values[leaf.name] for leaf in manifest.leaves})
 
 
 class _Parts:

@@ -25,7 +25,7 @@ from treewright.checkpoint.atomic import local_path, marked, others_write
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied
 from treewright.checkpoint.manifest import Manifest, from_metadata, parsed
-from treewright.checkpoint.restore import Reader
+from treewright.checkpoint.restore import Reader, Wanted
 from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -264,7 +264,7 @@ def reader_of(folder: Path) -> Reader:
     """A reader of the arrays of a step."""
     orbax = engine()
 
-    def read(wanted: Iterable[tuple[Leaf, Leaf | None]]) -> Iterator[tuple[list[Leaf], list[Any]]]:
+    def read(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
         with _reading(f"Step {folder.name}"):
             _refuse_special_files(folder)
             engine = orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
@@ -283,7 +283,7 @@ def reader_of(folder: Path) -> Reader:
             for array, leaf in zip(arrays, leaves, strict=True):
                 _check_form(array, leaf)
             verify(arrays, leaves)
-            yield leaves, arrays
+            yield part, arrays
             arrays.clear()  # before the next part is read, and whoever got them still has the list
             _give_back_memory()
 
@@ -307,10 +307,10 @@ def _refuse_special_files(folder: Path) -> None:
             raise ValueError(f"{path} is neither a file nor a folder")
 
 
-def _parts(wanted: list[tuple[Leaf, Leaf | None]]) -> Iterator[list[tuple[Leaf, Leaf | None]]]:
+def _parts(wanted: list[Wanted]) -> Iterator[list[Wanted]]:
     """Leaves in parts that are read one after the other, so that an array may become several."""
     enough = max(_PART, sum(leaf.form.nbytes for leaf, _ in wanted) // _MOST_PARTS)
-    part: dict[Steps, tuple[Leaf, Leaf | None]] = {}
+    part: dict[Steps, Wanted] = {}
     size = 0
     for leaf, target in wanted:
         if leaf.array in part or size >= enough:

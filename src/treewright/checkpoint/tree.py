@@ -5,7 +5,7 @@ import importlib
 import types
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from treewright._values.freeze import freeze
 from treewright._values.portable import portable_text
 from treewright._values.reach import class_of, import_path
 from treewright._values.text import first_of
-from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Leaf, Steps, form_of, of_one_name
+from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Form, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
 from treewright.errors import CheckpointError, StaticSerializationError
 
@@ -191,6 +191,10 @@ def target_of(tree: Any) -> Manifest:
     return _TakenApart(tree, abstract=True).manifest("Nothing can be loaded into this tree:")
 
 
+def _is_utf8(name: str) -> bool:
+    return name.encode(errors="ignore").decode() == name
+
+
 class _TakenApart:
     """The entries of a tree that is saved or loaded into, and a sentence for each thing in it that can't be saved."""
 
@@ -199,6 +203,7 @@ class _TakenApart:
         self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         self.codec = WritingCodec()
         self.containers: dict[Any, Branch] = {}
+        self.forms: dict[Form, Form] = {}  # one object for those that are the same, of which the others are forgotten
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
         self.met: dict[int, tuple[Steps, Any]] = {}  # where each array was met first; kept, so that no two have one id
@@ -207,7 +212,7 @@ class _TakenApart:
         for leaf, other in of_one_name(self.leaves):
             self.problems.append(f"{other.path} would get the name {leaf.name!r}, which {leaf.path} has already")
         for leaf in self.leaves:
-            if leaf.name.encode(errors="ignore").decode() != leaf.name:
+            if not (leaf.name.isascii() or _is_utf8(leaf.name)):
                 self.problems.append(f"{leaf.path} would get the name {leaf.name!r}, which is not UTF-8 text")
 
     def manifest(self, title: str, *problems: str) -> Manifest:
@@ -223,57 +228,54 @@ class _TakenApart:
         """Add the entries of a part of the tree, in the order in which JAX flattens it."""
         # By their classes, where these are enough: `isinstance` of a jax.Array asks JAX, and takes as long as the rest.
         cls = class_of(part)
-        known = cls is np.ndarray or (cls not in _CONTAINERS and isinstance(part, self.known_leaves))
-        level = None if known else level_of(part)
-        if level is None:
-            self.add_leaf(part, path or "the tree", steps)
+        if cls is np.ndarray or (cls not in _CONTAINERS and isinstance(part, self.known_leaves)):
+            self.add_leaf(part, path, steps)
             return
+        same, children = _opened(part)
+        branch = self.containers.get(same)
+        if branch is None:
+            level = level_of(part)
+            if level is None:
+                self.add_leaf(part, path, steps)
+                return
+            children = [child for _, child in level.children]
+            branch = self.container(part, level, same, path)
         if len(steps) == DEPTH:
             self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return
-        try:
-            branch = self.container(part, level)
-        except (StaticSerializationError, RecursionError) as error:
-            self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
-            branch = _bare(level)
-        if len(set(branch.children)) != len(branch.children):
-            names = ", ".join(first_of(branch.children))
-            self.problems.append(f"{path or 'the tree'} has children of one name, not to be told apart: {names}")
         self.branches.append(placed(branch, steps, path))
-        for step, more, (_, child) in zip(branch.children, branch.paths, level.children, strict=True):
+        for step, more, child in zip(branch.children, branch.paths, children, strict=True):
             self.visit(child, path + more, (*steps, step))
 
     def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
         """Add a leaf, or why it can't be saved."""
+        path = path or "the tree"
         try:
             form = form_of(leaf, abstract=self.abstract)
-            shared = form.kind in SHARED and not self.abstract
-            first = self.met.setdefault(id(leaf), (steps, leaf))[0] if shared else steps
-            value = leaf if self.abstract else content_of(leaf)
-            self.leaves.append(Leaf(steps, path, form, value=value, tied=None if first == steps else first))
+            form = self.forms.setdefault(form, form)
+            if self.abstract:
+                self.leaves.append(Leaf(steps, path, form, value=leaf))
+                return
+            first = self.met.setdefault(id(leaf), (steps, leaf))[0] if form.kind in SHARED else steps
+            tied = None if first is steps else first
+            self.leaves.append(Leaf(steps, path, form, value=content_of(leaf), tied=tied))
         except CanNotBeSavedError as problem:
             self.problems.append(f"{path} {problem}")
 
-    def container(self, part: Any, level: Level) -> Branch:
-        """The entry of a node or container as it would be at the root: one object for those that are the same.
-
-        Raises:
-            StaticSerializationError: If no checkpoint holds a static or key.
-        """
-        cls, aux = class_of(part), level.aux
-        if hasattr(cls, "__node_spec__"):
-            same: Any = (cls, id(aux))  # one object for all nodes of these statics, which the tree keeps alive
-        elif cls is dict and _TEXTS.issuperset(map(type, part)):
-            same = (cls, *aux)
-        else:
-            same = (cls, len(level.children)) if cls in _SEQUENCES else None
-        branch = self.containers.get(same)
-        if branch is None:
-            branch = dataclasses.replace(_bare(level), **self.described(part, level))
+    def container(self, part: Any, level: Level, same: Hashable, path: str) -> Branch:
+        """The entry of a node or container as it would be at the root: one object for those that are the same."""
+        branch = _bare(level)
+        if len(set(branch.children)) != len(branch.children):
+            names = ", ".join(first_of(branch.children))
+            self.problems.append(f"{path or 'the tree'} has children of one name, not to be told apart: {names}")
+        try:
+            branch = dataclasses.replace(branch, **self.described(part, level))
             for static in (*branch.statics.values(), *(branch.keys or ())):
                 check_static(static)
-            branch = self.containers.setdefault(same or repr(branch), branch)
-        return branch
+        except (StaticSerializationError, RecursionError) as error:
+            self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
+            return branch
+        return self.containers.setdefault(repr(branch) if same is None else same, branch)
 
     def described(self, part: Any, level: Level) -> dict[str, Any]:
         """What is to be said of a node or container besides its children."""
@@ -292,6 +294,20 @@ class _TakenApart:
             return {"kind": "namedtuple", "cls": class_name(cls)}
         statics = {str(key).lstrip("."): self.codec.encode(value) for key, value in level.statics}
         return {"kind": "other", "cls": class_name(cls), "statics": statics}
+
+
+def _opened(part: Any) -> tuple[Hashable, Sequence[Any]]:
+    """What containers of one kind have in common, and what is in this one; None and nothing where that takes longer."""
+    cls = class_of(part)
+    if cls is dict and _TEXTS.issuperset(map(type, part)):
+        names = sorted(part)
+        return (cls, *names), [part[name] for name in names]
+    if cls in _SEQUENCES:
+        return (cls, len(part or ())), part or ()
+    if hasattr(cls, "__node_spec__"):
+        children, aux = finished_pair(part)
+        return (cls, id(aux)), children  # one object for all nodes of these statics, which the tree keeps alive
+    return None, ()
 
 
 def _bare(level: Level) -> Branch:
