@@ -1,14 +1,17 @@
 """Calls rewritten, each function by what it takes here; and the commas and comments between arguments."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 import libcst as cst
 from libcst import matchers
 
 from treewright._move.libraries import Library
 from treewright._move.source import Source, encoded, keyword_of
+
+Listed = TypeVar("Listed", cst.Arg, cst.ImportAlias)
 
 
 def name_of(target: str) -> cst.BaseExpression:
@@ -22,12 +25,11 @@ def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
     return cst.Arg(value, keyword=cst.Name(name), equal=cst.AssignEqual(space, space))
 
 
-def separated(arguments: Iterable[cst.Arg], before: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Arguments with the commas, and the lines, of those that stood there before."""
+def separated(listed: Sequence[Listed], before: Sequence[Listed]) -> list[Listed]:
+    """Arguments, or imported names, with the commas, and the lines, of those that stood there before."""
     between = before[0].comma if len(before) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     end = before[-1].comma if before else cst.MaybeSentinel.DEFAULT
-    every = list(arguments)
-    return [arg.with_changes(comma=end if arg is every[-1] else between) for arg in every]
+    return [each.with_changes(comma=end if each is listed[-1] else between) for each in listed]
 
 
 def with_comments(made: cst.Call, before: cst.Call) -> cst.Call:

@@ -7,6 +7,7 @@ import libcst as cst
 from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
+from treewright._move.calls import separated
 from treewright._move.source import (
     Source,
     decoded,
@@ -131,11 +132,8 @@ class _Imports(cst.CSTTransformer):
         if isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         if self._depth == 0 and isinstance(updated_node.module, cst.Name) and updated_node.module.value == "treewright":
-            new = [cst.ImportAlias(cst.Name(name)) for name in self._names]
-            between = kept[0].comma if len(kept) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-            end, self._names = kept[-1].comma, []
-            kept = [alias.with_changes(comma=between) for alias in (*kept, *new)]
-            kept[-1] = kept[-1].with_changes(comma=end)
+            new, self._names = [cst.ImportAlias(cst.Name(name)) for name in self._names], []
+            kept = separated([*kept, *new], kept)
         return updated_node.with_changes(names=kept) if kept else gap()
 
     def _kept(self, names: Sequence[cst.ImportAlias] | cst.ImportStar) -> list[cst.ImportAlias]:
