@@ -97,12 +97,8 @@ def _asked_for(source: Source, gone: Mapping[_Alias, list[ImportAssignment]]) ->
 def _lines(statement: cst.If | cst.Try) -> list[cst.CSTNode]:
     """What a statement runs: the lines in it and in its `else`, and an `elif` or `finally` as it is."""
     rest, end = statement.orelse, getattr(statement, "finalbody", None)
-    parts = [
-        part
-        for block in (statement, rest)
-        if isinstance(block, cst.If | cst.Try | cst.Else)
-        for part in block.body.body
-    ]
+    blocks = [statement.body, *([rest.body] if isinstance(rest, cst.Else) else [])]
+    parts = [part for block in blocks for part in block.body]
     lines = [line for part in parts for line in (part.body if isinstance(part, cst.SimpleStatementLine) else [part])]
     return [*lines, *(each for each in (rest, end) if isinstance(each, cst.If | cst.Finally))]
 
