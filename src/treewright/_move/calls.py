@@ -46,8 +46,7 @@ def with_comments(made: cst.Call, before: cst.Call) -> cst.Call:
     return made.with_changes(whitespace_before_args=above, args=args)
 
 
-Rewritten = cst.Call | None
-Rewrite = Callable[[Source, cst.Call, cst.Call, Library], Rewritten]
+Rewrite = Callable[[Source, cst.Call, cst.Call, Library], cst.Call | None]
 
 
 def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression] | None:
@@ -61,7 +60,7 @@ def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression
     return taken
 
 
-def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: Library) -> cst.Call | None:
     """`tree_at(where, tree, value)` as `at(tree, where).set(value)`."""
     taken = _taken(updated, ("where", "pytree", "replace", "replace_fn", "is_leaf"))
     if taken is None or not {"where", "pytree"} <= set(taken) or not _leads_to_none(source, taken.get("is_leaf")):
@@ -82,7 +81,7 @@ def _leads_to_none(source: Source, is_leaf: cst.BaseExpression | None) -> bool:
     return is_leaf is None or (words[:1] == ["lambda"] and words[1:2] == words[2:3] and words[3:] == ["is", "None"])
 
 
-def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
+def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> cst.Call | None:
     """`copy_and_mutate(node)` as `edit(node)`."""
     taken = _taken(updated, ("obj", "validate"))
     if taken is None or "obj" not in taken:
@@ -93,7 +92,7 @@ def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Librar
     return cst.Call(name_of("treewright:edit"), [cst.Arg(taken["obj"])])
 
 
-def _file(name: str, source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+def _file(name: str, source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> cst.Call | None:
     """A call that takes a path and a tree. Open files are not taken, nor filters."""
     tree = "pytree" if name == "save" else "like"
     taken = _taken(updated, ("path_or_file", tree))

@@ -69,14 +69,7 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One line of a program.
-
-    Attributes:
-        computation: The name of the function that it is in.
-        operation: Its operation, such as `add`.
-        arrays: What it gives: one array, or those of a tuple.
-        rest: Its operands and settings, as text.
-    """
+    """One line of a program: the function that it is in, what it does, what it gives; its operands and settings."""
 
     computation: str
     operation: str

@@ -96,9 +96,8 @@ def sharded_init(
     _require_devices(mesh)
     traced = _traced(fn, (args, kwargs), mesh, rules, on_misfit)
     with jax.set_mesh(_with_auto_axes(mesh)):
-        made = _made(traced, timeout_seconds)
-    result: T = traced.treedef.unflatten(made[place] for place in range(len(traced.leaves)))
-    return result
+        made: T = _made(traced, timeout_seconds)
+    return made
 
 
 def abstract_state(
@@ -246,8 +245,8 @@ def _lowered(part: _Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> A
     return untyped_jax.jit(part.run, out_shardings=outs).lower(*inputs)
 
 
-def _made(traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
-    """The results by their numbers, made under the mesh that is set once all processes agree."""
+def _made(traced: _Traced, timeout_seconds: float) -> Any:
+    """What the function gives, made under the mesh that is set once all processes agree."""
     parts = _parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
     arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, traced.arrays, strict=True))
     # One program is for arguments that lie alike.
@@ -265,7 +264,7 @@ def _made(traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
         outputs = untyped_jax.block_until_ready(program(*(arrays[one] for one in part.inputs)))
         made.update(zip(part.leaves, outputs, strict=False))
         arrays.update(zip(part.more, outputs[len(part.leaves) :], strict=True))
-    return made
+    return traced.treedef.unflatten(made[place] for place in range(len(traced.leaves)))
 
 
 def _abstract(aval: Any, sharding: NamedSharding) -> Any:
