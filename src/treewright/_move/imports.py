@@ -8,16 +8,7 @@ from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
 from treewright._move.calls import separated
-from treewright._move.source import (
-    Source,
-    decoded,
-    first_name,
-    gap,
-    id_of_read,
-    is_gap,
-    names_of_import,
-    targets_in,
-)
+from treewright._move.source import Source, decoded, first_name, gap, id_of_read, is_gap, names_of_import, targets_in
 
 S = TypeVar("S", bound=cst.CSTNode)
 _Alias = tuple[int, int]  # the number of the import statement in its file, and that of the name in it
