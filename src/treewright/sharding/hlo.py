@@ -194,5 +194,5 @@ def _axes(groups: Sequence[Any], mesh: Mapping[str, int]) -> tuple[str, ...] | N
     """The fewest mesh axes within which all these groups lie."""
     if not (groups and mesh):
         return None
-    places = [np.unravel_index(group, tuple(mesh.values())) for group in groups]
+    places: list[Any] = [np.unravel_index(group, tuple(mesh.values())) for group in groups]
     return tuple(name for axis, name in enumerate(mesh) if any(len({*map(int, one[axis])}) > 1 for one in places))
