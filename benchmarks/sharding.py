@@ -221,12 +221,11 @@ def traced_layers(count: int) -> dict[str, float]:
 
     def before_compiling() -> None:
         jax.clear_caches()
-        given = sharded._given(init, (jax.random.key(0),), {})
-        traced = sharded._traced(given, mesh, RULES, "error")
+        traced = sharded._traced(init, ((jax.random.key(0),), {}), mesh, RULES, "error")
         with jax.set_mesh(mesh):
             parts = sharded._parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
             for part in {part.key: part for part in parts}.values():
-                arrays = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
+                arrays = dict(zip(traced.jaxpr.jaxpr.invars, traced.arrays, strict=True))
                 sharded._lowered(part, arrays, traced.leaves)
 
     return {"jit": seconds(lowered), "sharded_init": seconds(before_compiling)}

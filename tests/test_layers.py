@@ -155,7 +155,7 @@ _move.classes: _move.libraries, _move.source
 _move.calls: _move.libraries, _move.source
 _move.statements: _move.calls, _move.classes, _move.libraries, _move.source
 _move.findings: _move.classes, _move.libraries, _move.source
-_move.imports: _move.source
+_move.imports: _move.calls, _move.source
 _move.rewrite: _move.calls, _move.classes, _move.findings, _move.imports, _move.libraries, _move.source,
     _move.statements
 _move.command: _move.libraries, _move.rewrite, _move.source, checkpoint.atomic, errors

@@ -19,7 +19,7 @@ from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, abstract_state, init, sharded_init, sharding_report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
 
@@ -308,10 +308,14 @@ def test_settings_of_equations_are_compared_with_their_type_and_by_identity_wher
 def test_the_names_of_arguments_are_those_of_the_function() -> None:
     array = jnp.ones(2)
 
-    assert init._given(Net, ([1], array), {"act": {"x": array}}).names == ["key", "act['x']"]
-    assert init._given(dict, ([array],), {}).names == ["args[0][0]"]
-    assert init._given(type, (array,), {}).names == ["args[0]"]  # which has no signature
-    assert init._given(lambda *all: all, (array, array), {}).names == ["all", "args[1]"]
+    def names(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
+        leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        return [init._argument_name(fn, path) for path, leaf in leaves if leaf is array]
+
+    assert names(Net, [1], array, act={"x": array}) == ["key", "act['x']"]
+    assert names(dict, [array]) == ["args[0][0]"]
+    assert names(type, array) == ["args[0]"]  # which has no signature
+    assert names(lambda *all: all, array, array) == ["all", "args[1]"]
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -1,14 +1,17 @@
 """Calls rewritten, each function by what it takes here; and the commas and comments between arguments."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 import libcst as cst
 from libcst import matchers
 
 from treewright._move.libraries import Library
 from treewright._move.source import Source, encoded, keyword_of
+
+Listed = TypeVar("Listed", cst.Arg, cst.ImportAlias)
 
 
 def name_of(target: str) -> cst.BaseExpression:
@@ -22,12 +25,11 @@ def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
     return cst.Arg(value, keyword=cst.Name(name), equal=cst.AssignEqual(space, space))
 
 
-def separated(arguments: Iterable[cst.Arg], before: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Arguments with the commas, and the lines, of those that stood there before."""
+def separated(listed: Sequence[Listed], before: Sequence[Listed]) -> list[Listed]:
+    """Arguments, or imported names, with the commas, and the lines, of those that stood there before."""
     between = before[0].comma if len(before) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     end = before[-1].comma if before else cst.MaybeSentinel.DEFAULT
-    every = list(arguments)
-    return [arg.with_changes(comma=end if arg is every[-1] else between) for arg in every]
+    return [each.with_changes(comma=end if each is listed[-1] else between) for each in listed]
 
 
 def with_comments(made: cst.Call, before: cst.Call) -> cst.Call:
@@ -44,8 +46,7 @@ def with_comments(made: cst.Call, before: cst.Call) -> cst.Call:
     return made.with_changes(whitespace_before_args=above, args=args)
 
 
-Rewritten = cst.Call | None
-Rewrite = Callable[[Source, cst.Call, cst.Call, Library], Rewritten]
+Rewrite = Callable[[Source, cst.Call, cst.Call, Library], cst.Call | None]
 
 
 def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression] | None:
@@ -59,7 +60,7 @@ def _taken(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression
     return taken
 
 
-def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+def _tree_at(source: Source, _original: cst.Call, updated: cst.Call, _library: Library) -> cst.Call | None:
     """`tree_at(where, tree, value)` as `at(tree, where).set(value)`."""
     taken = _taken(updated, ("where", "pytree", "replace", "replace_fn", "is_leaf"))
     if taken is None or not {"where", "pytree"} <= set(taken) or not _leads_to_none(source, taken.get("is_leaf")):
@@ -80,7 +81,7 @@ def _leads_to_none(source: Source, is_leaf: cst.BaseExpression | None) -> bool:
     return is_leaf is None or (words[:1] == ["lambda"] and words[1:2] == words[2:3] and words[3:] == ["is", "None"])
 
 
-def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> Rewritten:
+def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Library) -> cst.Call | None:
     """`copy_and_mutate(node)` as `edit(node)`."""
     taken = _taken(updated, ("obj", "validate"))
     if taken is None or "obj" not in taken:
@@ -91,7 +92,7 @@ def _edit(source: Source, original: cst.Call, updated: cst.Call, library: Librar
     return cst.Call(name_of("treewright:edit"), [cst.Arg(taken["obj"])])
 
 
-def _file(name: str, source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> Rewritten:
+def _file(name: str, source: Source, original: cst.Call, updated: cst.Call, _library: Library) -> cst.Call | None:
     """A call that takes a path and a tree. Open files are not taken, nor filters."""
     tree = "pytree" if name == "save" else "like"
     taken = _taken(updated, ("path_or_file", tree))

@@ -19,16 +19,12 @@ class Field:
     """A field as it is declared.
 
     Attributes:
-        name: Its name.
-        line: The annotated assignment.
         annotation: What it is annotated with, without a marker.
-        kind: What a specifier, a marker or the registration say of it.
         specifier: Whether a specifier stands behind the `=`.
         drops: The arguments of the specifier that say what `kind` says.
         inferred: Whether it is a static by its annotation alone: the library left such leaves out.
     """
 
-    name: str
     line: cst.AnnAssign
     annotation: cst.BaseExpression
     kind: Kind
@@ -39,17 +35,7 @@ class Field:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class NodeClass:
-    """A class that becomes a node, or stays one.
-
-    Attributes:
-        source: Its file.
-        definition: Its statement.
-        library: Where it comes from.
-        rule: Why it is one.
-        by: The decorator or the base that says so; None if a class that it extends does.
-        mutable: Whether its instances can be changed in place.
-        fields: Its own fields by name.
-    """
+    """A class that becomes a node, or stays one, by a decorator, base or call (`by`), or by one that it extends."""
 
     source: Source
     definition: cst.ClassDef
@@ -66,12 +52,7 @@ class NodeClass:
 
 
 class CodeBase:
-    """The files of a program, and the classes in them that become nodes.
-
-    Attributes:
-        rules: The rule and the library for each full name that is looked for.
-        classes: The classes, by their statements.
-    """
+    """The files of a program, and the classes in them that become nodes, by their statements."""
 
     def __init__(self, sources: Sequence[Source], chosen: Iterable[Library]) -> None:
         self.sources = sources
@@ -244,7 +225,7 @@ def _field(node: NodeClass, line: cst.AnnAssign, name: str, program: CodeBase) -
         kind = "static"
     filtered = isinstance(node.rule, Base) and node.rule.filtered
     inferred = filtered and kind == "child" and source.is_one_of(annotation, libraries.NEVER_ARRAYS)
-    return Field(name, line, annotation, "static" if inferred else kind, specifier, drops, inferred)
+    return Field(line, annotation, "static" if inferred else kind, specifier, drops, inferred)
 
 
 def _specified(

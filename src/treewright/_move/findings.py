@@ -19,7 +19,7 @@ def look(program: CodeBase) -> None:
     """Note all such places of a program."""
     for node in program.classes.values():
         if node.library is not libraries.OURS:
-            fields = (noted for field in node.fields.values() for noted in _of_field(node, field))
+            fields = (noted for name, field in node.fields.items() for noted in _of_field(node, name, field))
             for part, text, undecided in (*_of_class(node, program), *fields):
                 node.source.find(part, f"{node.name}{text}", node.library.page, undecided=undecided)
     for source in program.sources:
@@ -70,7 +70,7 @@ def _assigned(method: cst.FunctionDef) -> Iterator[tuple[cst.CSTNode, str]]:
                 pass
 
 
-def _of_field(node: NodeClass, field: Field) -> _Noted:
+def _of_field(node: NodeClass, name: str, field: Field) -> _Noted:
     source, annotation, arguments = node.source, field.annotation, arguments_of(field.line.value)
     words: list[tuple[str, bool]] = []
     if field.kind == "unclear":
@@ -94,7 +94,7 @@ def _of_field(node: NodeClass, field: Field) -> _Noted:
     elif isinstance(node.rule, Base) and node.rule.filtered and source.is_one_of(annotation, libraries.FLOATS):
         text = "is trained by jax.grad, and filter_grad left floats alone: buffer() keeps it, or static() a constant"
         words.append((text, False))
-    return ((field.line, f".{field.name} {text}", undecided) for text, undecided in words)
+    return ((field.line, f".{name} {text}", undecided) for text, undecided in words)
 
 
 class _Places(cst.CSTVisitor):

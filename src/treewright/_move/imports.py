@@ -7,16 +7,8 @@ import libcst as cst
 from libcst import RemovalSentinel
 from libcst.metadata import ImportAssignment
 
-from treewright._move.source import (
-    Source,
-    decoded,
-    first_name,
-    gap,
-    id_of_read,
-    is_gap,
-    names_of_import,
-    targets_in,
-)
+from treewright._move.calls import separated
+from treewright._move.source import Source, decoded, first_name, gap, id_of_read, is_gap, names_of_import, targets_in
 
 S = TypeVar("S", bound=cst.CSTNode)
 _Alias = tuple[int, int]  # the number of the import statement in its file, and that of the name in it
@@ -96,12 +88,8 @@ def _asked_for(source: Source, gone: Mapping[_Alias, list[ImportAssignment]]) ->
 def _lines(statement: cst.If | cst.Try) -> list[cst.CSTNode]:
     """What a statement runs: the lines in it and in its `else`, and an `elif` or `finally` as it is."""
     rest, end = statement.orelse, getattr(statement, "finalbody", None)
-    parts = [
-        part
-        for block in (statement, rest)
-        if isinstance(block, cst.If | cst.Try | cst.Else)
-        for part in block.body.body
-    ]
+    blocks = [statement.body, *([rest.body] if isinstance(rest, cst.Else) else [])]
+    parts = [part for block in blocks for part in block.body]
     lines = [line for part in parts for line in (part.body if isinstance(part, cst.SimpleStatementLine) else [part])]
     return [*lines, *(each for each in (rest, end) if isinstance(each, cst.If | cst.Finally))]
 
@@ -131,11 +119,8 @@ class _Imports(cst.CSTTransformer):
         if isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         if self._depth == 0 and isinstance(updated_node.module, cst.Name) and updated_node.module.value == "treewright":
-            new = [cst.ImportAlias(cst.Name(name)) for name in self._names]
-            between = kept[0].comma if len(kept) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-            end, self._names = kept[-1].comma, []
-            kept = [alias.with_changes(comma=between) for alias in (*kept, *new)]
-            kept[-1] = kept[-1].with_changes(comma=end)
+            new, self._names = [cst.ImportAlias(cst.Name(name)) for name in self._names], []
+            kept = separated([*kept, *new], kept)
         return updated_node.with_changes(names=kept) if kept else gap()
 
     def _kept(self, names: Sequence[cst.ImportAlias] | cst.ImportStar) -> list[cst.ImportAlias]:

@@ -27,15 +27,11 @@ def moved(sources: Sequence[Source], chosen: Sequence[Library]) -> Iterator[byte
 
 
 class Rewriter(cst.CSTTransformer):
-    """Rewrites one file. Names that its imports have to bring are written as `module:name`.
-
-    Attributes:
-        replaced: The ids of the names that are gone: what imported them may go too.
-    """
+    """Rewrites one file. Names that its imports have to bring are written as `module:name`."""
 
     def __init__(self, source: Source, program: CodeBase) -> None:
         super().__init__()
-        self.replaced: set[int] = set()
+        self.replaced: set[int] = set()  # the ids of the names that are gone: what imported them may go too
         self._source, self._program = source, program
         self._registrations = {id(node.by) for node in program.classes.values()}
         self._fields = {

@@ -22,15 +22,7 @@ _OUTSIDE = (
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Notice:
-    """What a user has to look at.
-
-    Attributes:
-        path: The file.
-        line: The line in it, as the file was read.
-        undecided: Whether somebody has to read this place, and may have to change it.
-        text: What is there, and what to do.
-        page: The page that tells more.
-    """
+    """What a user has to look at, by its line in the file as it was read; if `undecided`, it may have to be changed."""
 
     path: Path
     line: int

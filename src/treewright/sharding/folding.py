@@ -11,12 +11,9 @@ _FEW = 3  # rows below a part that stands at the top of a tree, from which on an
 
 @dataclasses.dataclass(slots=True)
 class Fold:
-    """Rows that are equal but for their path.
+    """Rows that are equal but for their path: that of all of them, `.layers[0-79].kernel`, and their numbers.
 
-    Attributes:
-        path: The path of all of them, with the ranges of their indices: `.layers[0-79].kernel`.
-        members: The numbers of the rows.
-        also: The parts of the tree that repeat the rows, such as `.opt_state[0].mu`.
+    `also` are the parts of the tree that repeat them, such as `.opt_state[0].mu`.
     """
 
     path: str

@@ -69,14 +69,7 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One line of a program.
-
-    Attributes:
-        computation: The name of the function that it is in.
-        operation: Its operation, such as `add`.
-        arrays: What it gives: one array, or those of a tuple.
-        rest: Its operands and settings, as text.
-    """
+    """One line of a program: the function that it is in, what it does, what it gives; its operands and settings."""
 
     computation: str
     operation: str
@@ -167,14 +160,14 @@ def _runs(entry: str, lines: Sequence[_Instruction]) -> dict[str, int]:
     return runs
 
 
-def _groups(rest: str, mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
+def _groups(rest: str, mesh: Mapping[str, int]) -> list[Any]:
     """The devices that talk to each other, by their place in the mesh; nothing where the text has another form."""
     listed, iota, of_mesh = _LISTED.search(rest), _IOTA.search(rest), _OF_MESH.search(rest)
     if listed is not None:
         groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
         return groups or [tuple(range(math.prod(mesh.values())))]
     if iota is not None:
-        return [tuple(map(int, group)) for group in _devices(iota[2], iota[3]).reshape(_numbers(iota[1]))]
+        return [*_devices(iota[2], iota[3]).reshape(_numbers(iota[1]))]
     if of_mesh is not None:
         sizes = {name: int(size) for name, size in re.findall(r"'([\w-]+)'=(\d+)", of_mesh[1])}
         taken = [name for name in sizes if re.search(rf"'{name}'(?!:)", of_mesh[3])]
@@ -183,8 +176,7 @@ def _groups(rest: str, mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
             devices = _devices(tiled[1], tiled[2]) if tiled else np.arange(math.prod(sizes.values()))
             last = [place for place, name in enumerate(sizes) if name in taken]
             apart = np.moveaxis(devices.reshape(tuple(sizes.values())), last, range(-len(last), 0))
-            rows = apart.reshape(-1, math.prod(sizes[name] for name in taken))
-            return [tuple(map(int, group)) for group in rows]
+            return [*apart.reshape(-1, math.prod(sizes[name] for name in taken))]
     return []
 
 
@@ -198,15 +190,9 @@ def _devices(shape: str, order: str | None) -> Any:
     return (counted.transpose(_numbers(order)) if order else counted).reshape(-1)
 
 
-def _axes(groups: Sequence[tuple[int, ...]], mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+def _axes(groups: Sequence[Any], mesh: Mapping[str, int]) -> tuple[str, ...] | None:
     """The fewest mesh axes within which all these groups lie."""
-    if not groups:
+    if not (groups and mesh):
         return None
-    sizes = tuple(mesh.values())
-    moved: set[str] = set()
-    for group in groups:
-        places = [np.unravel_index(device, sizes) for device in group]
-        for name, column in zip(mesh, zip(*places, strict=True), strict=True):
-            if len({*map(int, column)}) > 1:
-                moved.add(name)
-    return tuple(name for name in mesh if name in moved)
+    places: list[Any] = [np.unravel_index(group, tuple(mesh.values())) for group in groups]
+    return tuple(name for axis, name in enumerate(mesh) if any(len({*map(int, one[axis])}) > 1 for one in places))

@@ -94,12 +94,10 @@ def sharded_init(
         ((6, 4), (3, 2))
     """
     _require_devices(mesh)
-    given = _given(fn, args, kwargs)
-    traced = _traced(given, mesh, rules, on_misfit)
+    traced = _traced(fn, (args, kwargs), mesh, rules, on_misfit)
     with jax.set_mesh(_with_auto_axes(mesh)):
-        made = _made(given, traced, timeout_seconds)
-    result: T = traced.treedef.unflatten(made[place] for place in range(len(traced.leaves)))
-    return result
+        made: T = _made(traced, timeout_seconds)
+    return made
 
 
 def abstract_state(
@@ -132,7 +130,7 @@ def abstract_state(
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
-    traced = _traced(_given(fn, args, kwargs), mesh, rules, on_misfit)
+    traced = _traced(fn, (args, kwargs), mesh, rules, on_misfit)
     result: T = traced.treedef.unflatten(traced.leaves)
     return result
 
@@ -145,17 +143,11 @@ def _require_devices(mesh: object) -> None:
         )
 
 
-class _Given(NamedTuple):
-    """A function of arrays alone, and the arrays, each with the name of the argument that it is in."""
+class _Traced(NamedTuple):
+    """A function, traced: the arrays that it takes, each with the name of its argument, what it gives, and how."""
 
-    make: Callable[[list[Any]], Any]
     arrays: list[Any]
     names: list[str]
-
-
-class _Traced(NamedTuple):
-    """A function, traced: what it gives, and how."""
-
     treedef: Any
     leaves: list[jax.ShapeDtypeStruct]
     paths: list[Path]
@@ -180,19 +172,6 @@ class _Part(NamedTuple):
     key: Hashable
 
 
-def _given(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Given:
-    entries, treedef = jax_trees.tree_flatten_with_path((args, dict(kwargs)))
-    places = [place for place, (_, leaf) in enumerate(entries) if isinstance(leaf, jax.Array | np.ndarray)]
-
-    def make(arrays: list[Any]) -> Any:
-        leaves = dict(enumerate(leaf for _, leaf in entries)) | dict(zip(places, arrays, strict=True))
-        positional, named = treedef.unflatten(leaves.values())
-        return fn(*positional, **named)
-
-    names = [_argument_name(fn, entries[place][0]) for place in places]
-    return _Given(make, [_untyped(entries[place][1]) for place in places], names)
-
-
 def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
     """`key`, or `args[0]` where the function does not tell the names of its parameters."""
     kind, place, *rest = path
@@ -208,12 +187,19 @@ def _argument_name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
 
 
 @uncollected()
-def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Traced:
+def _traced(
+    fn: Callable[..., Any], arguments: tuple[Any, dict[str, Any]], mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit
+) -> _Traced:
     """The function, traced once. Its leaves and not its tree, which may hold statics that equal only themselves."""
     sizes, structures = sizes_of(mesh), list[Any]()
+    taken, structure = jax_trees.tree_flatten_with_path(arguments)
+    places = [place for place, (_, leaf) in enumerate(taken) if isinstance(leaf, jax.Array | np.ndarray)]
+    arrays = [_untyped(taken[place][1]) for place in places]
 
     def leaves_of(arrays: list[Any]) -> list[Any]:
-        tree = given.make(arrays)
+        filled = dict(enumerate(leaf for _, leaf in taken)) | dict(zip(places, arrays, strict=True))
+        args, kwargs = structure.unflatten(filled.values())
+        tree = fn(*args, **kwargs)
         entries, treedef = jax_trees.tree_flatten_with_path(tree)
         for path, leaf in entries:
             if is_ref(leaf):
@@ -231,7 +217,7 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
         return [leaf for _, leaf in entries]
 
     with _mesh_for_tracing(_with_auto_axes(mesh)):
-        jaxpr: Any = untyped_jax.make_jaxpr(leaves_of)(given.arrays)
+        jaxpr: Any = untyped_jax.make_jaxpr(leaves_of)(arrays)
     (treedef,) = structures
     abstract = treedef.unflatten(
         untyped_jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in jaxpr.out_avals
@@ -239,7 +225,8 @@ def _traced(given: _Given, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> 
     fitted = fitted_leaves(abstract, MeshRules(rules, sizes), on_misfit, whole=True)
     placed = by_spec(mesh, fitted)
     leaves = [_abstract(declared.value, placed[fit.spec]) for declared, fit in fitted]
-    return _Traced(treedef, leaves, [declared.path for declared, _ in fitted], jaxpr)
+    names = [_argument_name(fn, taken[place][0]) for place in places]
+    return _Traced(arrays, names, treedef, leaves, [declared.path for declared, _ in fitted], jaxpr)
 
 
 def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object]:
@@ -258,16 +245,16 @@ def _lowered(part: _Part, arrays: Mapping[Any, Any], leaves: Sequence[Any]) -> A
     return untyped_jax.jit(part.run, out_shardings=outs).lower(*inputs)
 
 
-def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, Any]:
-    """The results by their numbers, made under the mesh that is set once all processes agree."""
+def _made(traced: _Traced, timeout_seconds: float) -> Any:
+    """What the function gives, made under the mesh that is set once all processes agree."""
     parts = _parts_of(traced.jaxpr, [leaf.sharding for leaf in traced.leaves])
-    arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, given.arrays, strict=True))
+    arrays: dict[Any, Any] = dict(zip(traced.jaxpr.jaxpr.invars, traced.arrays, strict=True))
     # One program is for arguments that lie alike.
     keys = [(part.key, *(getattr(arrays.get(one), "sharding", None) for one in part.inputs)) for part in parts]
     distinct = dict(zip(keys, parts, strict=True))
     lowered = {key: _lowered(part, arrays, traced.leaves) for key, part in distinct.items()}
     if process_count() > 1:
-        _compare(given, traced, [*lowered.values()], timeout_seconds)
+        _compare(traced, [*lowered.values()], timeout_seconds)
     compiled = {key: program.compile() for key, program in lowered.items()}
     programs = [compiled[key] for key in keys]
     _warn_of_whole_arrays(zip(parts[1:], programs[1:], strict=True), traced)
@@ -277,20 +264,20 @@ def _made(given: _Given, traced: _Traced, timeout_seconds: float) -> dict[int, A
         outputs = untyped_jax.block_until_ready(program(*(arrays[one] for one in part.inputs)))
         made.update(zip(part.leaves, outputs, strict=False))
         arrays.update(zip(part.more, outputs[len(part.leaves) :], strict=True))
-    return made
+    return traced.treedef.unflatten(made[place] for place in range(len(traced.leaves)))
 
 
 def _abstract(aval: Any, sharding: NamedSharding) -> Any:
     return untyped_jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
-def _compare(given: _Given, traced: _Traced, programs: list[Any], timeout_seconds: float) -> None:
+def _compare(traced: _Traced, programs: list[Any], timeout_seconds: float) -> None:
     """Whether all processes are about to make the same.
 
     Of arguments that are not arrays nothing is compared but what becomes of them: one may be the name for a log.
     """
     modules = set[str]()
-    pairs = zip(given.names, given.arrays, strict=True)
+    pairs = zip(traced.names, traced.arrays, strict=True)
     texts = {f"argument {name}": portable_text(array, exact=True) for name, array in pairs}
     texts |= described(traced.treedef.unflatten(traced.leaves), modules) | versions(modules) | program_texts(programs)
     compare("sharded_init", "The processes would make different trees:", texts, timeout_seconds)

@@ -178,8 +178,7 @@ def program_report(function: Callable[..., object], /, *args: Any, **kwargs: Any
 
 def _arguments(entries: Sequence[Any], compiled: Any, taken: frozenset[int]) -> list[ProgramArray]:
     shardings: list[Any] = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
-    kept = kept_arguments(compiled, len(entries))
-    numbers = {place: number for number, place in enumerate(kept)}
+    numbers = {place: number for number, place in enumerate(kept_arguments(compiled, len(entries)))}
     found: list[ProgramArray] = []
     for place, (path, info) in enumerate(entries):
         kind, name, *rest = path
