@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["treewright.testing.plugin"]  # from here, and not by itself, so that coverage sees it
 
-# A shell that starts the tests in the background lets them ignore what Ctrl-C sends, and their processes with them.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+# A shell starts what runs in its background with Ctrl-C ignored, and all processes below inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Until all tests are imported: that makes little garbage and much that stays, and to look through it takes 4 s of 15.
