@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib
 import os
+import resource
 import signal
 import sys
 from importlib.metadata import version
@@ -203,6 +205,21 @@ def garbage_of_this_file_only(request: pytest.FixtureRequest) -> None:
     """Full collections that tests ask for need not look through what thousands of tests before have left in JAX."""
     if hasattr(request.module, "gc"):
         set_aside()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_of_few_files() -> None:
+    """JAX keeps what it compiled until the process ends, 3 GB in all. Above 2, the files to come begin anew."""
+    pages = Path("/proc/self/statm")
+    if pages.exists() and int(pages.read_text(encoding="ascii").split()[1]) * resource.getpagesize() > 2 << 30:
+        import jax
+
+        clear_caches: Any = jax.clear_caches  # which has no annotations
+        clear_caches()
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps it for itself otherwise
+        if trim is not None:
+            trim(0)
 
 
 # Orbax needs tensorstore, flax needs both, and tensorstore has no wheels for the newest Python yet. What imports one of

@@ -353,7 +353,7 @@ KEYS = st.sampled_from(
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=3 * hypothesis.settings().max_examples)
 def test_the_reader_takes_any_document_or_refuses_it(data: st.DataObject) -> None:
     form: Any = {"kind": "array", "shape": [2], "dtype": "int8"}
     container: Any = {"kind": "dict", "children": ["v", "w"], "paths": [".v", ".w"], "keys": ["v", "w"]}

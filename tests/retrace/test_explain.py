@@ -9,6 +9,7 @@ from typing import Any, Never
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.retrace.support import details
@@ -91,7 +92,7 @@ def test_abstract_arguments_will_do() -> None:
 @pytest.mark.parametrize("number", [60])
 def test_a_report_of_very_many_lines_is_cut(number: int) -> None:
     def tree(length: int) -> dict[str, Any]:
-        return {f"x{index}": jnp.ones((length, index + 1)) for index in range(number)}
+        return {f"x{index}": np.ones((length, index + 1), np.float32) for index in range(number)}
 
     lines = details(explain(jax.jit(lambda tree: tree), (tree(4),), (tree(3),)))
 

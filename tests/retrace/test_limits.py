@@ -326,7 +326,7 @@ def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
 
 def test_each_argument_has_a_line_however_many_places_of_another_changed() -> None:
     def tree(length: int) -> dict[str, Any]:
-        return {f"x{index}": jnp.ones((length, index + 1)) for index in range(60)}
+        return {f"x{index}": np.ones((length, index + 1), np.float32) for index in range(60)}
 
     report = treewright.explain(lambda tree, other: tree, (tree(4), 1.0), (tree(3), jnp.ones(3)))
 
