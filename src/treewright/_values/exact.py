@@ -89,13 +89,11 @@ def method_key(function: Any, instance: object) -> Hashable:
 
 
 def tracer_in(tree: object) -> Any:
-    """The first leaf that is traced; None if none is."""
     leaves: list[Any] = jax.tree.leaves(tree)
     return next((leaf for leaf in leaves if isinstance(leaf, _TRACER)), None)
 
 
 def by_identity(value: object) -> Hashable:
-    """A key for this very object."""
     return ("identity", ThisObject(value))
 
 
@@ -341,8 +339,9 @@ class ExactKeys:
         if vars(value):
             raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
         self.checks.append(lambda: not vars(value))
-        kind, arguments = class_of(value), tuple(map(self.key, value.args))
-        return self.of_class(kind, (kind, self.key(value.func), arguments, self.items(value.keywords)))
+        kind = class_of(value)
+        key = (kind, self.key(value.func), tuple(map(self.key, value.args)), self.items(value.keywords))
+        return key if kind is functools.partial else self.of_class(kind, key)
 
     def reduced(self, value: Any) -> Hashable:
         """`operator.itemgetter` and its like, by what they were made of."""
@@ -490,7 +489,6 @@ class ExactKeys:
         )
 
     def items(self, named: Mapping[str, Any]) -> Hashable:
-        """The keys of values that have names."""
         return tuple((name, self.key(value)) for name, value in named.items())
 
     def names(self, value: types.FunctionType) -> Hashable:
