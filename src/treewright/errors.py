@@ -180,22 +180,27 @@ if typing.TYPE_CHECKING:
         @property
         def path(self) -> str:
             """Where in the tree."""
+            ...
 
         @property
         def kind(self) -> str:
             """Of what kind: missing, unexpected, shape, dtype, kind, class or static."""
+            ...
 
         @property
         def saved(self) -> str:
             """What was saved."""
+            ...
 
         @property
         def wanted(self) -> str:
             """What the tree has."""
+            ...
 
         @property
         def soft(self) -> bool:
             """Whether it is a static that has no exact form, and whose description differs."""
+            ...
 
 
 class CheckpointMismatchError(CheckpointError):

@@ -4,7 +4,7 @@ The types stand in `train.pyi`.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Annotated, Any, Generic, Protocol, Self
 
 import jax
@@ -20,7 +20,7 @@ from treewright._nodes.fields import StaticValue, field, static
 from treewright._nodes.module import Module
 from treewright._nodes.node import with_close_matches
 from treewright._nodes.spec import spec_of
-from treewright._trees.diff import Difference, differences, telling_of_classes
+from treewright._trees.diff import differences, telling_of_classes
 from treewright._trees.masks import combine, partition, trainable
 from treewright._trees.refs import first_ref, from_refs, write_changes
 from treewright._values.text import cured, first_of, first_text
@@ -32,13 +32,8 @@ P = TypeVar("P", default=Any)  # for programs that write TrainState without a pa
 class Transformation(Protocol):
     """The two functions of an optimiser."""
 
-    @property
-    def init(self) -> Callable[[Any], Any]:
-        """`init(params)` gives the optimiser's state."""
-
-    @property
-    def update(self) -> Callable[..., tuple[Any, Any]]:
-        """`update(grads, opt_state, params)` gives the updates and the new state."""
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, Any]]
 
 
 class Optimizer(Transformation, StaticValue, Protocol):
@@ -201,7 +196,6 @@ class TrainState(Module, Generic[P], kw_only=True):
 
 
 _COMPUTED = ("step", "params", "opt_state")
-_OF_ONE_STRUCTURE = ("weak_type", "sharding", "placement")  # kinds of differences that a new value may have
 _NO_FIT = ("class", "static", "added", "removed", "shape")  # where no computation takes both
 _LINES = 10  # of differences that a message lists
 
@@ -232,8 +226,7 @@ def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
             f"params. Write .replace(buffers=...) for the field, and .replace(params=...) for the model."
         )
     new = partition(given, trainable)[1]
-    found = differences(old, new, values=False, path=("params",))
-    wrong = _listed(difference for difference in found if difference.kind not in _OF_ONE_STRUCTURE)
+    wrong = _misfits("params", old, new, (*_NO_FIT, "dtype", "value"))
     if wrong:
         raise ValueError(
             f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
@@ -289,11 +282,8 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
     return None
 
 
-def _misfits(root: str, left: Any, right: Any) -> str:
-    """The lines on where two trees differ so that no computation takes both."""
+def _misfits(root: str, left: Any, right: Any, kinds: Collection[str] = _NO_FIT) -> str:
+    """The lines on where two trees differ in these ways, by default so that no computation takes both."""
     found = differences(left, right, values=False, path=(root,))
-    return _listed(difference for difference in found if difference.kind in _NO_FIT)
-
-
-def _listed(found: Iterable[Difference]) -> str:
-    return "".join(f"\n  {line}" for line in first_of([*map(str, found)], _LINES))
+    lines = [str(difference) for difference in found if difference.kind in kinds]
+    return "".join(f"\n  {line}" for line in first_of(lines, _LINES))

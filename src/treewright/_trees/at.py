@@ -166,8 +166,6 @@ def _split(structure: Any, value: object) -> Any:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Selection:
-    """Places in a tree."""
-
     places: Sequence[Place]
     structure: Any = None  # the treedef of what a function returned; None for a single place
     searched: bool = False  # whether a pattern or a predicate found them: any number
@@ -331,7 +329,6 @@ def _item_key(value: Any, item: Any) -> Key:
 
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
-    """The error for a key that leads nowhere: where, and what is there instead."""
     value: Any = place.value
     kind = "None" if value is None else class_of(value).__qualname__
     where = place.name if place.name == kind else f"{place.name} ({kind})"
@@ -384,7 +381,6 @@ class Step:
         return self.kind != "deep" and "*" not in str(self.name)
 
     def takes(self, key: Key) -> bool:
-        """Whether the step goes where `key` goes."""
         kind, name = place_of(key)
         if kind != self.kind:
             return False

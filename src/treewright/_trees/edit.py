@@ -177,7 +177,6 @@ class _Drafts:
         return draft
 
     def touch(self, draft: Any) -> None:
-        """Give a draft its fields."""
         copied = self._by_id[id(draft)] = self._untouched.pop(id(draft))
         _store(draft, PAIR, _OpenDraft(class_of(draft)))
         for field in spec_of(draft).fields:

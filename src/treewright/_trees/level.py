@@ -58,7 +58,6 @@ class Level:
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
-        """The statics, each with its key."""
         self.named = tuple(self.named)
         return self.named
 
@@ -284,7 +283,6 @@ def is_none(value: object) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Whether a value is a node."""
     return hasattr(type(value), "__node_spec__")
 
 

@@ -89,13 +89,11 @@ def method_key(function: Any, instance: object) -> Hashable:
 
 
 def tracer_in(tree: object) -> Any:
-    """The first leaf that is traced; None if none is."""
     leaves: list[Any] = jax.tree.leaves(tree)
     return next((leaf for leaf in leaves if isinstance(leaf, _TRACER)), None)
 
 
 def by_identity(value: object) -> Hashable:
-    """A key for this very object."""
     return ("identity", ThisObject(value))
 
 
@@ -219,8 +217,8 @@ class ExactKeys:
             raise ItselfOnlyError(f"it holds an instance of {kind.__qualname__}, whose class is made by another")
         written: list[Hashable] = []
         for base in kind.__mro__:
-            if not reach.library_class(base):  # the names in its body, but for those that Python adds when it likes
-                self.rests_on(lambda cls: tuple(name for name in vars(cls) if not name.startswith("__")), base)
+            if not reach.library_class(base):
+                self.rests_on(_names_in, base)
         for base, name, value in reach.written_in(kind):
             written.append((name, self.class_attribute(base, name, value)))
             self.checks.append(functools.partial(_is_bound, vars(base), name, value))
@@ -313,12 +311,12 @@ class ExactKeys:
         return self.attempt(value, self.read_container)
 
     def read_container(self, value: Any) -> Hashable:
-        kind: Any = class_of(value)
-        self.rests_on(lambda held: (*held, *held.values()) if issubclass(kind, dict) else tuple(held), value)
-        if issubclass(kind, dict):
-            return (kind, *((self.key(name), self.key(item)) for name, item in value.items()))
+        is_dict = issubclass(class_of(value), dict)
+        self.rests_on(lambda held: (*held, *held.values()) if is_dict else tuple(held), value)
+        if is_dict:
+            return (class_of(value), *((self.key(name), self.key(item)) for name, item in value.items()))
         keys = map(self.key, value)
-        return (kind, frozenset(keys) if issubclass(kind, set) else tuple(keys))
+        return (class_of(value), frozenset(keys) if issubclass(class_of(value), set) else tuple(keys))
 
     def array(self, value: Any) -> Hashable:
         whole = getattr(value, "is_fully_addressable", True) and not getattr(value, "is_deleted", bool)()
@@ -341,8 +339,9 @@ class ExactKeys:
         if vars(value):
             raise ItselfOnlyError(f"{first_text(value)} has attributes of its own")
         self.checks.append(lambda: not vars(value))
-        kind, arguments = class_of(value), tuple(map(self.key, value.args))
-        return self.of_class(kind, (kind, self.key(value.func), arguments, self.items(value.keywords)))
+        kind = class_of(value)
+        key = (kind, self.key(value.func), tuple(map(self.key, value.args)), self.items(value.keywords))
+        return key if kind is functools.partial else self.of_class(kind, key)
 
     def reduced(self, value: Any) -> Hashable:
         """`operator.itemgetter` and its like, by what they were made of."""
@@ -490,7 +489,6 @@ class ExactKeys:
         )
 
     def items(self, named: Mapping[str, Any]) -> Hashable:
-        """The keys of values that have names."""
         return tuple((name, self.key(value)) for name, value in named.items())
 
     def names(self, value: types.FunctionType) -> Hashable:
@@ -512,6 +510,11 @@ def _annotation(value: Any) -> Hashable:
         return exact_key(value)
     except NoExactKeyError as problem:
         raise ItselfOnlyError(f"it is annotated with {problem.found}") from problem
+
+
+def _names_in(cls: type[Any]) -> tuple[str, ...]:
+    """The names in a class body, but for those that Python adds when it likes."""
+    return tuple(name for name in vars(cls) if not name.startswith("__"))
 
 
 def _is_bound(namespace: Mapping[str, Any], name: str, value: Any) -> bool:

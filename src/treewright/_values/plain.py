@@ -210,7 +210,6 @@ class ItselfOnlyError(Exception):
 
 
 def problem_of(value: Any) -> NoExactKeyError:
-    """Why `value` can't be a static, in words."""
     if isinstance(value, Tracer):
         return NoExactKeyError(
             f"a tracer, {text(value)}",

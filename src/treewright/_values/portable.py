@@ -48,8 +48,6 @@ def full_name(value: Any) -> str:
 
 
 class _PortableText(FullText):
-    """One walk for `portable_text`."""
-
     def __init__(self, *, exact: bool) -> None:
         super().__init__(with_module=True)
         self.exact = exact

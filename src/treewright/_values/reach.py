@@ -319,12 +319,10 @@ def code_of(value: Any) -> types.CodeType | None:
 
 
 def file_of(code: types.CodeType) -> str:
-    """The file that code stands in."""
     return code.co_filename
 
 
 def name_of(code: types.CodeType) -> str:
-    """The qualified name of the function whose code this is."""
     return code.co_qualname
 
 
@@ -351,12 +349,10 @@ def made_of(function: types.FunctionType) -> tuple[Any, ...]:
 
 
 def required_arguments(function: types.FunctionType) -> int:
-    """How many positional arguments a function has to be given."""
     return function.__code__.co_argcount - len(function.__defaults__ or ())
 
 
 def free_names(function: types.FunctionType) -> tuple[str, ...]:
-    """The names of the variables that a function captures."""
     return function.__code__.co_freevars
 
 

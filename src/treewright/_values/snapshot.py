@@ -44,7 +44,6 @@ class Facts(NamedTuple):
 
 
 def facts_of(value: Any) -> Facts:
-    """The facts of a value, live or remembered."""
     if isinstance(value, Remembered):
         return value.facts
     if class_of(value) in reach.CONSTANTS:  # half the time of comparing two calls (benchmarks/retrace.py)

@@ -239,11 +239,9 @@ class FullText:
         return " ".join(shown.split()) if "\n" in shown else shown
 
     def bracketed(self, opening: str, texts: Iterable[str], closing: str) -> str:
-        """The text of a container, of the texts of its parts."""
         return f"{opening}{self.joined(texts)}{closing}"
 
     def labelled(self, label: str, value: Any) -> str:
-        """The text of a value that has a name or a key."""
         return f"{label}{self.of(value)}"
 
     def joined(self, texts: Iterable[str]) -> str:
@@ -350,7 +348,6 @@ def node_repr(self: Any) -> str:
 
 
 def in_html(shown: str) -> str:
-    """A text for a notebook, as it is."""
     return f"<pre>{html.escape(shown)}</pre>"
 
 
@@ -413,7 +410,6 @@ def first_text(value: Any) -> str:
 
 
 def cut_text(whole: str, length: int = LENGTH) -> str:
-    """At most so many characters of a text."""
     return whole if len(whole) <= length else f"{whole[: length - 3]}..."
 
 
