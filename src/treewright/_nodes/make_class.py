@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import typing_extensions
@@ -76,11 +76,12 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     options = restore_body(cls, options)
     writer, init = _found_init(cls)
     has_own_init = _has_own_init(cls, way, writer, init)
-    refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
-    _read_fields(cls, options)
-    _drop_overridden(cls)
+    own = own_annotations(cls)
+    refuse_class_body(cls, own, way.reserved, has_own_init=has_own_init)
+    _read_fields(cls, options, own)
+    _drop_overridden(cls, own)
     spec = node_spec(cls, options, OwnSpec, has_own_init=has_own_init)
-    refuse_annotations(spec)
+    refuse_annotations(spec, own)
     cls.__node_spec__ = spec
     cls.__node_fields__ = spec.by_name
     warn_of_idle_post_init(spec, init)
@@ -95,7 +96,7 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     if final_init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
         cls.__init__ = cast("Any", final_init)
     _document(spec)
-    if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
+    if own:  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
 
@@ -130,9 +131,8 @@ def inherited_spec(cls: type[Any]) -> NodeSpec | None:
     return next((spec for spec in specs if isinstance(spec, NodeSpec)), None)
 
 
-def _read_fields(cls: type[Any], options: Options) -> None:
+def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
     """Let the standard library read the fields; what it would generate is ours, or is not needed."""
-    own = own_annotations(cls)
     for name in own:
         inherited = class_attribute(cls, name)
         if name not in vars(cls) and not isinstance(inherited, ChildView) and hasattr(class_of(inherited), "__get__"):
@@ -166,10 +166,10 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
 
 
-def _drop_overridden(cls: type[Any]) -> None:
+def _drop_overridden(cls: type[Any], own: Mapping[str, Any]) -> None:
     """Forget the fields that the body of this class, or of a node class that it inherits, overrides by a value."""
     fields: dict[str, Any] = cls.__dataclass_fields__
-    for name in fields.keys() - own_annotations(cls).keys():
+    for name in fields.keys() - own.keys():
         holders = [base for base in cls.__mro__ if name in vars(base)]
         if not holders or isinstance(vars(holders[0])[name], ChildView):
             continue

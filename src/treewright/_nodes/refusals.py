@@ -54,10 +54,11 @@ _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
 _NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclasses.MISSING))
 
 
-def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
+def refuse_class_body(
+    cls: type[Any], annotations: Mapping[str, Any], reserved: frozenset[str], *, has_own_init: bool
+) -> None:
     """Refuse what can be seen before `dataclasses` reads the class."""
-    name, annotations = cls.__qualname__, own_annotations(cls)
-    body = dict(vars(cls))
+    name, body = cls.__qualname__, dict(vars(cls))
     if "__slots__" in body:
         raise NodeDefinitionError(
             f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
@@ -163,11 +164,11 @@ def _unannotated(cls: type[Any], name: str, field: Any) -> str:
     )
 
 
-def refuse_annotations(spec: NodeSpec) -> None:
+def refuse_annotations(spec: NodeSpec, own: Collection[str]) -> None:
     """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one."""
-    cls, own = spec.cls, own_annotations(spec.cls)
-    bases = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
-    inherited = {name: field for fields in bases for name, field in fields.items()}
+    cls, inherited = spec.cls, dict[str, Any]()
+    for base in reversed(cls.__mro__[1:]):
+        inherited.update(vars(base).get("__dataclass_fields__", {}))
     for field in spec.fields:
         if field.name not in own:
             continue
