@@ -54,6 +54,8 @@ DECORATED = Way(inherits=False, methods=_METHODS)
 UNDECORATED = Way(inherits=True, methods=_METHODS)  # a subclass of a decorated class, without the decorator
 MODULE = Way(inherits=True, methods=types.MappingProxyType({}), reserved=frozenset({"replace"}))  # Module has them
 
+Body = Mapping[str, tuple[Any, Any]]
+
 # What a class keeps when it goes back to what it was before.
 _MANAGED = frozenset(
     {"__dict__", "__weakref__", "__node_registered__", "__node_exported__", "__abstractmethods__", "_abc_impl"}
@@ -323,7 +325,7 @@ def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any
         )
 
 
-def undo(cls: type[Any], before: "Body") -> None:
+def undo(cls: type[Any], before: Body) -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
     kept = _MANAGED | _OTHERS
     for name in vars(cls).keys() - before.keys() - kept:
@@ -368,9 +370,7 @@ class NoSpec:
 def await_first_use(cls: type[Any]) -> bool:
     """Leave a class as Python made it, so that a decorator or a registration of others may follow, until it is used.
 
-    False for one that is a node, or waits already.
-
-    An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
+    False for one that is a node, or waits already. An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
     for `__post_init__` first. The name for `jax.export` is taken at once: a program may be read before an instance is.
     """
     if {"__node_spec__", "__node_exported__"} & vars(cls).keys():
@@ -453,9 +453,6 @@ def leave_registered(cls: type[Any]) -> None:
     """Let a subclass of a node be what another library has registered it as."""
     leave_to_others(cls)
     cls.__node_spec__ = NoSpec(cls)
-
-
-Body = Mapping[str, tuple[Any, Any]]
 
 
 def body_of(cls: type[Any]) -> Body:

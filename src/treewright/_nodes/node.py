@@ -363,17 +363,13 @@ def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
     if isinstance(value, LEAVES):
         return
-    seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 
     def stops(part: Any) -> bool:
-        if id(part) in seen:
-            return True
-        seen[id(part)] = part
         is_node = hasattr(class_of(part), "__node_spec__")
         return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
 
     try:
-        parts = jax.tree.leaves(value, is_leaf=stops)
+        parts = leaves_once(value, stops)
     except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
         return
     if any(part is node for part in parts):
@@ -381,6 +377,18 @@ def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
             f"{spec.cls.__qualname__}.{name} was given the node itself, or one of its methods, so the node would "
             f"contain itself without end. Look it up where it is used instead."
         )
+
+
+def leaves_once(value: Any, stops: Callable[[Any], bool]) -> list[Any]:
+    """The leaves of what need not be a tree: a list may contain itself, and JAX does not come back from there."""
+    seen: dict[int, Any] = {}
+
+    def is_leaf(part: Any) -> bool:
+        known = id(part) in seen
+        seen[id(part)] = part
+        return known or stops(part)
+
+    return jax.tree.leaves(value, is_leaf=is_leaf)
 
 
 def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:

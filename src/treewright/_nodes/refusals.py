@@ -17,7 +17,7 @@ from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import annotation_text, own_annotations, resolved
 from treewright._nodes.converters import only_static
 from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, options_of, specifier_in
-from treewright._nodes.node import PAIR, ChildView
+from treewright._nodes.node import PAIR, ChildView, leaves_once
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
 from treewright._values.freeze import FrozenArray
 from treewright._values.reach import class_of, code_of, innermost, innermost_code, wrapped_by
@@ -360,16 +360,9 @@ def first_array_in(value: Any) -> Any:
     """An array that a value is, or that it holds as a tree; None if there is none."""
     if isinstance(value, _NO_TREES):
         return None
-    seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
-
-    def is_known(part: Any) -> bool:
-        known = id(part) in seen
-        seen[id(part)] = part
-        return known
-
     leaves: list[Any] = []
     with contextlib.suppress(Exception):  # keys that can't be sorted, a node whose __init__ has not returned
-        leaves = jax.tree.leaves(value, is_leaf=is_known)
+        leaves = leaves_once(value, _is_array)
     return next((leaf for leaf in leaves if _is_array(leaf)), None)
 
 
