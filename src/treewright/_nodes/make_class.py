@@ -370,8 +370,9 @@ class NoSpec:
 def await_first_use(cls: type[Any]) -> bool:
     """Leave a class as Python made it, so that a decorator or a registration of others may follow, until it is used.
 
-    False for one that is a node, or waits already. An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
-    for `__post_init__` first. The name for `jax.export` is taken at once: a program may be read before an instance is.
+    False for one that is a node, or waits already. An instance is made by `__init__`, which finds the hook;
+    `dataclasses`, which is about to write an `__init__`, asks for `__post_init__` first. The name for `jax.export` is
+    taken at once: a program may be read before an instance is.
     """
     if {"__node_spec__", "__node_exported__"} & vars(cls).keys():
         return False
