@@ -25,7 +25,7 @@ from treewright._nodes.foreign import (
     written_by_dataclasses,
 )
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
+from treewright._nodes.node import ChildView, StaticView, build, register, replaced, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body, warn_of_idle_post_init
 from treewright._nodes.spec import MISSING, NodeSpec, Options, node_spec
@@ -76,7 +76,9 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         refuse_registered(cls)
         refuse_builtin_base(cls)
     options = restore_body(cls, options)
-    writer, init = _found_init(cls)
+    # The class in the MRO that has the `__init__` which Python runs, and the function.
+    inits = (found for found in _inits_of(cls) if getattr(found[1], "__module__", None) not in _PLACEHOLDERS)
+    writer, init = next(inits)
     has_own_init = _has_own_init(cls, way, writer, init)
     own = own_annotations(cls)
     refuse_class_body(cls, own, way.reserved, has_own_init=has_own_init)
@@ -97,7 +99,10 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     registration = register_once(cls)
     if final_init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
         cls.__init__ = cast("Any", final_init)
-    _document(spec)
+    if cls.__doc__ is None:
+        cls.__doc__ = cast("Any", _Later(spec))
+    elif any(field.doc is not None for field in spec.fields):
+        cls.__doc__ = _with_docs(cls.__doc__, spec)
     if own:  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
@@ -118,19 +123,8 @@ def _has_own_init(cls: type[Any], way: Way, writer: type[Any], init: Callable[..
     return writer is not object and not written_by_dataclasses(init)
 
 
-def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
-    """The class in the MRO that has the `__init__` which Python runs, and the function."""
-    return next(found for found in _inits_of(cls) if getattr(found[1], "__module__", None) not in _PLACEHOLDERS)
-
-
 def _inits_of(cls: type[Any]) -> Iterator[tuple[type[Any], Callable[..., None]]]:
     return ((base, init) for base in cls.__mro__ for init in written(base, "__init__"))
-
-
-def inherited_spec(cls: type[Any]) -> NodeSpec | None:
-    """The spec of the nearest base that is a node; nothing is made of a class for it."""
-    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])
-    return next((spec for spec in specs if isinstance(spec, NodeSpec)), None)
 
 
 def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
@@ -186,7 +180,7 @@ def _install_views(spec: NodeSpec) -> None:
     for field in spec.fields:
         inherited = class_attribute(cls, field.name)
         if not isinstance(inherited, ChildView) or inherited.field != field:
-            setattr(cls, field.name, view(field))
+            setattr(cls, field.name, StaticView(field) if field.is_static else ChildView(field))
 
 
 def _init_of(spec: NodeSpec, writer: type[Any], init: Callable[..., None]) -> Callable[..., None] | None:
@@ -257,16 +251,8 @@ def _enforce_abstract_methods(cls: type[Any]) -> None:
     abc.update_abstractmethods(cls)
 
 
-def _document(spec: NodeSpec) -> None:
-    """A docstring with the signature, as dataclasses write it, for a class that has none; and what `doc=` says."""
-    if spec.cls.__doc__ is None:
-        spec.cls.__doc__ = cast("Any", _Later(spec))
-    else:
-        spec.cls.__doc__ = _with_docs(spec.cls.__doc__, spec)
-
-
 class _Later:
-    """A docstring that is made when somebody looks, as that of dataclasses from 3.15 on: later names are found."""
+    """A docstring with the signature, as dataclasses write it; made when somebody looks, as theirs from 3.15 on is."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
@@ -434,8 +420,9 @@ def _settle(cls: type[Any]) -> None:
         await_no_more(cls)
         leave_registered(cls)
         return
-    inherited, before = inherited_spec(cls), body_of(cls)
-    options = Options() if inherited is None else inherited.options
+    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])  # past what would make nodes of them
+    options = next((spec.options for spec in specs if isinstance(spec, NodeSpec)), Options())
+    before = body_of(cls)
     options = dataclasses.replace(  # but for what would overwrite methods in its body
         options,
         order=options.order and _ORDERING.isdisjoint(before),

@@ -6,7 +6,7 @@ from typing import Any
 
 from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarers, resolved
-from treewright._nodes.children import may_be_no_leaf, warning_of
+from treewright._nodes.children import SettingsWarning, may_be_no_leaf
 from treewright._nodes.converters import annotated_converter, only_static
 from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, doc_of, options_of
 from treewright._nodes.statics import StaticTable
@@ -187,7 +187,10 @@ def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own
             cls, tuple(field.name for field in statics), tuple(field.compare == "content" for field in statics)
         ),
         keys=tuple(GetAttrKey(field.name) for field in children),
-        checks=(*(check for check in own_checks if check is not None), *warning_of(watched)),
+        checks=(
+            *(check for check in own_checks if check is not None),
+            *([SettingsWarning(tuple(watched))] if watched else []),
+        ),
         options=options,
         has_own_init=has_own_init,
         has_post_init=has_post_init,
