@@ -8,7 +8,7 @@ from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarers, resolved
 from treewright._nodes.children import SettingsWarning, may_be_no_leaf
 from treewright._nodes.converters import annotated_converter, only_static
-from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, doc_of, options_of
+from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, options_of
 from treewright._nodes.statics import StaticTable
 from treewright._values.reach import kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -135,6 +135,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
         options = specified or FieldOptions()
         hint = resolved(field.type, declared_in.get(field.name, cls))
         is_static = options.kind == "static"
+        said: str | None = getattr(field, "doc", None)  # of a standard field, on 3.14 and newer
         specs.append(
             FieldSpec(
                 name=field.name,
@@ -153,7 +154,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
                 sharding=options.sharding,
                 stack=options.stack,
                 local=options.local,
-                doc=doc_of(field, options),
+                doc=options.doc if said is None else said,
             )
         )
         counts[is_static] += 1
