@@ -99,11 +99,21 @@ def help_on_init(cls: type) -> list[str]:
     return [line for line in pydoc.plain(pydoc.render_doc(cls)).splitlines() if "__init__(" in line]
 
 
+def docstring(cls: Any) -> str:
+    """That of a class: Python 3.14 makes it with the dataclass, 3.15 at the first look, as we do on each."""
+    if sys.version_info[:2] == (3, 14) and not hasattr(cls, "__node_spec__") and "looked_at" not in vars(cls):
+        import annotationlib
+
+        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+        cls.__doc__, cls.looked_at = cls.__name__ + str(signature).replace(" -> None", ""), True
+    return str(cls.__doc__)
+
+
 def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     """What shows the annotations of a class, by name."""
     yield "fields", lambda: [(one.name, one.type) for one in dataclasses.fields(cls)]
     yield "signature", lambda: str(inspect.signature(cls))
-    yield "docstring", lambda: cls.__doc__
+    yield "docstring", lambda: docstring(cls)
     yield "help", lambda: help_on_init(cls)
     yield "annotations", lambda: cls.__init__.__annotations__
     yield "hints of __init__", lambda: typing.get_type_hints(cls.__init__, include_extras=True)

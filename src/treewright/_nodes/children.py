@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -76,12 +75,6 @@ class SettingsWarning:
                 _warn(node, field, value)
             elif isinstance(value, jax.Array) or is_tree_node(kind):
                 self.passed.add(kind)
-
-
-def warning_of(fields: Iterable[Any]) -> tuple[SettingsWarning, ...]:
-    """What looks at these children of each node that is made, among its checks; nothing if there are none."""
-    watched = tuple(fields)
-    return (SettingsWarning(watched),) if watched else ()
 
 
 def _warn(node: Any, field: Any, value: Any) -> None:

@@ -196,12 +196,6 @@ def call_text(name: str, given: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
 
 
-def doc_of(field: "dataclasses.Field[Any]", options: FieldOptions) -> str | None:
-    """What `doc=` said of a field: a specifier of ours, or on 3.14 and newer the standard library's."""
-    said: str | None = getattr(field, "doc", None)
-    return options.doc if said is None else said
-
-
 # fmt: off
 @overload
 def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,

@@ -100,10 +100,7 @@ def restore_body(cls: type[Any], options: Options) -> Options:
     """Bring a class that `dataclasses` has processed back to its body, so that we can read it.
 
     Its fields stand in the body again as they were declared; what `dataclasses` generated goes, and what a user wrote
-    stays.
-
-    Returns:
-        The options: those that are true by default are false where either says so, the others true.
+    stays. Of the options, those that are true by default are false where either says so, and the others true.
     """
     if "__dataclass_params__" not in vars(cls) or "__node_spec__" in vars(cls):
         return options

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import typing_extensions
@@ -25,7 +25,7 @@ from treewright._nodes.foreign import (
     written_by_dataclasses,
 )
 from treewright._nodes.init import make_init, pairing
-from treewright._nodes.node import ChildView, build, register, replaced, view, with_close_matches
+from treewright._nodes.node import ChildView, StaticView, build, register, replaced, with_close_matches
 from treewright._nodes.others import register_for_export, register_node_for_flax
 from treewright._nodes.refusals import of_mutable_default, refuse_annotations, refuse_class_body, warn_of_idle_post_init
 from treewright._nodes.spec import MISSING, NodeSpec, Options, node_spec
@@ -54,6 +54,8 @@ DECORATED = Way(inherits=False, methods=_METHODS)
 UNDECORATED = Way(inherits=True, methods=_METHODS)  # a subclass of a decorated class, without the decorator
 MODULE = Way(inherits=True, methods=types.MappingProxyType({}), reserved=frozenset({"replace"}))  # Module has them
 
+Body = Mapping[str, tuple[Any, Any]]
+
 # What a class keeps when it goes back to what it was before.
 _MANAGED = frozenset(
     {"__dict__", "__weakref__", "__node_registered__", "__node_exported__", "__abstractmethods__", "_abc_impl"}
@@ -74,13 +76,16 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
         refuse_registered(cls)
         refuse_builtin_base(cls)
     options = restore_body(cls, options)
-    writer, init = _found_init(cls)
+    # The class in the MRO that has the `__init__` which Python runs, and the function.
+    inits = (found for found in _inits_of(cls) if getattr(found[1], "__module__", None) not in _PLACEHOLDERS)
+    writer, init = next(inits)
     has_own_init = _has_own_init(cls, way, writer, init)
-    refuse_class_body(cls, way.reserved, has_own_init=has_own_init)
-    _read_fields(cls, options)
-    _drop_overridden(cls)
+    own = own_annotations(cls)
+    refuse_class_body(cls, own, way.reserved, has_own_init=has_own_init)
+    _read_fields(cls, options, own)
+    _drop_overridden(cls, own)
     spec = node_spec(cls, options, OwnSpec, has_own_init=has_own_init)
-    refuse_annotations(spec)
+    refuse_annotations(spec, own)
     cls.__node_spec__ = spec
     cls.__node_fields__ = spec.by_name
     warn_of_idle_post_init(spec, init)
@@ -94,8 +99,11 @@ def make_node_class(cls: type[Any], options: Options, way: Way) -> None:
     registration = register_once(cls)
     if final_init is not None:  # only now: until JAX knows the class, another thread that makes an instance has to wait
         cls.__init__ = cast("Any", final_init)
-    _document(spec)
-    if own_annotations(cls):  # without, it may be a class that cloudpickle is still to give its fields
+    if cls.__doc__ is None:
+        cls.__doc__ = cast("Any", _Later(spec))
+    elif any(field.doc is not None for field in spec.fields):
+        cls.__doc__ = _with_docs(cls.__doc__, spec)
+    if own:  # without, it may be a class that cloudpickle is still to give its fields
         registration.flatten_with_keys.__code__ = pairing(spec.keys)
 
 
@@ -115,24 +123,12 @@ def _has_own_init(cls: type[Any], way: Way, writer: type[Any], init: Callable[..
     return writer is not object and not written_by_dataclasses(init)
 
 
-def _found_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
-    """The class in the MRO that has the `__init__` which Python runs, and the function."""
-    return next(found for found in _inits_of(cls) if getattr(found[1], "__module__", None) not in _PLACEHOLDERS)
-
-
 def _inits_of(cls: type[Any]) -> Iterator[tuple[type[Any], Callable[..., None]]]:
     return ((base, init) for base in cls.__mro__ for init in written(base, "__init__"))
 
 
-def inherited_spec(cls: type[Any]) -> NodeSpec | None:
-    """The spec of the nearest base that is a node; nothing is made of a class for it."""
-    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])
-    return next((spec for spec in specs if isinstance(spec, NodeSpec)), None)
-
-
-def _read_fields(cls: type[Any], options: Options) -> None:
+def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
     """Let the standard library read the fields; what it would generate is ours, or is not needed."""
-    own = own_annotations(cls)
     for name in own:
         inherited = class_attribute(cls, name)
         if name not in vars(cls) and not isinstance(inherited, ChildView) and hasattr(class_of(inherited), "__get__"):
@@ -166,10 +162,10 @@ def _read_fields(cls: type[Any], options: Options) -> None:
     params.frozen = all_frozen  # False below a base that is not, or dataclasses would refuse the next subclass
 
 
-def _drop_overridden(cls: type[Any]) -> None:
+def _drop_overridden(cls: type[Any], own: Mapping[str, Any]) -> None:
     """Forget the fields that the body of this class, or of a node class that it inherits, overrides by a value."""
     fields: dict[str, Any] = cls.__dataclass_fields__
-    for name in fields.keys() - own_annotations(cls).keys():
+    for name in fields.keys() - own.keys():
         holders = [base for base in cls.__mro__ if name in vars(base)]
         if not holders or isinstance(vars(holders[0])[name], ChildView):
             continue
@@ -184,7 +180,7 @@ def _install_views(spec: NodeSpec) -> None:
     for field in spec.fields:
         inherited = class_attribute(cls, field.name)
         if not isinstance(inherited, ChildView) or inherited.field != field:
-            setattr(cls, field.name, view(field))
+            setattr(cls, field.name, StaticView(field) if field.is_static else ChildView(field))
 
 
 def _init_of(spec: NodeSpec, writer: type[Any], init: Callable[..., None]) -> Callable[..., None] | None:
@@ -255,16 +251,8 @@ def _enforce_abstract_methods(cls: type[Any]) -> None:
     abc.update_abstractmethods(cls)
 
 
-def _document(spec: NodeSpec) -> None:
-    """A docstring with the signature, as dataclasses write it, for a class that has none; and what `doc=` says."""
-    if spec.cls.__doc__ is None:
-        spec.cls.__doc__ = cast("Any", _Later(spec))
-    else:
-        spec.cls.__doc__ = _with_docs(spec.cls.__doc__, spec)
-
-
 class _Later:
-    """A docstring that is made when somebody looks, as that of dataclasses from 3.15 on: later names are found."""
+    """A docstring with the signature, as dataclasses write it; made when somebody looks, as theirs from 3.15 on is."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
@@ -323,7 +311,7 @@ def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any
         )
 
 
-def undo(cls: type[Any], before: "Body") -> None:
+def undo(cls: type[Any], before: Body) -> None:
     """Bring the attributes of a class back to what they were; what JAX knows of it holds for any fields."""
     kept = _MANAGED | _OTHERS
     for name in vars(cls).keys() - before.keys() - kept:
@@ -368,10 +356,9 @@ class NoSpec:
 def await_first_use(cls: type[Any]) -> bool:
     """Leave a class as Python made it, so that a decorator or a registration of others may follow, until it is used.
 
-    False for one that is a node, or waits already.
-
-    An instance is made by `__init__`, which finds the hook; `dataclasses`, which is about to write an `__init__`, asks
-    for `__post_init__` first. The name for `jax.export` is taken at once: a program may be read before an instance is.
+    False for one that is a node, or waits already. An instance is made by `__init__`, which finds the hook;
+    `dataclasses`, which is about to write an `__init__`, asks for `__post_init__` first. The name for `jax.export` is
+    taken at once: a program may be read before an instance is.
     """
     if {"__node_spec__", "__node_exported__"} & vars(cls).keys():
         return False
@@ -433,8 +420,9 @@ def _settle(cls: type[Any]) -> None:
         await_no_more(cls)
         leave_registered(cls)
         return
-    inherited, before = inherited_spec(cls), body_of(cls)
-    options = Options() if inherited is None else inherited.options
+    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])  # past what would make nodes of them
+    options = next((spec.options for spec in specs if isinstance(spec, NodeSpec)), Options())
+    before = body_of(cls)
     options = dataclasses.replace(  # but for what would overwrite methods in its body
         options,
         order=options.order and _ORDERING.isdisjoint(before),
@@ -453,9 +441,6 @@ def leave_registered(cls: type[Any]) -> None:
     """Let a subclass of a node be what another library has registered it as."""
     leave_to_others(cls)
     cls.__node_spec__ = NoSpec(cls)
-
-
-Body = Mapping[str, tuple[Any, Any]]
 
 
 def body_of(cls: type[Any]) -> Body:

@@ -70,7 +70,10 @@ def finished_pair(node: Any) -> Pair:
     stored = pair_or_unfinished(node)
     if isinstance(stored, tuple):
         return stored
-    raise UnfinishedNodeError(f"This is {stored or _never_filled(class_of(node))}.")
+    never_filled = (
+        f"an unfinished {class_of(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
+    )
+    raise UnfinishedNodeError(f"This is {stored or never_filled}.")
 
 
 def from_pair(cls: type[Any], pair: Pair) -> Any:
@@ -84,10 +87,6 @@ def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
     stored = pair_or_unfinished(node)
     return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
-
-
-def _never_filled(cls: type[Any]) -> str:
-    return f"an unfinished {cls.__qualname__}: no __init__ of a node has run, so its fields have no values"
 
 
 # Views
@@ -157,11 +156,6 @@ class WatchedStaticView(StaticView):
         """It does already."""
 
 
-def view(field: FieldSpec) -> ChildView:
-    """The class attribute for a field."""
-    return StaticView(field) if field.is_static else ChildView(field)
-
-
 def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> Any:
     """A field of the class itself, or of an instance whose values still wait.
 
@@ -177,7 +171,12 @@ def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> A
         if reader.startswith("IPython.extensions."):
             return view
         if reader == dataclasses.__name__ and owner is not None and vars(owner).get(field.name) is view:
-            raise made_twice(owner)
+            raise NodeDefinitionError(
+                f"{owner.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, "
+                f"and is being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its "
+                f"statics would be lost. Drop that decorator, or the base that does it; their marks of statics are "
+                f"understood."
+            )
         if field.default is MISSING and reader == dataclasses.__name__:
             raise AttributeError(f"the field {field.name!r} has no default")
         return view if field.default is MISSING else field.default
@@ -191,15 +190,6 @@ def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> A
         return field.default
     raise UnfinishedNodeError(
         f"{type(node).__qualname__}.{field.name} has no value yet: __init__ must assign it before it is read."
-    )
-
-
-def made_twice(cls: type[Any]) -> NodeDefinitionError:
-    """The error for what makes a node a dataclass once more, above our decorator or on a subclass of `Module`."""
-    return NodeDefinitionError(
-        f"{cls.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, and is "
-        f"being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its statics would be "
-        f"lost. Drop that decorator, or the base that does it; their marks of statics are understood."
     )
 
 
@@ -363,17 +353,13 @@ def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
 def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
     if isinstance(value, LEAVES):
         return
-    seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
 
     def stops(part: Any) -> bool:
-        if id(part) in seen:
-            return True
-        seen[id(part)] = part
         is_node = hasattr(class_of(part), "__node_spec__")
         return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
 
     try:
-        parts = jax.tree.leaves(value, is_leaf=stops)
+        parts = leaves_once(value, stops)
     except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
         return
     if any(part is node for part in parts):
@@ -381,6 +367,18 @@ def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
             f"{spec.cls.__qualname__}.{name} was given the node itself, or one of its methods, so the node would "
             f"contain itself without end. Look it up where it is used instead."
         )
+
+
+def leaves_once(value: Any, stops: Callable[[Any], bool]) -> list[Any]:
+    """The leaves of what need not be a tree: a list may contain itself, and JAX does not come back from there."""
+    seen: dict[int, Any] = {}
+
+    def is_leaf(part: Any) -> bool:
+        known = id(part) in seen
+        seen[id(part)] = part
+        return known or stops(part)
+
+    return jax.tree.leaves(value, is_leaf=is_leaf)
 
 
 def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:

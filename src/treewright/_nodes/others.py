@@ -1,6 +1,5 @@
 """Other libraries that must be told of a node class: `jax.export`, and flax once a program imports it."""
 
-import contextlib
 import itertools
 import json
 import sys
@@ -102,7 +101,7 @@ def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]]
 
     name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     while True:
-        with contextlib.suppress(ValueError):  # the name is taken
+        try:
             jax.export.register_pytree_node_serialization(
                 cls,
                 serialized_name=serialized_name,
@@ -110,8 +109,10 @@ def register_for_export(cls: type[Any], unflatten: Callable[[Any, Iterable[Any]]
                 deserialize_auxdata=lambda data: deserialize(cls, data),
                 from_children=cast("Any", rebuilt),
             )
+        except ValueError:  # the name is taken
+            serialized_name = f"{name}#{next(_MADE_AGAIN)}"
+        else:
             return
-        serialized_name = f"{name}#{next(_MADE_AGAIN)}"
 
 
 def register_function_node(cls: type[Any]) -> None:

@@ -17,7 +17,7 @@ from treewright._jax_refs import is_ref
 from treewright._nodes.annotations import annotation_text, own_annotations, resolved
 from treewright._nodes.converters import only_static
 from treewright._nodes.fields import FieldOptions, call_text, default_of, names_problem, options_of, specifier_in
-from treewright._nodes.node import PAIR, ChildView
+from treewright._nodes.node import PAIR, ChildView, leaves_once
 from treewright._nodes.spec import MISSING, FieldSpec, NodeSpec, or_missing
 from treewright._values.freeze import FrozenArray
 from treewright._values.reach import class_of, code_of, innermost, innermost_code, wrapped_by
@@ -54,10 +54,11 @@ _PYTHONS = frozenset({"abc", "builtins", "typing", "typing_extensions"})
 _NO_TREES = (str, types.FunctionType, type, int, float, property, type(dataclasses.MISSING))
 
 
-def refuse_class_body(cls: type[Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
+def refuse_class_body(
+    cls: type[Any], annotations: Mapping[str, Any], reserved: frozenset[str], *, has_own_init: bool
+) -> None:
     """Refuse what can be seen before `dataclasses` reads the class."""
-    name, annotations = cls.__qualname__, own_annotations(cls)
-    body = dict(vars(cls))
+    name, body = cls.__qualname__, dict(vars(cls))
     if "__slots__" in body:
         raise NodeDefinitionError(
             f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
@@ -163,11 +164,11 @@ def _unannotated(cls: type[Any], name: str, field: Any) -> str:
     )
 
 
-def refuse_annotations(spec: NodeSpec) -> None:
+def refuse_annotations(spec: NodeSpec, own: Collection[str]) -> None:
     """Refuse what shows once the fields are known: a field that changed its kind, a static that can't be one."""
-    cls, own = spec.cls, own_annotations(spec.cls)
-    bases = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__[1:])]
-    inherited = {name: field for fields in bases for name, field in fields.items()}
+    cls, inherited = spec.cls, dict[str, Any]()
+    for base in reversed(cls.__mro__[1:]):
+        inherited.update(vars(base).get("__dataclass_fields__", {}))
     for field in spec.fields:
         if field.name not in own:
             continue
@@ -359,16 +360,9 @@ def first_array_in(value: Any) -> Any:
     """An array that a value is, or that it holds as a tree; None if there is none."""
     if isinstance(value, _NO_TREES):
         return None
-    seen: dict[int, Any] = {}  # a list may contain itself, and JAX does not come back from there
-
-    def is_known(part: Any) -> bool:
-        known = id(part) in seen
-        seen[id(part)] = part
-        return known
-
     leaves: list[Any] = []
     with contextlib.suppress(Exception):  # keys that can't be sorted, a node whose __init__ has not returned
-        leaves = jax.tree.leaves(value, is_leaf=is_known)
+        leaves = leaves_once(value, _is_array)
     return next((leaf for leaf in leaves if _is_array(leaf)), None)
 
 

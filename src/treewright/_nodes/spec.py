@@ -6,9 +6,9 @@ from typing import Any
 
 from treewright._jax import GetAttrKey
 from treewright._nodes.annotations import declarers, resolved
-from treewright._nodes.children import may_be_no_leaf, warning_of
+from treewright._nodes.children import SettingsWarning, may_be_no_leaf
 from treewright._nodes.converters import annotated_converter, only_static
-from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, doc_of, options_of
+from treewright._nodes.fields import Compare, FieldKind, FieldOptions, Sharding, Stack, options_of
 from treewright._nodes.statics import StaticTable
 from treewright._values.reach import kept_in_pickles
 from treewright.errors import NodeDefinitionError
@@ -135,6 +135,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
         options = specified or FieldOptions()
         hint = resolved(field.type, declared_in.get(field.name, cls))
         is_static = options.kind == "static"
+        said: str | None = getattr(field, "doc", None)  # of a standard field, on 3.14 and newer
         specs.append(
             FieldSpec(
                 name=field.name,
@@ -153,7 +154,7 @@ def field_specs(cls: type[Any]) -> tuple[tuple[FieldSpec, ...], list[FieldSpec]]
                 sharding=options.sharding,
                 stack=options.stack,
                 local=options.local,
-                doc=doc_of(field, options),
+                doc=options.doc if said is None else said,
             )
         )
         counts[is_static] += 1
@@ -187,7 +188,10 @@ def node_spec(cls: type[Any], options: Options, kind: type[NodeSpec], *, has_own
             cls, tuple(field.name for field in statics), tuple(field.compare == "content" for field in statics)
         ),
         keys=tuple(GetAttrKey(field.name) for field in children),
-        checks=(*(check for check in own_checks if check is not None), *warning_of(watched)),
+        checks=(
+            *(check for check in own_checks if check is not None),
+            *([SettingsWarning(tuple(watched))] if watched else []),
+        ),
         options=options,
         has_own_init=has_own_init,
         has_post_init=has_post_init,
