@@ -14,7 +14,7 @@ from treewright._values import reach
 from treewright._values.reach import class_of, innermost
 from treewright._values.snapshot import Remembered, remembered, remembered_function
 from treewright._values.why import Cause, cause_of_partials, why, why_decorated
-from treewright.retrace.call import Signature, call_differences, is_placement
+from treewright.retrace.call import Signature, call_differences, distance, is_placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -56,11 +56,6 @@ class Finding:
     def of_trace(self) -> tuple[Difference, ...]:
         """The differences for which `jit` traces again."""
         return tuple(difference for difference in self.differences if not is_placement(difference))
-
-    @property
-    def distance(self) -> tuple[int, int]:
-        """How far the two calls are apart: first what makes `jit` trace counts, then the rest."""
-        return len(self.of_trace), len(self.differences)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,16 +106,13 @@ class History:
         """
         with self.definition.lock:
             entries, last = list(reversed(self.entries)), self.definition.last
-        findings = (
-            Finding(tuple(call_differences(entry.signature, signature)), entry, self.forgotten) for entry in entries
-        )
-        closest = min(
-            (finding for finding in findings if finding.shares_trace or not shares_trace),
-            key=lambda finding: finding.distance,
-            default=None,
-        )
-        if closest is not None or entries or shares_trace or last is None:
-            return closest or Finding()
+        distances = [distance(entry.signature, signature) for entry in entries]
+        comparable = [index for index, (of_trace, _) in enumerate(distances) if not (of_trace and shares_trace)]
+        if comparable:
+            closest = entries[min(comparable, key=distances.__getitem__)]
+            return Finding(tuple(call_differences(closest.signature, signature)), closest, self.forgotten)
+        if entries or shares_trace or last is None:
+            return Finding()
         (before, entry), this = last, described(self._function())
         reason = why_another(before, this)
         difference = Difference(("the function itself",), before.function, this.function, "function", reason)
