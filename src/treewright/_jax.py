@@ -138,8 +138,8 @@ CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
 register_event_listener: Any = jax.monitoring.register_event_listener
 
 
-def _nothing(*_: Any) -> None:
-    """What is done about an event that nobody asked for."""
+def nothing(*_: Any) -> None:
+    """What is done about what nobody asked for."""
 
 
 class _Relay:
@@ -197,21 +197,14 @@ class EventListener:
     of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
     Without `COMPILED_EVENT` they warn, when their block ends, that they saw neither recompiles nor traces under `grad`
     or `vmap` alone. Without the function that stops a listener, the relay stays registered with nobody to tell.
-
-    Args:
-        on_trace: Called with the seconds of a trace and the name of the function.
-        on_compilation: Called with the seconds of a compilation and the name of the program, such as `jit(step)`.
-        on_lowering: Called with the seconds that it took to lower a trace, and the name of the module: `jit_step`.
-        on_cache: Called with an event of the persistent compilation cache, inside of the compilation that it is about,
-            and its seconds, if it has any.
     """
 
     def __init__(
         self,
-        on_trace: Callable[[float, str], object] = _nothing,
-        on_compilation: Callable[[float, str], object] = _nothing,
-        on_lowering: Callable[[float, str], object] = _nothing,
-        on_cache: Callable[[str, float], object] = _nothing,
+        on_trace: Callable[[float, str], object] = nothing,  # the seconds, and the name of the function
+        on_compilation: Callable[[float, str], object] = nothing,  # the name of the program: `jit(step)`
+        on_lowering: Callable[[float, str], object] = nothing,  # the name of the module: `jit_step`
+        on_cache: Callable[[str, float], object] = nothing,  # inside of the compilation that it is about
     ) -> None:
         self._on_trace = on_trace
         self._on_compilation = on_compilation
@@ -288,34 +281,21 @@ Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of a jitted function.
+    """One call of a jitted function."""
 
-    Args:
-        function: The user's function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        options: What `jax.jit` was told, but for its static arguments.
-        is_static: Whether an argument of this name and place is compared, not traced.
-        fixed_numbers: Whether Python numbers are compared too, as equinox does.
-        live: Whether the arrays are real ones, that lie somewhere.
-        settings: What else a trace depends on in this call, such as the axes of `pmap`.
-        jit_name: The name by which JAX calls the function.
-        outcome: Whether JAX ran the function for this call, took the trace of an earlier one, or neither since the
-            function raised.
-        in_transformation: Whether the call is a part of `grad` or `vmap`, for which JAX traces without telling.
-    """
-
-    function: Any
+    function: Any  # the user's
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # of `jax.jit`, but for statics
+    # Whether an argument of this name and place is compared, not traced.
     is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
-    fixed_numbers: bool = False
-    live: bool = True
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    jit_name: str = ""
+    fixed_numbers: bool = False  # whether Python numbers are compared too, as equinox does
+    live: bool = True  # whether the arrays are real ones, that lie somewhere
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # such as the axes of `pmap`
+    jit_name: str = ""  # by which JAX calls the function
+    # Whether JAX ran the function for this call, took an earlier trace, or neither since the function raised.
     outcome: Outcome = "unknown"
-    in_transformation: bool = False
+    in_transformation: bool = False  # whether it is a part of `grad` or `vmap`, for which JAX traces without telling
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
@@ -542,21 +522,14 @@ def trace_settings() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sight:
-    """What this version of JAX shows of a trace.
+    """What this version of JAX shows of a trace."""
 
-    Args:
-        tracer_class: The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where
-            a function can't tell that `jit` traces it: `traced` then warns at its first call, and raises where it has
-            a limit.
-        events: Whether JAX tells of traces.
-        calls: Whether the call of a jitted function can be read while it is traced.
-        outcomes: Whether it can be read if a call was traced, or got the trace of an earlier one.
-    """
-
+    # The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where a function can't
+    # tell that `jit` traces it: `traced` then warns at its first call, and raises where it has a limit.
     tracer_class: type[Any] | None
-    events: bool
-    calls: bool
-    outcomes: bool
+    events: bool  # whether JAX tells of traces
+    calls: bool  # whether the call of a jitted function can be read while it is traced
+    outcomes: bool  # whether it can be read if a call was traced, or got the trace of an earlier one
 
 
 def look() -> Sight:

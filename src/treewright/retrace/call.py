@@ -35,21 +35,13 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What `jit` looks at in a call. It keeps no array, and nothing in it changes later.
+    """What `jit` looks at in a call. It keeps no array, and nothing in it changes later."""
 
-    Args:
-        traced: The trees of the arguments that are traced, by name.
-        compared: The arguments that are compared instead, by name.
-        passed: How each argument was passed.
-        settings: The settings of JAX.
-        options: The options of `jit`.
-    """
-
-    traced: Mapping[str, Level | LeafType]
-    compared: Mapping[str, Any]
-    passed: Mapping[str, str]
-    settings: Mapping[str, Any]
-    options: Mapping[str, Any]
+    traced: Mapping[str, Level | LeafType]  # the trees of the arguments that are traced, by name
+    compared: Mapping[str, Any]  # the arguments that are compared instead, by name
+    passed: Mapping[str, str]  # how each argument was passed
+    settings: Mapping[str, Any]  # of JAX
+    options: Mapping[str, Any]  # of `jit`
 
     def argument(self, name: str) -> Any:
         """What is kept of an argument; `ABSENT` if the call has none of this name."""

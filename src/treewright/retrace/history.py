@@ -24,13 +24,10 @@ _SIGNATURES = 32  # of one function
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A signature that has been traced, and whether a program has been compiled for it.
-
-    The number is 0 if the trace was made before the block that watches.
-    """
+    """A signature that has been traced, and whether a program has been compiled for it."""
 
     signature: Signature
-    number: int
+    number: int  # 0 if the trace was made before the block that watches
     compiled: bool = False
 
 
@@ -38,14 +35,13 @@ class Entry:
 class Finding:
     """How a call differs from the closest earlier one of its function.
 
-    `entry` is that one, None if there is none. Where this function has none, it is the last of another function of the
-    same definition, and that it is another one is the first difference. `forgotten` is how many of the function's
-    earlier traces are not remembered any more.
+    Where its function has none, that is the last one of another function of the same definition, and that it is another
+    function is the first difference.
     """
 
     differences: tuple[Difference, ...] = ()
-    entry: Entry | None = None
-    forgotten: int = 0
+    entry: Entry | None = None  # the earlier one; None if there is none
+    forgotten: int = 0  # how many of the function's earlier traces are not remembered any more
 
     @property
     def shares_trace(self) -> bool:
@@ -98,12 +94,7 @@ class History:
         return self.entries[-1].signature if self.entries else None
 
     def compare(self, signature: Signature, *, shares_trace: bool = False) -> Finding:
-        """How a call differs from the closest earlier one; nothing is recorded.
-
-        Args:
-            signature: That of the call.
-            shares_trace: Whether it is known that it got the trace of an earlier one, so that only such are compared.
-        """
+        """How a call differs from the closest earlier one; if asked, of those whose trace it shares alone."""
         with self.definition.lock:
             entries, last = list(reversed(self.entries)), self.definition.last
         distances = [distance(entry.signature, signature) for entry in entries]

@@ -21,14 +21,13 @@ from treewright._jax import (
 )
 from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright._trees.diff import Difference
-from treewright._values.reach import innermost
 from treewright._values.text import array_text
 from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
 from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
 from treewright.retrace.report import RetraceReport, change_and_reason, place_of
-from treewright.retrace.watch import CLEARED, Watch
+from treewright.retrace.watch import CLEARED, Watch, package_of
 
 # What decides whether the persistent compilation cache keeps a program.
 _CACHE_SETTINGS = (
@@ -141,7 +140,7 @@ class EventRecorder(Watch):
         if call is None:
             counted = any(definition == plain for definition, _ in self._thread.reports)
             return self._rows.get(plain, {**operation, "operation": not counted})
-        if _module_of(call) in {"jax", "jaxlib"}:
+        if package_of(call.function) in {"jax", "jaxlib"}:
             return operation
         row = {"function": name_of(call.function), **_where(definition_of(call.function)), "operation": False}
         self._rows[plain] = row
@@ -214,10 +213,6 @@ def _reason(difference: Difference) -> dict[str, str]:
     change, reason = change_and_reason(difference)
     about = {"path": place_of([difference]), "kind": difference.kind, "change": change, "reason": reason}
     return {**about, "cure": remedy_of(difference)}
-
-
-def _module_of(call: Call) -> str:
-    return str(getattr(innermost(call.function), "__module__", "")).partition(".")[0]
 
 
 def _plain(name: str) -> str:

@@ -15,12 +15,13 @@ from treewright._jax import (
     call_on_stack,
     called_by_the_user,
     is_inside_another_trace,
+    nothing,
 )
 from treewright._values.reach import innermost
 from treewright.errors import RetraceWarning
 from treewright.retrace.call import Signature, caller, signature_of
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
-from treewright.retrace.report import RetraceReport, recompile_report, trace_report
+from treewright.retrace.report import RetraceReport, report_of
 from treewright.retrace.traced import MARK, PROCESS
 
 _NO_TRACES = (
@@ -51,16 +52,13 @@ _NO_COMPILATIONS = (
 
 @dataclasses.dataclass(slots=True)
 class _Begun:
-    """A trace whose compilation is still to come. `report` is None if it is shared with an earlier one.
-
-    `is_guess` says whether that is only known from the signatures.
-    """
+    """A trace whose compilation is still to come."""
 
     history: History
     entry: Entry
-    report: RetraceReport | None
+    report: RetraceReport | None  # None if the trace is shared with an earlier one
     seconds: float
-    is_guess: bool = False
+    is_guess: bool = False  # whether that is only known from the signatures
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,10 +69,6 @@ class _Seen:
     history: History
     signature: Signature
     finding: Finding
-
-
-def _nothing(*_: Any) -> None:
-    """What a watch does about what nobody asked it for."""
 
 
 class Watch:
@@ -93,13 +87,13 @@ class Watch:
     def __init__(
         self,
         *,
-        begins: Callable[[Any, RetraceReport], object] = _nothing,
-        ended: Callable[[RetraceReport], object] = _nothing,
-        recompiled: Callable[[Any, RetraceReport], object] = _nothing,
+        begins: Callable[[Any, RetraceReport], object] = nothing,
+        ended: Callable[[RetraceReport], object] = nothing,
+        recompiled: Callable[[Any, RetraceReport], object] = nothing,
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
-        self.takes_reports: bool = ended is not _nothing
+        self.takes_reports: bool = ended is not nothing
         self._recompiled = recompiled
         self._histories = Histories()
         self._lock = threading.Lock()
@@ -195,12 +189,11 @@ class Watch:
 
     def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
         number, _ = seen.history.begin()
-        report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
         seen.history.succeeded(entry)
         if hasattr(seen.call.function, MARK):  # it tells of itself
             return _Begun(seen.history, entry, None, seconds)
-        report = dataclasses.replace(report, seconds=seconds, unseen=unseen or report.unseen)
+        report = report_of("trace", seen.history.definition, number, seen.finding, seconds=seconds, unseen=unseen)
         self.trace_begins(definition_of(seen.call.function), report)
         return _Begun(seen.history, entry, report, seconds)
 
@@ -215,14 +208,14 @@ class Watch:
         if first:
             return
         if begun is not None and begun.is_guess and not finding.differences:  # the caches were cleared
-            again = self._new_trace(seen, seconds)
-            again.entry.compiled = True
-            self._end(again)
+            begun = self._new_trace(seen, seconds)
+            begun.entry.compiled = True
+            self._end(begun)
             return
         definition = seen.history.definition
         seen.history.record(seen.signature, entry.number).compiled = True
-        report = recompile_report(definition.name, definition.compiles, finding, caller())
-        self._recompiled(definition_of(seen.call.function), dataclasses.replace(report, seconds=seconds))
+        report = report_of("recompile", definition, definition.compiles, finding, seconds=seconds)
+        self._recompiled(definition_of(seen.call.function), report)
 
     def _count(self, seconds: float, name: str) -> None:
         """Where no more can be told than the name of what was traced."""
@@ -248,6 +241,11 @@ class Watch:
             self.trace_ended(dataclasses.replace(begun.report, seconds=begun.seconds))
 
 
+def package_of(function: Any) -> str:
+    """The package that a function is of."""
+    return str(getattr(innermost(function), "__module__", "")).partition(".")[0]
+
+
 def _is_internal(function: Any) -> bool:
     """Whether a function is JAX's own, such as those that make arrays, or ours: their programs are not the user's."""
-    return str(getattr(innermost(function), "__module__", "")).partition(".")[0] in {"jax", "jaxlib", "treewright"}
+    return package_of(function) in {"jax", "jaxlib", "treewright"}
