@@ -52,6 +52,7 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.heard: float = 0.0  # when the event came that is told now
+        self.began: float = 0.0  # the same by the clock for what we take, which stands while others have the processor
         self.spans: list[tuple[float, float]] = []
         self.reports: list[tuple[Any, RetraceReport]] = []
         self.request: CacheRequest | None = None
@@ -72,7 +73,7 @@ class EventRecorder(Watch):
         """Write down all that comes from now on."""
         self.__enter__()
         about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-        self._record.write({"kind": "jax", **about, "ours": time.monotonic() - self._record.began})
+        self._record.write({"kind": "jax", **about, "ours": time.thread_time() - self._record.began})
         atexit.register(self._say_what_was_missed)
 
     def stop(self) -> None:
@@ -101,7 +102,7 @@ class EventRecorder(Watch):
         )
 
     def _safely(self, hear: Callable[..., None], *told: object) -> None:
-        self._thread.heard = time.monotonic()  # so that what we take is not counted as JAX's
+        self._thread.heard, self._thread.began = time.monotonic(), time.thread_time()
         try:
             hear(*told)
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
@@ -130,7 +131,7 @@ class EventRecorder(Watch):
         if kind == "compile":
             self._write_settings()
             line["cache"] = self._of_the_cache()
-        line["ours"] = time.monotonic() - here.heard
+        line["ours"] = time.thread_time() - here.began
         self._record.write(line)
 
     def _row(self, call: Call | None, name: str) -> dict[str, Any]:

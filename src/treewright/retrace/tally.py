@@ -106,7 +106,7 @@ class Run:
     notes: list[str]  # what could not be seen
     settings: dict[str, Any]  # those of the persistent cache, as they were last
     jax: str = ""  # the version; empty if the program traced nothing
-    ours: float = 0.0  # seconds that went into watching
+    ours: float = 0.0  # CPU seconds that went into watching
     flags: str = ""  # `XLA_FLAGS`
 
     def rows(self) -> list[TableRow]:
