@@ -6,7 +6,7 @@ import operator
 import types
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -22,15 +22,6 @@ from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import first_names, mesh_text, short_text
 from treewright._values.why import same_exactly, same_to_jit, why
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a call, by the name that the function gives it."""
-
-    name: str
-    value: Any
-    passed: Literal["by position", "by keyword"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -80,22 +71,22 @@ def place_in(frame: types.FrameType) -> str:
 # Signatures
 
 
-def arguments_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Argument]:
-    """The arguments of a call by the function's own names for them: `x`, `args[0]`, `kwargs['y']`."""
+def _arguments(call: Call) -> Iterator[tuple[str, Any, str]]:
+    """The arguments by the function's own names for them, `x`, `args[0]`, `kwargs['y']`, and how each is passed."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(call.function).parameters.values())
     except (TypeError, ValueError):  # built-in functions
         parameters = []
     kinds = inspect.Parameter
     named = [par.name for par in parameters if par.kind in {kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD}]
     rest = next((par.name for par in parameters if par.kind is kinds.VAR_POSITIONAL), "args")
-    for index, value in enumerate(args):
+    for index, value in enumerate(call.args):
         name = named[index] if index < len(named) else f"{rest}[{index - len(named)}]"
-        yield Argument(name, value, "by position")
+        yield name, value, "by position"
     names = {par.name for par in parameters if par.kind is not kinds.VAR_KEYWORD}
     others = next((par.name for par in parameters if par.kind is kinds.VAR_KEYWORD), "kwargs")
-    for name in sorted(kwargs):
-        yield Argument(name if name in names else f"{others}[{name!r}]", kwargs[name], "by keyword")
+    for name in sorted(call.kwargs):
+        yield name if name in names else f"{others}[{name!r}]", call.kwargs[name], "by keyword"
 
 
 def signature_of(call: Call, like: Signature | None = None) -> Signature:
@@ -105,11 +96,9 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     traced: dict[str, Level | LeafType] = {}
     compared: dict[str, Any] = {}
     passed: dict[str, str] = {}
-    for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
-        name, value = argument.name, argument.value
-        if isinstance(value, FlatTree):
-            value = value.tree
-        passed[name] = argument.passed
+    for place, (name, given, way) in enumerate(_arguments(call)):
+        value = given.tree if isinstance(given, FlatTree) else given
+        passed[name] = way
         if call.is_static(name, place, value):
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
             compared[name] = Remembered(value) if holds_arrays else remembered(value)

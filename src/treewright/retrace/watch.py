@@ -77,19 +77,14 @@ class Watch:
     JAX tells of each trace when it has ended and before anything is compiled, in the thread and on the stack of the
     call. It tells the same where one function is jitted twice and the trace is shared, so traces are told from that by
     their signatures. Traces inside of others are not told; those of decorated functions tell of themselves.
-
-    Args:
-        begins: Called when a function has been traced, or is about to be; what this raises reaches its caller.
-        ended: Called when a trace is over, and what was compiled for it too.
-        recompiled: Called when a program was compiled without a trace.
     """
 
     def __init__(
         self,
         *,
-        begins: Callable[[Any, RetraceReport], object] = nothing,
-        ended: Callable[[RetraceReport], object] = nothing,
-        recompiled: Callable[[Any, RetraceReport], object] = nothing,
+        begins: Callable[[Any, RetraceReport], object] = nothing,  # what this raises reaches the caller of the function
+        ended: Callable[[RetraceReport], object] = nothing,  # what was compiled for the trace is ready, too
+        recompiled: Callable[[Any, RetraceReport], object] = nothing,  # without a trace
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
@@ -116,11 +111,8 @@ class Watch:
         listener = self._listener
         PROCESS.remove(self)
         was_told = listener.stop()
-        with self._lock:
-            left = list(self._begun.values())
-            self._begun.clear()
-        for begun in left:
-            self._end(begun)
+        for thread in list(self._begun):
+            self._end(self._begun.pop(thread, None))  # which may end in its own thread meanwhile
         if not was_told:
             self.warn(CLEARED)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
@@ -152,11 +144,13 @@ class Watch:
         if seen is None:
             if outcome != "shared":
                 self._count(seconds, name)
-        elif outcome == "shared" or (outcome == "unknown" and seen.finding.shares_trace):
+            return
+        if outcome == "shared" or (outcome == "unknown" and seen.finding.shares_trace):
             entry = seen.finding.entry or seen.history.record(seen.signature, 0)
-            self._put(_Begun(seen.history, entry, None, seconds, is_guess=outcome == "unknown"))
+            begun = _Begun(seen.history, entry, None, seconds, is_guess=outcome == "unknown")
         else:
-            self._put(self._new_trace(seen, seconds))
+            begun = self._new_trace(seen, seconds)
+        self._begun[threading.get_ident()] = begun
 
     def hear_of_compilation(self, call: Call | None, seconds: float, name: str) -> None:
         """What is done when JAX tells of a compilation."""
@@ -228,13 +222,8 @@ class Watch:
         self.trace_begins(name, report)
         self.trace_ended(report)
 
-    def _put(self, begun: _Begun) -> None:
-        with self._lock:
-            self._begun[threading.get_ident()] = begun
-
     def _take(self) -> _Begun | None:
-        with self._lock:
-            return self._begun.pop(threading.get_ident(), None)
+        return self._begun.pop(threading.get_ident(), None)
 
     def _end(self, begun: _Begun | None) -> None:
         if begun is not None and begun.report is not None:
