@@ -177,8 +177,7 @@ class _Misses:
             if self._way == "traced":
                 stack.enter_context(mock.patch.object(traced, "_trace", self._timed(traced._trace)))
             else:
-                for part in ("_traced", "_compiled"):
-                    stack.enter_context(mock.patch.object(Watch, part, self._timed(getattr(Watch, part))))
+                stack.enter_context(mock.patch.object(Watch, "_hear", self._timed(Watch._hear)))
                 stack.enter_context(treewright.explain_retraces(on_report=str))
             for number in range(repeats + 2):
                 tree = jax.block_until_ready(model(LEAVES[-1], number))

@@ -135,6 +135,7 @@ TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
+EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
 register_event_listener: Any = jax.monitoring.register_event_listener
 
 
@@ -191,7 +192,10 @@ _RELAY = _Relay()
 
 
 class EventListener:
-    """Hears of every trace and compilation in the process, until it is stopped.
+    """Hears of every trace and compilation in the process, until it is stopped: what it is, its seconds, and a name.
+
+    The name is that of the function that was traced, of the program that was compiled, such as `jit(step)`, or of the
+    module that was lowered, `jit_step`; or an event of the persistent cache, inside of the compilation it is about.
 
     JAX tells of an outermost trace when it has ended and before anything is compiled, in the thread and on the stack
     of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
@@ -199,17 +203,8 @@ class EventListener:
     or `vmap` alone. Without the function that stops a listener, the relay stays registered with nobody to tell.
     """
 
-    def __init__(
-        self,
-        on_trace: Callable[[float, str], object] = nothing,  # the seconds, and the name of the function
-        on_compilation: Callable[[float, str], object] = nothing,  # the name of the program: `jit(step)`
-        on_lowering: Callable[[float, str], object] = nothing,  # the name of the module: `jit_step`
-        on_cache: Callable[[str, float], object] = nothing,  # inside of the compilation that it is about
-    ) -> None:
-        self._on_trace = on_trace
-        self._on_compilation = on_compilation
-        self._on_lowering = on_lowering
-        self._on_cache = on_cache
+    def __init__(self, on_event: Callable[[EventKind, float, str], object] = nothing) -> None:
+        self._on_event = on_event
         self.has_heard: bool = False
         self.has_heard_of_a_compilation: bool = False
         _RELAY.add(self)
@@ -218,14 +213,14 @@ class EventListener:
         """What JAX tells."""
         self.has_heard = True
         if event == TRACED_EVENT:
-            self._on_trace(seconds, name)
+            self._on_event("trace", seconds, name)
         elif event == COMPILED_EVENT and name:
             self.has_heard_of_a_compilation = True
-            self._on_compilation(seconds, name)
+            self._on_event("compile", seconds, name)
         elif event == LOWERED_EVENT:
-            self._on_lowering(seconds, name)
+            self._on_event("lower", seconds, name)
         elif event.startswith(CACHE_EVENTS):
-            self._on_cache(event, seconds)
+            self._on_event("cache", seconds, event)
 
     def is_told(self) -> bool:
         """Whether JAX still tells of everything."""
@@ -542,7 +537,11 @@ def look() -> Sight:
             tracers.append(x.__class__)
         return x
 
-    listener = EventListener(on_trace=lambda _seconds, _name: calls.append(call_on_stack()))
+    def hear(kind: EventKind, _seconds: float, _name: str) -> None:
+        if kind == "trace":
+            calls.append(call_on_stack())
+
+    listener = EventListener(hear)
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]

@@ -324,7 +324,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(
     assert refused("x.py", capsys=capsys) == "there is no file 'x.py', and no program of that name is installed"
     (tmp_path / "bin" / "a-program").write_text("#!/usr/bin/env python3\n")
     (tmp_path / "bin" / "a-program").chmod(0o755)
-    assert command._script("a-program") == f"{tmp_path}/bin/a-program"
+    assert command._parsed(["a-program"])[1] == [f"{tmp_path}/bin/a-program"]
     assert refused("a-tool", capsys=capsys) == f"{tmp_path}/bin/a-tool is not a program of Python"
     assert "there is no folder" in refused("--html", "no/page.html", "x.py", capsys=capsys)
     assert "expected one argument" in refused("--json", capsys=capsys)

@@ -221,8 +221,10 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
     ]
     yield from inside
     told = any(hazard.kind in {"function", "identity"} for hazard in inside)
-    if isinstance(value, functools.partial) and not told and not compared.foreign:
-        yield from _of_partial(path, value, compared)
+    if isinstance(value, functools.partial) and not (told or compared.foreign):
+        reason = compared.why_itself_only(value)
+        if reason is not None:
+            yield Hazard(path, value, "function", f"{reason}, so a partial made anew traces again; make it once")
 
 
 def _inside(value: Any) -> dict[Any, Any]:
@@ -345,13 +347,6 @@ def _is_of_module(function: types.FunctionType) -> bool:
         return True
     module = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
     return any(function is one for one in getattr(module, "__dict__", {}).values())
-
-
-def _of_partial(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
-    reason = compared.why_itself_only(value)
-    if reason is not None:
-        text = f"{reason}, so a partial made anew traces again; make it once"
-        yield Hazard(path, value, "function", text)
 
 
 def _of_wrapper(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:

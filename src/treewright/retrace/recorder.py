@@ -1,12 +1,10 @@
 """What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
 import atexit
-import functools
 import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ import jax
 from treewright._jax import (
     LOOKING,
     Call,
-    EventListener,
+    EventKind,
     call_on_stack,
     frames_above,
     is_inside_another_trace,
@@ -82,7 +80,7 @@ class EventRecorder(Watch):
         self.__exit__()
 
     def _say_what_was_missed(self) -> None:
-        if not self.is_told():
+        if not self.listener.is_told():
             self.warn(CLEARED)
 
     def warn(self, text: str) -> None:
@@ -93,29 +91,20 @@ class EventRecorder(Watch):
         """Keep a report until it is written down what it is about."""
         self._thread.reports.append((definition, report))
 
-    def _listen(self) -> EventListener:
-        return EventListener(
-            functools.partial(self._safely, self._hear, "trace"),
-            functools.partial(self._safely, self._hear, "compile"),
-            functools.partial(self._safely, self._hear, "lower"),
-            functools.partial(self._safely, self._hear_of_the_cache),
-        )
-
-    def _safely(self, hear: Callable[..., None], *told: object) -> None:
+    def _hear(self, kind: EventKind, seconds: float, name: str) -> None:
         self._thread.heard, self._thread.began = time.monotonic(), time.thread_time()
         try:
-            hear(*told)
+            if kind == "cache":
+                self._hear_of_the_cache(name, seconds)
+            elif threading.current_thread().name != LOOKING:
+                call = call_on_stack()
+                self.told(kind, call, seconds, name)
+                self._write(kind, call, seconds, name)
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
             self.warn(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
 
-    def _hear(self, kind: str, seconds: float, name: str) -> None:
-        if threading.current_thread().name == LOOKING:
-            return
-        here, call = self._thread, call_on_stack()
-        if kind == "trace":
-            self.hear_of_trace(call, seconds, name)
-        elif kind == "compile":
-            self.hear_of_compilation(call, seconds, name)
+    def _write(self, kind: EventKind, call: Call | None, seconds: float, name: str) -> None:
+        here = self._thread
         # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
         if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
             return

@@ -11,6 +11,7 @@ import jax
 
 from treewright._jax import (
     Call,
+    EventKind,
     EventListener,
     call_on_stack,
     called_by_the_user,
@@ -101,14 +102,11 @@ class Watch:
         if not (sight.events and sight.calls and sight.outcomes):
             self.warn(lost)
         PROCESS.add(self)
-        self._listener = self._listen()
+        self.listener = EventListener(self._hear)
         return self
 
-    def _listen(self) -> EventListener:
-        return EventListener(self._traced, self._compiled)
-
     def __exit__(self, *_: object) -> None:
-        listener = self._listener
+        listener = self.listener
         PROCESS.remove(self)
         was_told = listener.stop()
         for thread in list(self._begun):
@@ -118,22 +116,22 @@ class Watch:
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
             self.warn(_NO_COMPILATIONS)
 
-    def is_told(self) -> bool:
-        """Whether JAX still tells of what it does."""
-        return self._listener.is_told()
-
     def warn(self, text: str) -> None:
         """Say what is not seen."""
         warnings.warn(text, RetraceWarning, stacklevel=4)
 
-    def _traced(self, seconds: float, name: str) -> None:
-        self.hear_of_trace(call_on_stack(), seconds, name)
+    def _hear(self, kind: EventKind, seconds: float, name: str) -> None:
+        if kind in {"trace", "compile"}:
+            self.told(kind, call_on_stack(), seconds, name)
 
-    def _compiled(self, seconds: float, name: str) -> None:
-        self.hear_of_compilation(call_on_stack(), seconds, name)
+    def told(self, kind: EventKind, call: Call | None, seconds: float, name: str) -> None:
+        """What is done when JAX tells of a trace or a compilation."""
+        if kind == "trace":
+            self._traced(call, seconds, name)
+        elif kind == "compile":
+            self._compiled(call, seconds, name)
 
-    def hear_of_trace(self, call: Call | None, seconds: float, name: str) -> None:
-        """What is done when JAX tells of a trace."""
+    def _traced(self, call: Call | None, seconds: float, name: str) -> None:
         self._end(self._take())
         if call is not None and (_is_internal(call.function) or is_inside_another_trace()):
             return
@@ -152,8 +150,7 @@ class Watch:
             begun = self._new_trace(seen, seconds)
         self._begun[threading.get_ident()] = begun
 
-    def hear_of_compilation(self, call: Call | None, seconds: float, name: str) -> None:
-        """What is done when JAX tells of a compilation."""
+    def _compiled(self, call: Call | None, seconds: float, name: str) -> None:
         if call is None or _is_internal(call.function) or name != f"jit({call.jit_name})":
             return
         begun = self._take()
