@@ -299,7 +299,7 @@ def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapp
 def distance(old: Signature, new: Signature) -> tuple[int, int]:
     """How far two calls are apart: first the number of differences for which `jit` traces, then that of all."""
     # Most of what it takes to compare is to say why statics differ.
-    found = call_differences(old, new, why=lambda *_: "")
+    found = call_differences(old, new, why=lambda _old, _new: "")
     return sum(not is_placement(difference) for difference in found), len(found)
 
 
