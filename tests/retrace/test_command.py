@@ -490,9 +490,9 @@ def test_recording_begins_once_and_not_in_a_process_that_is_forked(
     first("event", 1.0)
 
     assert len(begun) == 1
-    begun[0].note("in the program")
+    begun[0].warn("in the program")
     at_fork[0]()
-    begun[0].note("in the forked process")
+    begun[0].warn("in the forked process")
     assert (tmp_path / inject.NAME).read_text().count("\n") == 1
     monkeypatch.delattr(os, "register_at_fork")  # where nothing can be forked
     inject.FirstTrace(tmp_path)("event", 1.0)
