@@ -238,8 +238,8 @@ def test_without_a_way_to_stop_it_a_listener_does_nothing_more(monkeypatch: pyte
 def test_a_listener_that_stops_while_jax_tells_of_a_trace_makes_no_other_miss_it() -> None:
     traces: list[str] = []
     listeners: list[_jax.EventListener] = []
-    listeners.append(_jax.EventListener(on_trace=lambda *_: listeners[0].stop()))
-    second = _jax.EventListener(on_trace=lambda _, name: traces.append(name))
+    listeners.append(_jax.EventListener(lambda *_: listeners[0].stop()))
+    second = _jax.EventListener(lambda kind, _, name: traces.append(name) if kind == "trace" else None)
     jax.jit(fresh(double)).trace(1.0)
     second.stop()
     heard = list(traces)

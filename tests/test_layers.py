@@ -90,15 +90,16 @@ retrace.check_statics: _jax, _nodes.fields, _trees.level, _values.exact, _values
     _values.why
 retrace.history: _jax, _trees.diff, _values.reach, _values.snapshot, _values.why, retrace.call
 retrace.remedies: _jax, _jax_refs, _trees.diff, _trees.level, _values.reach, _values.snapshot, _values.why
-retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.history, retrace.remedies
+retrace.report: _jax, _trees.diff, _values.reach, _values.text, errors, retrace.call, retrace.history,
+    retrace.remedies
 retrace.traced: _jax, _values.exact, _values.reach, _values.text, errors, retrace.call, retrace.history,
     retrace.report
 retrace.watch: _jax, _values.reach, errors, retrace.call, retrace.history, retrace.report, retrace.traced
 retrace.explain: _jax, _values.text, errors, retrace.call, retrace.history, retrace.report, retrace.traced,
     retrace.watch
 retrace.record
-retrace.recorder: _jax, _jax_cache, _trees.diff, _values.reach, _values.text, retrace.call, retrace.history,
-    retrace.record, retrace.remedies, retrace.report, retrace.watch
+retrace.recorder: _jax, _jax_cache, _trees.diff, _values.text, retrace.call, retrace.history, retrace.record,
+    retrace.remedies, retrace.report, retrace.watch
 retrace.inject: retrace.record, retrace.recorder
 retrace.tally
 retrace.cache: retrace.record, retrace.tally

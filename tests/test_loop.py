@@ -83,7 +83,7 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
-    listener = EventListener(on_compilation=lambda _seconds, name: programs.append(name))
+    listener = EventListener(lambda kind, _, name: programs.append(name) if kind == "compile" else None)
     run()
     listener.stop()
     return [name for name in programs if name in {"jit(count)", "jit(doubled)", "jit(<lambda>)", "jit(step)"}]

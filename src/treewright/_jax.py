@@ -135,11 +135,12 @@ TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: _jax_cache.py
+EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
 register_event_listener: Any = jax.monitoring.register_event_listener
 
 
-def _nothing(*_: Any) -> None:
-    """What is done about an event that nobody asked for."""
+def nothing(*_: Any) -> None:
+    """What is done about what nobody asked for."""
 
 
 class _Relay:
@@ -191,32 +192,19 @@ _RELAY = _Relay()
 
 
 class EventListener:
-    """Hears of every trace and compilation in the process, until it is stopped.
+    """Hears of every trace and compilation in the process, until it is stopped: what it is, its seconds, and a name.
+
+    The name is that of the function that was traced, of the program that was compiled, such as `jit(step)`, or of the
+    module that was lowered, `jit_step`; or an event of the persistent cache, inside of the compilation it is about.
 
     JAX tells of an outermost trace when it has ended and before anything is compiled, in the thread and on the stack
     of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
     Without `COMPILED_EVENT` they warn, when their block ends, that they saw neither recompiles nor traces under `grad`
     or `vmap` alone. Without the function that stops a listener, the relay stays registered with nobody to tell.
-
-    Args:
-        on_trace: Called with the seconds of a trace and the name of the function.
-        on_compilation: Called with the seconds of a compilation and the name of the program, such as `jit(step)`.
-        on_lowering: Called with the seconds that it took to lower a trace, and the name of the module: `jit_step`.
-        on_cache: Called with an event of the persistent compilation cache, inside of the compilation that it is about,
-            and its seconds, if it has any.
     """
 
-    def __init__(
-        self,
-        on_trace: Callable[[float, str], object] = _nothing,
-        on_compilation: Callable[[float, str], object] = _nothing,
-        on_lowering: Callable[[float, str], object] = _nothing,
-        on_cache: Callable[[str, float], object] = _nothing,
-    ) -> None:
-        self._on_trace = on_trace
-        self._on_compilation = on_compilation
-        self._on_lowering = on_lowering
-        self._on_cache = on_cache
+    def __init__(self, on_event: Callable[[EventKind, float, str], object] = nothing) -> None:
+        self._on_event = on_event
         self.has_heard: bool = False
         self.has_heard_of_a_compilation: bool = False
         _RELAY.add(self)
@@ -225,14 +213,14 @@ class EventListener:
         """What JAX tells."""
         self.has_heard = True
         if event == TRACED_EVENT:
-            self._on_trace(seconds, name)
+            self._on_event("trace", seconds, name)
         elif event == COMPILED_EVENT and name:
             self.has_heard_of_a_compilation = True
-            self._on_compilation(seconds, name)
+            self._on_event("compile", seconds, name)
         elif event == LOWERED_EVENT:
-            self._on_lowering(seconds, name)
+            self._on_event("lower", seconds, name)
         elif event.startswith(CACHE_EVENTS):
-            self._on_cache(event, seconds)
+            self._on_event("cache", seconds, event)
 
     def is_told(self) -> bool:
         """Whether JAX still tells of everything."""
@@ -288,34 +276,21 @@ Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of a jitted function.
+    """One call of a jitted function."""
 
-    Args:
-        function: The user's function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        options: What `jax.jit` was told, but for its static arguments.
-        is_static: Whether an argument of this name and place is compared, not traced.
-        fixed_numbers: Whether Python numbers are compared too, as equinox does.
-        live: Whether the arrays are real ones, that lie somewhere.
-        settings: What else a trace depends on in this call, such as the axes of `pmap`.
-        jit_name: The name by which JAX calls the function.
-        outcome: Whether JAX ran the function for this call, took the trace of an earlier one, or neither since the
-            function raised.
-        in_transformation: Whether the call is a part of `grad` or `vmap`, for which JAX traces without telling.
-    """
-
-    function: Any
+    function: Any  # the user's
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # of `jax.jit`, but for statics
+    # Whether an argument of this name and place is compared, not traced.
     is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
-    fixed_numbers: bool = False
-    live: bool = True
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    jit_name: str = ""
+    fixed_numbers: bool = False  # whether Python numbers are compared too, as equinox does
+    live: bool = True  # whether the arrays are real ones, that lie somewhere
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # such as the axes of `pmap`
+    jit_name: str = ""  # by which JAX calls the function
+    # Whether JAX ran the function for this call, took an earlier trace, or neither since the function raised.
     outcome: Outcome = "unknown"
-    in_transformation: bool = False
+    in_transformation: bool = False  # whether it is a part of `grad` or `vmap`, for which JAX traces without telling
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
@@ -542,21 +517,14 @@ def trace_settings() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sight:
-    """What this version of JAX shows of a trace.
+    """What this version of JAX shows of a trace."""
 
-    Args:
-        tracer_class: The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where
-            a function can't tell that `jit` traces it: `traced` then warns at its first call, and raises where it has
-            a limit.
-        events: Whether JAX tells of traces.
-        calls: Whether the call of a jitted function can be read while it is traced.
-        outcomes: Whether it can be read if a call was traced, or got the trace of an earlier one.
-    """
-
+    # The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where a function can't
+    # tell that `jit` traces it: `traced` then warns at its first call, and raises where it has a limit.
     tracer_class: type[Any] | None
-    events: bool
-    calls: bool
-    outcomes: bool
+    events: bool  # whether JAX tells of traces
+    calls: bool  # whether the call of a jitted function can be read while it is traced
+    outcomes: bool  # whether it can be read if a call was traced, or got the trace of an earlier one
 
 
 def look() -> Sight:
@@ -569,7 +537,11 @@ def look() -> Sight:
             tracers.append(x.__class__)
         return x
 
-    listener = EventListener(on_trace=lambda _seconds, _name: calls.append(call_on_stack()))
+    def hear(kind: EventKind, _seconds: float, _name: str) -> None:
+        if kind == "trace":
+            calls.append(call_on_stack())
+
+    listener = EventListener(hear)
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]

@@ -19,17 +19,11 @@ _LOCALS = ("cache_key", "computation", "host_callbacks")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CacheRequest:
-    """A program that JAX looks for in its persistent cache.
+    """A program that JAX looks for in its persistent cache."""
 
-    Args:
-        key: Its key there.
-        module: The lowered program.
-        is_left_out: Whether it calls Python and this JAX keeps no such program, as none did before 0.11.
-    """
-
-    key: str
-    module: Any
-    is_left_out: bool
+    key: str  # there
+    module: Any  # the lowered program
+    is_left_out: bool  # whether it calls Python and this JAX keeps no such program, as none did before 0.11
 
     def text(self) -> str:
         """The lowered text, without the places in the source that are no part of the key."""

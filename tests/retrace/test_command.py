@@ -332,7 +332,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(
     assert refused("x.py", capsys=capsys) == "there is no file 'x.py', and no program of that name is installed"
     (tmp_path / "bin" / "a-program").write_text("#!/usr/bin/env python3\n")
     (tmp_path / "bin" / "a-program").chmod(0o755)
-    assert command._script("a-program") == f"{tmp_path}/bin/a-program"
+    assert command._parsed(["a-program"])[1] == [f"{tmp_path}/bin/a-program"]
     assert refused("a-tool", capsys=capsys) == f"{tmp_path}/bin/a-tool is not a program of Python"
     assert "there is no folder" in refused("--html", "no/page.html", "x.py", capsys=capsys)
     assert "expected one argument" in refused("--json", capsys=capsys)
@@ -498,9 +498,9 @@ def test_recording_begins_once_and_not_in_a_process_that_is_forked(
     first("event", 1.0)
 
     assert len(begun) == 1
-    begun[0].note("in the program")
+    begun[0].warn("in the program")
     at_fork[0]()
-    begun[0].note("in the forked process")
+    begun[0].warn("in the forked process")
     assert (tmp_path / inject.NAME).read_text().count("\n") == 1
     monkeypatch.delattr(os, "register_at_fork")  # where nothing can be forked
     inject.FirstTrace(tmp_path)("event", 1.0)

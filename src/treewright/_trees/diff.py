@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import operator
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -26,6 +26,7 @@ _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "d
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 _Found: TypeAlias = "tuple[DifferenceKind, str] | None"
+Why: TypeAlias = Callable[[Any, Any], str]
 
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 
@@ -153,8 +154,8 @@ def _as_structure(tree: Any) -> Structure:
     return Structure(tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree))
 
 
-def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iterator[Difference]:
-    """`diff`, one at a time, of trees that hang at `path`."""
+def differences(left: Any, right: Any, *, values: bool, path: Path = (), why: Why = why) -> Iterator[Difference]:
+    """`diff`, one at a time, of trees that hang at `path`; the reasons of statics are what `why` gives."""
     waiting: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while waiting:
         path, a, b = waiting.pop()
@@ -176,7 +177,7 @@ def differences(left: Any, right: Any, *, values: bool, path: Path = ()) -> Iter
         elif old.kind is not new.kind:
             yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
         else:
-            yield from _differences_of_statics(path, old, new, values=values)
+            yield from _differences_of_statics(path, old, new, why, values=values)
             pairs_and_differences = list(_children_of_both(path, old, new))
             yield from (below for below in pairs_and_differences if isinstance(below, Difference))
             waiting.extend(below for below in reversed(pairs_and_differences) if not isinstance(below, Difference))
@@ -233,7 +234,7 @@ def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Pat
     yield from (Difference((*path, key), ABSENT, _bare(child), "added") for key, child in theirs.items())
 
 
-def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool) -> Iterator[Difference]:
+def _differences_of_statics(path: Path, old: Level, new: Level, why: Why, *, values: bool) -> Iterator[Difference]:
     if old.aux is new.aux:
         return
     whole: Same = same_exactly if values and old.content is None else same_to_jit
@@ -246,7 +247,7 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
         same = whole if old.content is None else functools.partial(same_exactly, content=old.content[index])
         if not same(value, other):
             found = True
-            yield static_difference((*path, key), value, other, same)
+            yield static_difference((*path, key), value, other, same, why=why)
     if found:
         return
     keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
@@ -256,7 +257,7 @@ def _differences_of_statics(path: Path, old: Level, new: Level, *, values: bool)
     elif old.content is not None:
         yield from _differences_of_hashes(path, old, new)
     elif set(keys) == set(other_keys):
-        yield static_difference((*path, AuxKey()), old.aux, new.aux, whole)
+        yield static_difference((*path, AuxKey()), old.aux, new.aux, whole, why=why)
 
 
 def _differences_of_hashes(path: Path, old: Level, new: Level) -> Iterator[Difference]:
@@ -269,7 +270,9 @@ def _differences_of_hashes(path: Path, old: Level, new: Level) -> Iterator[Diffe
             yield Difference((*path, key), value, other, "static", cause)
 
 
-def static_difference(path: Path, old: Any, new: Any, same: Same, kind: DifferenceKind = "static") -> Difference:
+def static_difference(
+    path: Path, old: Any, new: Any, same: Same, kind: DifferenceKind = "static", *, why: Why = why
+) -> Difference:
     """The difference between two statics, with the places inside where they differ."""
     parts = [((*path, *within), a, b) for within, a, b in changed_parts(old, new, same)]
     if len(parts) == 1 and parts[0][0] == path:

@@ -150,7 +150,12 @@ def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
     except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
         return LeafType(None, kind, leaf)
     python = kind if kind in _NUMBERS else None
-    if isinstance(like, LeafType) and python is None and like.python is None and aval == like.aval:
+    if (
+        isinstance(like, LeafType)
+        and python is None
+        and like.python is None
+        and (aval is like.aval or aval == like.aval)
+    ):
         return like
     return LeafType(aval, python)
 

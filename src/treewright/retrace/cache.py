@@ -25,49 +25,28 @@ _UNTOLD = "JAX did not write it, and does not say why: too few bytes, or another
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Missed:
-    """A program that was compiled again, though one of the same name and arguments was in the cache.
-
-    Args:
-        program: The program.
-        line: The number of the first line of its lowered text that differs; 0 if the text is the same.
-        old: That line in the earlier run.
-        new: That line in this one.
-        cause: Where such a difference comes from; empty if that can't be known from the text.
-    """
+    """A program that was compiled again, though one of the same name and arguments was in the cache."""
 
     program: Program
-    line: int
-    old: str
+    line: int  # the number of the first line of its lowered text that differs; 0 if the text is the same
+    old: str  # that line in the earlier run
     new: str
-    cause: str
+    cause: str  # where such a difference comes from; empty if that can't be known from the text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the cache did.
+    """What the cache did. Times are in seconds."""
 
-    Args:
-        folder: Where it is; empty if there is none.
-        why_off: Why JAX does not use one; empty if it does.
-        read: What was read from it.
-        kept: What was compiled and written to it.
-        left_out: What was compiled and not written, by the reason.
-        saved: The seconds that reading saved.
-        next_start: The seconds that the next start saves by what is there now.
-        at_most: The seconds that it would save if all were kept that can be.
-        least: The seconds that compiling has to take for a program to be kept.
-        missed: Programs that were there before in another form.
-    """
-
-    folder: str
-    why_off: str
+    folder: str  # where it is; empty if there is none
+    why_off: str  # why JAX does not use one; empty if it does
     read: list[Program]
-    kept: list[Program]
-    left_out: dict[str, list[Program]]
-    saved: float
-    next_start: float
-    at_most: float
-    least: float
+    kept: list[Program]  # what was compiled and written to it
+    left_out: dict[str, list[Program]]  # what was compiled and not written, by the reason
+    saved: float  # by reading
+    next_start: float  # what the next start saves by what is there now
+    at_most: float  # what it would save if all were kept that can be
+    least: float  # what compiling has to take for a program to be kept
     missed: list[Missed]
 
 

@@ -6,7 +6,7 @@ import operator
 import types
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -16,40 +16,23 @@ from treewright._jax_refs import is_ref
 from treewright._loop import FlatTree
 from treewright._nodes.node import finished_pair
 from treewright._nodes.statics import Statics
-from treewright._trees.diff import ABSENT, Difference, DifferenceKind, differences, static_difference
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, Why, differences, static_difference
 from treewright._trees.level import LeafType, Level, SureLeaves, leaf_type_of, level_of
 from treewright._values.reach import class_of
 from treewright._values.snapshot import Remembered, facts_of, remembered
 from treewright._values.text import first_names, mesh_text, short_text
-from treewright._values.why import same_exactly, same_to_jit
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a call, by the name that the function gives it."""
-
-    name: str
-    value: Any
-    passed: Literal["by position", "by keyword"]
+from treewright._values.why import same_exactly, same_to_jit, why
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What `jit` looks at in a call. It keeps no array, and nothing in it changes later.
+    """What `jit` looks at in a call. It keeps no array, and nothing in it changes later."""
 
-    Args:
-        traced: The trees of the arguments that are traced, by name.
-        compared: The arguments that are compared instead, by name.
-        passed: How each argument was passed.
-        settings: The settings of JAX.
-        options: The options of `jit`.
-    """
-
-    traced: Mapping[str, Level | LeafType]
-    compared: Mapping[str, Any]
-    passed: Mapping[str, str]
-    settings: Mapping[str, Any]
-    options: Mapping[str, Any]
+    traced: Mapping[str, Level | LeafType]  # the trees of the arguments that are traced, by name
+    compared: Mapping[str, Any]  # the arguments that are compared instead, by name
+    passed: Mapping[str, str]  # how each argument was passed
+    settings: Mapping[str, Any]  # of JAX
+    options: Mapping[str, Any]  # of `jit`
 
     def argument(self, name: str) -> Any:
         """What is kept of an argument; `ABSENT` if the call has none of this name."""
@@ -88,22 +71,22 @@ def place_in(frame: types.FrameType) -> str:
 # Signatures
 
 
-def arguments_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Argument]:
-    """The arguments of a call by the function's own names for them: `x`, `args[0]`, `kwargs['y']`."""
+def _arguments(call: Call) -> Iterator[tuple[str, Any, str]]:
+    """The arguments by the function's own names for them, `x`, `args[0]`, `kwargs['y']`, and how each is passed."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(call.function).parameters.values())
     except (TypeError, ValueError):  # built-in functions
         parameters = []
     kinds = inspect.Parameter
     named = [par.name for par in parameters if par.kind in {kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD}]
     rest = next((par.name for par in parameters if par.kind is kinds.VAR_POSITIONAL), "args")
-    for index, value in enumerate(args):
+    for index, value in enumerate(call.args):
         name = named[index] if index < len(named) else f"{rest}[{index - len(named)}]"
-        yield Argument(name, value, "by position")
+        yield name, value, "by position"
     names = {par.name for par in parameters if par.kind is not kinds.VAR_KEYWORD}
     others = next((par.name for par in parameters if par.kind is kinds.VAR_KEYWORD), "kwargs")
-    for name in sorted(kwargs):
-        yield Argument(name if name in names else f"{others}[{name!r}]", kwargs[name], "by keyword")
+    for name in sorted(call.kwargs):
+        yield name if name in names else f"{others}[{name!r}]", call.kwargs[name], "by keyword"
 
 
 def signature_of(call: Call, like: Signature | None = None) -> Signature:
@@ -113,11 +96,9 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     traced: dict[str, Level | LeafType] = {}
     compared: dict[str, Any] = {}
     passed: dict[str, str] = {}
-    for place, argument in enumerate(arguments_of(call.function, call.args, call.kwargs)):
-        name, value = argument.name, argument.value
-        if isinstance(value, FlatTree):
-            value = value.tree
-        passed[name] = argument.passed
+    for place, (name, given, way) in enumerate(_arguments(call)):
+        value = given.tree if isinstance(given, FlatTree) else given
+        passed[name] = way
         if call.is_static(name, place, value):
             holds_arrays = any(isinstance(part, jax.Array) for part in jax.tree.leaves(value))
             compared[name] = Remembered(value) if holds_arrays else remembered(value)
@@ -160,7 +141,7 @@ class _Remembering:
     """
 
     def __init__(self, call: Call) -> None:
-        self.call = call
+        self.live, self.fixed_numbers = call.live, call.fixed_numbers
         self.leaves = SureLeaves()
 
     def tree(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
@@ -185,11 +166,11 @@ class _Remembering:
         kept = leaf_type_of(leaf, like)
         if kept.value is not None:
             kept = dataclasses.replace(kept, value=remembered(kept.value))
-        if kept.python is not None and self.call.fixed_numbers:
+        if kept.python is not None and self.fixed_numbers:
             kept = LeafType(None, kept.python, leaf)
         else:
-            placement = placement_of(leaf) if self.call.live else None
-            if kept.placement != placement:
+            placement = placement_of(leaf) if self.live else None
+            if kept.placement is not placement and kept.placement != placement:
                 kept = LeafType(kept.aval, kept.python, kept.value, placement)
         return like if kept is like or (isinstance(like, LeafType) and _same_leaf(kept, like)) else kept
 
@@ -260,12 +241,13 @@ def placement_of(value: Any) -> Placement | None:
 # Differences
 
 
-def call_differences(old: Signature, new: Signature) -> list[Difference]:
+def call_differences(old: Signature, new: Signature, why: Why = why) -> list[Difference]:
     """The differences between two calls: of arguments, then of settings and options."""
-    options = {difference.path: difference for difference in _differences_by_name("option", old.options, new.options)}
+    of_options = _differences_by_name("option", old.options, new.options)
+    options = {difference.path: difference for difference in of_options}
     if ("donate_argnums",) in options:
         options.pop(("donate_argnames",), None)  # which jit makes of the numbers
-    return [*_differences_of_arguments(old, new), *_differences_of_settings(old, new), *options.values()]
+    return [*_differences_of_arguments(old, new, why), *_differences_of_settings(old, new), *options.values()]
 
 
 def _differences_of_settings(old: Signature, new: Signature) -> list[Difference]:
@@ -278,7 +260,7 @@ def _differences_of_settings(old: Signature, new: Signature) -> list[Difference]
     return named if sum(not same_to_jit(a, b) for a, b in unnamed) <= len(named) else found
 
 
-def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Difference]:
+def _differences_of_arguments(old: Signature, new: Signature, why: Why) -> Iterator[Difference]:
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.argument(name), new.argument(name)
         if a is ABSENT or b is ABSENT:
@@ -287,11 +269,11 @@ def _differences_of_arguments(old: Signature, new: Signature) -> Iterator[Differ
             yield Difference((name,), a, b, "class")
         else:
             if name in old.compared and not (facts_of(a).kind is facts_of(b).kind and same_to_jit(a, b)):
-                yield static_difference((name,), a, b, same_exactly)
+                yield static_difference((name,), a, b, same_exactly, why=why)
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
             if name in old.traced:
-                yield from map(_told_apart, differences(a, b, values=False, path=(name,)))
+                yield from map(_told_apart, differences(a, b, values=False, path=(name,), why=why))
 
 
 def _told_apart(difference: Difference) -> Difference:
@@ -312,6 +294,13 @@ def _differences_by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapp
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if not same_to_jit(a, b):
             yield static_difference((name,), a, b, same_to_jit, kind)
+
+
+def distance(old: Signature, new: Signature) -> tuple[int, int]:
+    """How far two calls are apart: first the number of differences for which `jit` traces, then that of all."""
+    # Most of what it takes to compare is to say why statics differ.
+    found = call_differences(old, new, why=lambda _old, _new: "")
+    return sum(not is_placement(difference) for difference in found), len(found)
 
 
 def is_placement(difference: Difference) -> bool:

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import functools
 import sys
-import time
+import timeit
 import types
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 
 from treewright._jax import GetAttrKey, Path, SequenceKey, path_text
 from treewright._nodes.fields import options_of
-from treewright._trees.level import Level, Place, is_node, leaf_type_of, walk
+from treewright._trees.level import Place, is_node, leaf_type_of, walk
 from treewright._values import reach
 from treewright._values.exact import exact_key, why_itself_only
 from treewright._values.plain import MUTABLE, NoExactKeyError
@@ -102,7 +102,7 @@ def check_statics(tree: Any) -> list[Hazard]:
         >>> print(*check_statics([Layer(1.0, max), Layer(1.0, object())]))
         [1].scale: <object object>: object has no __eq__, so one made anew traces again; give it one, or make it once
     """
-    return list(_Walk().tree(tree))
+    return list(_in_tree(tree))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,40 +123,34 @@ class _Comparison:
             return f"it holds {problem.found}"
 
 
-class _Walk:
-    """One walk through a tree. `seen` holds the first value of each type in each field of a foreign class."""
-
-    def __init__(self) -> None:
-        self.seen: dict[tuple[type[Any], str], list[Any]] = {}
-
-    def tree(self, tree: Any) -> Iterator[Hazard]:
-        for place in walk(Place(tree)):
-            level, path = place.level, place.path
-            if level is not None:
-                content = level.content or (False,) * len(level.statics)
-                for (key, value), by_content in zip(level.statics, content, strict=True):
-                    yield from self.static(level, (*path, key), value, content=by_content)
-            elif leaf_type_of(place.value).aval is None or class_of(place.value) is bool:
+def _in_tree(tree: Any) -> Iterator[Hazard]:
+    seen: dict[tuple[type[Any], str], list[Any]] = {}  # in each field of a foreign class, the first value of each type
+    for place in walk(Place(tree)):
+        level = place.level
+        if level is None:
+            if leaf_type_of(place.value).aval is None or class_of(place.value) is bool:
                 yield from _of_leaf(place)
-
-    def static(self, level: Level, path: Path, value: Any, *, content: bool) -> Iterator[Hazard]:
+            continue
         foreign = level.content is None
-        if foreign:
-            yield from self.collisions(level.kind, path, value)
-        yield from _slow(path, value, foreign=foreign)
-        yield from _hazards(path, value, _Comparison(foreign, content))
+        content = level.content or (False,) * len(level.statics)
+        for (key, value), by_content in zip(level.statics, content, strict=True):
+            path = (*place.path, key)
+            if foreign:
+                yield from _collision(path, value, seen.setdefault((level.kind, str(key)), []))
+            yield from _slow(path, value, foreign=foreign)
+            yield from _hazards(path, value, _Comparison(foreign, by_content))
 
-    def collisions(self, kind: type[Any], path: Path, value: Any) -> Iterator[Hazard]:
-        earlier = self.seen.setdefault((kind, str(path[-1])), [])
-        for other in earlier:
-            if same_to_jit(other, value) and not _exactly(other, value):
-                text = (
-                    f"jit takes it for the same as {short_text(other)} in this field of another node, and gives one "
-                    f"the program of the other; use one type"
-                )
-                yield Hazard(path, value, "collision", text)
-                return
-        earlier.append(value)
+
+def _collision(path: Path, value: Any, earlier: list[Any]) -> Iterator[Hazard]:
+    for other in earlier:
+        if same_to_jit(other, value) and not _exactly(other, value):
+            text = (
+                f"jit takes it for the same as {short_text(other)} in this field of another node, and gives one the "
+                f"program of the other; use one type"
+            )
+            yield Hazard(path, value, "collision", text)
+            return
+    earlier.append(value)
 
 
 def _of_leaf(place: Place) -> Iterator[Hazard]:
@@ -197,19 +191,13 @@ def _exactly(left: Any, right: Any) -> bool:
 
 def _slow(path: Path, value: Any, *, foreign: bool) -> Iterator[Hazard]:
     try:
-        seconds = min(_seconds_of_hash(value) for _ in range(3))
+        seconds = min(timeit.repeat(lambda: hash(value), number=1, repeat=3))
     except Exception:  # noqa: BLE001  a user's `__hash__`; that it raises is another hazard
         return
     if seconds > _SLOW:
         why = "and jit compares it in each call" if foreign else "each time a node is made with it"
         text = f"its hash takes {seconds * 1e3:.2g} ms, {why}; make it smaller, or a child"
         yield Hazard(path, value, "slow", text)
-
-
-def _seconds_of_hash(value: Any) -> float:
-    began = time.perf_counter()
-    hash(value)
-    return time.perf_counter() - began
 
 
 def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH) -> Iterator[Hazard]:
@@ -233,8 +221,10 @@ def _hazards(path: Path, value: Any, compared: _Comparison, depth: int = _DEPTH)
     ]
     yield from inside
     told = any(hazard.kind in {"function", "identity"} for hazard in inside)
-    if isinstance(value, functools.partial) and not told and not compared.foreign:
-        yield from _of_partial(path, value, compared)
+    if isinstance(value, functools.partial) and not (told or compared.foreign):
+        reason = compared.why_itself_only(value)
+        if reason is not None:
+            yield Hazard(path, value, "function", f"{reason}, so a partial made anew traces again; make it once")
 
 
 def _inside(value: Any) -> dict[Any, Any]:
@@ -356,13 +346,6 @@ def _is_of_module(function: types.FunctionType) -> bool:
         return True
     module = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
     return any(function is one for one in getattr(module, "__dict__", {}).values())
-
-
-def _of_partial(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:
-    reason = compared.why_itself_only(value)
-    if reason is not None:
-        text = f"{reason}, so a partial made anew traces again; make it once"
-        yield Hazard(path, value, "function", text)
 
 
 def _of_wrapper(path: Path, value: Any, compared: _Comparison) -> Iterator[Hazard]:

@@ -77,11 +77,8 @@ def _parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error("no program to run")
     if sys.flags.isolated or sys.flags.ignore_environment or sys.flags.no_site:
         parser.error("Python runs with -I, -E or -S here, and starts a program in which nothing can be watched")
-    if program[0] != "-m":
-        try:
-            program[0] = _script(program[0])
-        except FileNotFoundError as error:
-            parser.error(str(error))
+    if program[0] != "-m" and not Path(program[0]).exists():
+        program[0] = _installed(program[0], parser)
     return options, program
 
 
@@ -101,17 +98,15 @@ def _file(text: str) -> Path:
     return path
 
 
-def _script(name: str) -> str:
-    """The file of a program: a script, a folder with a `__main__.py`, or an installed program such as pytest."""
-    if Path(name).exists():
-        return name
+def _installed(name: str, parser: argparse.ArgumentParser) -> str:
+    """The file of an installed program, such as pytest."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=places)
     if found is None:
-        raise FileNotFoundError(f"there is no file {name!r}, and no program of that name is installed")
+        parser.error(f"there is no file {name!r}, and no program of that name is installed")
     with Path(found).open("rb") as file:
         if b"python" not in file.read(200):
-            raise FileNotFoundError(f"{found} is not a program of Python")
+            parser.error(f"{found} is not a program of Python")
     return found
 
 

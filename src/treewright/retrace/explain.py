@@ -77,17 +77,16 @@ class _ToBeUsed:
 
     _made_at: tuple[str, int] | None = None  # the file and line, until it is used
 
+    def __init__(self) -> None:
+        frame = user_frame()
+        self._made_at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
     def __del__(self) -> None:
         if self._made_at is not None:
             name = type(self).__name__
             wrong = f"{name}(...) was made here and never used, so it sees nothing"
             text = f"{wrong}: write `with {name}(...):` around the calls."
             warnings.warn_explicit(text, RetraceWarning, *self._made_at)
-
-
-def _line_of_the_user() -> tuple[str, int] | None:
-    frame = user_frame()
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
@@ -118,7 +117,7 @@ class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
         self._on_report = on_report or to_log_and_stderr
         self._watches: list[Watch] = []  # of the blocks that are open, the innermost last
-        self._made_at = _line_of_the_user()
+        super().__init__()
 
     def __enter__(self) -> None:
         self._made_at = None
@@ -184,7 +183,7 @@ class max_traces(_ToBeUsed):  # noqa: N801  it is used like a function
         self._only = only
         self._recompiles = recompiles
         self._blocks: list[_Block] = []  # that are open, the innermost last
-        self._made_at = _line_of_the_user()
+        super().__init__()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, which may not be traced more often."""

@@ -14,7 +14,7 @@ from treewright._values import reach
 from treewright._values.reach import class_of, innermost
 from treewright._values.snapshot import Remembered, remembered, remembered_function
 from treewright._values.why import Cause, cause_of_partials, why, why_decorated
-from treewright.retrace.call import Signature, call_differences, is_placement
+from treewright.retrace.call import Signature, call_differences, distance, is_placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,13 +24,10 @@ _SIGNATURES = 32  # of one function
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A signature that has been traced, and whether a program has been compiled for it.
-
-    The number is 0 if the trace was made before the block that watches.
-    """
+    """A signature that has been traced, and whether a program has been compiled for it."""
 
     signature: Signature
-    number: int
+    number: int  # 0 if the trace was made before the block that watches
     compiled: bool = False
 
 
@@ -38,14 +35,13 @@ class Entry:
 class Finding:
     """How a call differs from the closest earlier one of its function.
 
-    `entry` is that one, None if there is none. Where this function has none, it is the last of another function of the
-    same definition, and that it is another one is the first difference. `forgotten` is how many of the function's
-    earlier traces are not remembered any more.
+    Where its function has none, that is the last one of another function of the same definition, and that it is another
+    function is the first difference.
     """
 
     differences: tuple[Difference, ...] = ()
-    entry: Entry | None = None
-    forgotten: int = 0
+    entry: Entry | None = None  # the earlier one; None if there is none
+    forgotten: int = 0  # how many of the function's earlier traces are not remembered any more
 
     @property
     def shares_trace(self) -> bool:
@@ -56,11 +52,6 @@ class Finding:
     def of_trace(self) -> tuple[Difference, ...]:
         """The differences for which `jit` traces again."""
         return tuple(difference for difference in self.differences if not is_placement(difference))
-
-    @property
-    def distance(self) -> tuple[int, int]:
-        """How far the two calls are apart: first what makes `jit` trace counts, then the rest."""
-        return len(self.of_trace), len(self.differences)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,24 +94,16 @@ class History:
         return self.entries[-1].signature if self.entries else None
 
     def compare(self, signature: Signature, *, shares_trace: bool = False) -> Finding:
-        """How a call differs from the closest earlier one; nothing is recorded.
-
-        Args:
-            signature: That of the call.
-            shares_trace: Whether it is known that it got the trace of an earlier one, so that only such are compared.
-        """
+        """How a call differs from the closest earlier one; if asked, of those whose trace it shares alone."""
         with self.definition.lock:
             entries, last = list(reversed(self.entries)), self.definition.last
-        findings = (
-            Finding(tuple(call_differences(entry.signature, signature)), entry, self.forgotten) for entry in entries
-        )
-        closest = min(
-            (finding for finding in findings if finding.shares_trace or not shares_trace),
-            key=lambda finding: finding.distance,
-            default=None,
-        )
-        if closest is not None or entries or shares_trace or last is None:
-            return closest or Finding()
+        distances = [distance(entry.signature, signature) for entry in entries]
+        comparable = [index for index, (of_trace, _) in enumerate(distances) if not (of_trace and shares_trace)]
+        if comparable:
+            closest = entries[min(comparable, key=distances.__getitem__)]
+            return Finding(tuple(call_differences(closest.signature, signature)), closest, self.forgotten)
+        if entries or shares_trace or last is None:
+            return Finding()
         (before, entry), this = last, described(self._function())
         reason = why_another(before, this)
         difference = Difference(("the function itself",), before.function, this.function, "function", reason)

@@ -10,12 +10,13 @@ from types import MappingProxyType
 from treewright.retrace.cache import CacheReport
 from treewright.retrace.tally import Group, Program, Run
 from treewright.retrace.words import (
+    HEADS,
     cache_lines,
+    card,
     counted,
-    cures,
     duration,
-    group_title,
     headline,
+    numbers,
     reason_text,
     saveable_line,
     share,
@@ -221,28 +222,29 @@ def _round_step(least: float) -> float:
 
 
 def _card(group: Group) -> Iterator[str]:
-    yield f'<div class="card {"avoidable" if group.avoidable else ""}"><h3>{escape(group_title(group))}</h3>'
-    yield from (f"<p><code>{escape(reason_text(reason))}</code></p>" for reason in group.reasons)
-    yield from (
-        f'<p><span class="soft">the last time:</span> <code>{escape(reason_text(reason))}</code></p>'
-        for reason in group.last_reasons
-    )
-    first, last = group.first.place, group.last.place
-    where = first if first == last else f"first at {first}, last at {last}"
-    yield "" if group.first.operation else f'<p class="place">{escape(where)}</p>'
-    yield from (f'<p class="cure">{escape(cure)}</p>' for cure in cures(group))
+    yield f'<div class="card {"avoidable" if group.avoidable else ""}">'
+    for what, text in card(group):
+        yield _CARD[what].format(escape(text.removeprefix("at ") if what == "place" else text))
     yield "</div>"
 
 
+_CARD = MappingProxyType(
+    {
+        "title": "<h3>{}</h3>",
+        "reason": "<p><code>{}</code></p>",
+        "last": '<p><span class="soft">the last time:</span> <code>{}</code></p>',
+        "place": '<p class="place">{}</p>',
+        "cure": '<p class="cure">{}</p>',
+    }
+)
+
+
 def _table(run: Run) -> Iterator[str]:
-    heads = ("function", "traces", "compilations", "tracing", "compiling", "of the run")
     yield '<h2>By function</h2>\n<div class="scroll"><table>'
-    yield f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
+    yield f"<tr>{''.join(f'<th>{head}</th>' for head in HEADS)}</tr>"
     for row in run.rows():
         name = f'{escape(row.function)} <span class="place">{escape(row.where)}</span>'
-        times = (duration(row.tracing), duration(row.compiling), share(row.seconds, run))
-        cells = (name, str(row.traces), str(row.compilations), *times)
-        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in (name, *numbers(row, run)))}</tr>"
     yield "</table></div>"
 
 

@@ -15,7 +15,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        self.began: float = time.monotonic()
+        self.began: float = time.thread_time()
         self._is_closed = False
 
     def close(self) -> None:

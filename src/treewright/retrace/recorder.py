@@ -1,12 +1,10 @@
 """What the command writes down while a program runs: each trace, lowering and compilation, with place and reason."""
 
 import atexit
-import functools
 import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,21 +12,20 @@ import jax
 from treewright._jax import (
     LOOKING,
     Call,
-    EventListener,
+    EventKind,
     call_on_stack,
     frames_above,
     is_inside_another_trace,
 )
 from treewright._jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright._trees.diff import Difference
-from treewright._values.reach import innermost
 from treewright._values.text import array_text, first_names
 from treewright.retrace.call import caller, place_in
 from treewright.retrace.history import definition_of, name_of
 from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
 from treewright.retrace.report import RetraceReport, change_and_reason, place_of
-from treewright.retrace.watch import CLEARED, Watch
+from treewright.retrace.watch import CLEARED, Watch, package_of
 
 # What decides whether the persistent compilation cache keeps a program.
 _CACHE_SETTINGS = (
@@ -53,6 +50,7 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.heard: float = 0.0  # when the event came that is told now
+        self.began: float = 0.0  # the same by the clock for what we take, which stands while others have the processor
         self.spans: list[tuple[float, float]] = []
         self.reports: list[tuple[Any, RetraceReport]] = []
         self.request: CacheRequest | None = None
@@ -73,7 +71,7 @@ class EventRecorder(Watch):
         """Write down all that comes from now on."""
         self.__enter__()
         about = {"jax": jax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-        self._record.write({"kind": "jax", **about, "ours": time.monotonic() - self._record.began})
+        self._record.write({"kind": "jax", **about, "ours": time.thread_time() - self._record.began})
         atexit.register(self._say_what_was_missed)
 
     def stop(self) -> None:
@@ -82,7 +80,7 @@ class EventRecorder(Watch):
         self.__exit__()
 
     def _say_what_was_missed(self) -> None:
-        if not self.is_told():
+        if not self.listener.is_told():
             self.warn(CLEARED)
 
     def warn(self, text: str) -> None:
@@ -93,29 +91,20 @@ class EventRecorder(Watch):
         """Keep a report until it is written down what it is about."""
         self._thread.reports.append((definition, report))
 
-    def _listen(self) -> EventListener:
-        return EventListener(
-            functools.partial(self._safely, self._hear, "trace"),
-            functools.partial(self._safely, self._hear, "compile"),
-            functools.partial(self._safely, self._hear, "lower"),
-            functools.partial(self._safely, self._hear_of_the_cache),
-        )
-
-    def _safely(self, hear: Callable[..., None], *told: object) -> None:
-        self._thread.heard = time.monotonic()  # so that what we take is not counted as JAX's
+    def _hear(self, kind: EventKind, seconds: float, name: str) -> None:
+        self._thread.heard, self._thread.began = time.monotonic(), time.thread_time()
         try:
-            hear(*told)
+            if kind == "cache":
+                self._hear_of_the_cache(name, seconds)
+            elif threading.current_thread().name != LOOKING:
+                call = call_on_stack()
+                self.told(kind, call, seconds, name)
+                self._write(kind, call, seconds, name)
         except Exception as error:  # noqa: BLE001  whatever fails here, the program must go on
             self.warn(f"An event of JAX could not be written down: {type(error).__name__}: {error}")
 
-    def _hear(self, kind: str, seconds: float, name: str) -> None:
-        if threading.current_thread().name == LOOKING:
-            return
-        here, call = self._thread, call_on_stack()
-        if kind == "trace":
-            self.hear_of_trace(call, seconds, name)
-        elif kind == "compile":
-            self.hear_of_compilation(call, seconds, name)
+    def _write(self, kind: EventKind, call: Call | None, seconds: float, name: str) -> None:
+        here = self._thread
         # JAX also tells of a call that shares the trace of another, and JAX 0.9.0 of traces inside of others.
         if kind == "trace" and call is not None and (call.outcome == "shared" or is_inside_another_trace()):
             return
@@ -131,7 +120,7 @@ class EventRecorder(Watch):
         if kind == "compile":
             self._write_settings()
             line["cache"] = self._of_the_cache()
-        line["ours"] = time.monotonic() - here.heard
+        line["ours"] = time.thread_time() - here.began
         self._record.write(line)
 
     def _row(self, call: Call | None, name: str) -> dict[str, Any]:
@@ -141,7 +130,7 @@ class EventRecorder(Watch):
         if call is None:
             counted = any(definition == plain for definition, _ in self._thread.reports)
             return self._rows.get(plain, {**operation, "operation": not counted})
-        if _module_of(call) in {"jax", "jaxlib"}:
+        if package_of(call.function) in {"jax", "jaxlib"}:
             return operation
         row = {"function": name_of(call.function), **_where(definition_of(call.function)), "operation": False}
         self._rows[plain] = row
@@ -214,10 +203,6 @@ def _reason(difference: Difference) -> dict[str, str]:
     change, reason = change_and_reason(difference)
     about = {"path": place_of([difference]), "kind": difference.kind, "change": change, "reason": reason}
     return {**about, "cure": remedy_of(difference)}
-
-
-def _module_of(call: Call) -> str:
-    return str(getattr(innermost(call.function), "__module__", "")).partition(".")[0]
 
 
 def _plain(name: str) -> str:

@@ -13,7 +13,8 @@ from treewright._trees.diff import Difference, DifferenceKind
 from treewright._values.reach import class_of, public
 from treewright._values.text import first_names, in_html
 from treewright.errors import RetraceWarning
-from treewright.retrace.history import Finding, History
+from treewright.retrace.call import caller
+from treewright.retrace.history import Definition, Finding
 from treewright.retrace.remedies import remedy_of
 
 _BEFORE = "compared with a trace that was not seen: from before the block, or inside of another"
@@ -126,23 +127,21 @@ def _within(limit: int, groups: "list[tuple[str, list[str]]]") -> Iterator[str]:
         yield f"... and {total - limit} more lines"
 
 
-def trace_report(history: History, number: int, finding: Finding, place: str) -> RetraceReport:
-    """The report of a trace that begins."""
+def report_of(
+    event: Literal["trace", "recompile"],
+    definition: Definition,
+    number: int,
+    finding: Finding,
+    *,
+    seconds: float | None = None,
+    unseen: str = "",
+) -> RetraceReport:
+    """The report of a trace that begins, or of a compilation without a trace, for the call on the stack."""
+    differences = finding.of_trace if event == "trace" else finding.differences
     compared_with = None if finding.entry is None else finding.entry.number
-    unseen = (
-        f"the closest of the last traces; {finding.forgotten} before them are not remembered"
-        if finding.forgotten
-        else ""
-    )
-    return RetraceReport(
-        history.definition.name, "trace", number, finding.of_trace, compared_with, caller=place, unseen=unseen
-    )
-
-
-def recompile_report(name: str, number: int, finding: Finding, place: str) -> RetraceReport:
-    """The report of a compilation without a trace."""
-    compared_with = None if finding.entry is None else finding.entry.number
-    return RetraceReport(name, "recompile", number, finding.differences, compared_with, caller=place)
+    if event == "trace" and finding.forgotten:
+        unseen = unseen or f"the closest of the last traces; {finding.forgotten} before them are not remembered"
+    return RetraceReport(definition.name, event, number, differences, compared_with, seconds, caller(), unseen)
 
 
 def too_many(limit: int, report: RetraceReport) -> str:

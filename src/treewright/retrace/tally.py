@@ -4,6 +4,7 @@ Nothing here imports jax: the command stands beside the program, and costs it no
 """
 
 import dataclasses
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,35 +20,21 @@ _INDEX = re.compile(r"\[[^\]]*\]")
 
 @dataclasses.dataclass(slots=True)
 class Program:
-    """One program of the run: a trace, what was lowered and compiled for it, and why it was needed.
+    """One program of the run: a trace, what was lowered and compiled for it, and why it was needed."""
 
-    Args:
-        function: Its name; of an operation outside of jit, the operation's.
-        where: Where that is defined, as `train.py:12`; empty if nobody knows.
-        place: The line that needed the program, as `train.py:69 in main`.
-        operation: Whether it is an operation outside of jit.
-        operands: Of an operation, what it was compiled for.
-        spans: `(kind, began, seconds)` of each event, in seconds after the start of the run.
-        tracing: Seconds.
-        compiling: Seconds of lowering and compiling, or of reading from the persistent cache.
-        traced: Whether it was traced.
-        compiled: Whether it was compiled.
-        retrace: The report, if something like it had been traced or compiled before: its text and its reasons.
-        cache: What the persistent cache did about it.
-    """
-
-    function: str
-    where: str
-    place: str
-    operation: bool
-    operands: str = ""
+    function: str  # its name; of an operation outside of jit, the operation's
+    where: str  # where that is defined, as `train.py:12`; empty if nobody knows
+    place: str  # the line that needed the program, as `train.py:69 in main`
+    operation: bool  # whether it is an operation outside of jit
+    operands: str = ""  # of an operation, what it was compiled for
+    # `(kind, began, seconds)` of each event, in seconds after the start of the run
     spans: list[tuple[str, float, float]] = dataclasses.field(default_factory=list[tuple[str, float, float]])
-    tracing: float = 0.0
-    compiling: float = 0.0
+    tracing: float = 0.0  # seconds
+    compiling: float = 0.0  # seconds of lowering and compiling, or of reading from the persistent cache
     traced: bool = False
     compiled: bool = False
-    retrace: dict[str, Any] | None = None
-    cache: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    retrace: dict[str, Any] | None = None  # the report, if something like it had been traced or compiled before
+    cache: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # what the persistent cache did about it
     avoidable: bool = False
 
     @property
@@ -57,7 +44,7 @@ class Program:
 
     @property
     def row(self) -> tuple[str, str]:
-        """The row of the table that it belongs in."""
+        """The function and the place by which the table calls it."""
         return (OPERATIONS, "") if self.operation else (self.function, self.where)
 
 
@@ -74,7 +61,7 @@ class TableRow:
 
     @property
     def seconds(self) -> float:
-        """All that it took."""
+        """All that they took."""
         return self.tracing + self.compiling
 
 
@@ -110,45 +97,25 @@ class Group:
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """A run of a program, as far as JAX compiled for it.
+    """A run of a program, as far as JAX compiled for it."""
 
-    Args:
-        command: The program and its arguments.
-        status: What its process returned; negative for the signal that ended it.
-        seconds: How long it ran.
-        programs: All programs, in their order.
-        notes: What could not be seen.
-        settings: Those of the persistent cache, as they were last.
-        jax: The version; empty if the program traced nothing.
-        ours: Seconds of the run that went into watching.
-        flags: `XLA_FLAGS`.
-    """
-
-    command: list[str]
-    status: int
+    command: list[str]  # the program and its arguments
+    status: int  # what its process returned; negative for the signal that ended it
     seconds: float
     programs: list[Program]
-    notes: list[str]
-    settings: dict[str, Any]
-    jax: str = ""
-    ours: float = 0.0
-    flags: str = ""
+    notes: list[str]  # what could not be seen
+    settings: dict[str, Any]  # those of the persistent cache, as they were last
+    jax: str = ""  # the version; empty if the program traced nothing
+    ours: float = 0.0  # CPU seconds that went into watching
+    flags: str = ""  # `XLA_FLAGS`
 
     def rows(self) -> list[TableRow]:
         """The table by function: the costliest first."""
         of_rows: dict[tuple[str, str], list[Program]] = {}
         for program in self.programs:
             of_rows.setdefault(program.row, []).append(program)
-        rows = [
-            TableRow(
-                *row,
-                sum(program.traced for program in programs),
-                sum(program.compiled for program in programs),
-                sum(program.tracing for program in programs),
-                sum(program.compiling for program in programs),
-            )
-            for row, programs in of_rows.items()
-        ]
+        columns = [operator.attrgetter(name) for name in ("traced", "compiled", "tracing", "compiling")]
+        rows = [TableRow(*row, *(sum(map(of, programs)) for of in columns)) for row, programs in of_rows.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def groups(self) -> list[Group]:

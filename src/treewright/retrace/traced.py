@@ -17,7 +17,7 @@ from treewright._values.text import first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of
-from treewright.retrace.report import RetraceReport, tell, to_log_and_stderr, too_many, trace_report
+from treewright.retrace.report import RetraceReport, report_of, tell, to_log_and_stderr, too_many
 
 _NOTHING_KNOWN = (
     f"JAX {jax.__version__} calls what it traces in a way that Treewright does not know, so traced() and max_traces() "
@@ -28,20 +28,9 @@ _NOTHING_KNOWN = (
 class Listener(Protocol):
     """Someone who wants to know of every trace of a decorated function."""
 
-    @property
-    def trace_begins(self) -> Callable[[Any, RetraceReport], object]:
-        """Called before the function runs; what this raises reaches the caller of the function."""
-        ...
-
-    @property
-    def trace_ended(self) -> Callable[[RetraceReport], object]:
-        """Called when the function has run."""
-        ...
-
-    @property
-    def takes_reports(self) -> bool:
-        """Whether it shows reports to the user, who then needs no other."""
-        ...
+    trace_begins: Callable[[Any, RetraceReport], object]  # before it runs; what this raises reaches the caller
+    trace_ended: Callable[[RetraceReport], object]
+    takes_reports: bool  # whether it shows reports to the user, who then needs no other
 
 
 class Process:
@@ -180,7 +169,7 @@ def _trace(
         number, own = history.begin()
         try:
             signature = signature_of(call, history.newest)
-            report = trace_report(history, number, history.compare(signature), caller())
+            report = report_of("trace", history.definition, number, history.compare(signature))
             entry = history.record(signature, number)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__: the program must go on
             report = RetraceReport(history.definition.name, "count", number, caller=caller())

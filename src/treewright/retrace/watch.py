@@ -11,16 +11,18 @@ import jax
 
 from treewright._jax import (
     Call,
+    EventKind,
     EventListener,
     call_on_stack,
     called_by_the_user,
     is_inside_another_trace,
+    nothing,
 )
 from treewright._values.reach import innermost
 from treewright.errors import RetraceWarning
 from treewright.retrace.call import Signature, caller, signature_of
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
-from treewright.retrace.report import RetraceReport, recompile_report, trace_report
+from treewright.retrace.report import RetraceReport, report_of
 from treewright.retrace.traced import MARK, PROCESS
 
 _NO_TRACES = (
@@ -51,16 +53,13 @@ _NO_COMPILATIONS = (
 
 @dataclasses.dataclass(slots=True)
 class _Begun:
-    """A trace whose compilation is still to come. `report` is None if it is shared with an earlier one.
-
-    `is_guess` says whether that is only known from the signatures.
-    """
+    """A trace whose compilation is still to come."""
 
     history: History
     entry: Entry
-    report: RetraceReport | None
+    report: RetraceReport | None  # None if the trace is shared with an earlier one
     seconds: float
-    is_guess: bool = False
+    is_guess: bool = False  # whether that is only known from the signatures
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,33 +72,24 @@ class _Seen:
     finding: Finding
 
 
-def _nothing(*_: Any) -> None:
-    """What a watch does about what nobody asked it for."""
-
-
 class Watch:
     """Hears of every trace and compilation in the process between `__enter__` and `__exit__`.
 
     JAX tells of each trace when it has ended and before anything is compiled, in the thread and on the stack of the
     call. It tells the same where one function is jitted twice and the trace is shared, so traces are told from that by
     their signatures. Traces inside of others are not told; those of decorated functions tell of themselves.
-
-    Args:
-        begins: Called when a function has been traced, or is about to be; what this raises reaches its caller.
-        ended: Called when a trace is over, and what was compiled for it too.
-        recompiled: Called when a program was compiled without a trace.
     """
 
     def __init__(
         self,
         *,
-        begins: Callable[[Any, RetraceReport], object] = _nothing,
-        ended: Callable[[RetraceReport], object] = _nothing,
-        recompiled: Callable[[Any, RetraceReport], object] = _nothing,
+        begins: Callable[[Any, RetraceReport], object] = nothing,  # what this raises reaches the caller of the function
+        ended: Callable[[RetraceReport], object] = nothing,  # what was compiled for the trace is ready, too
+        recompiled: Callable[[Any, RetraceReport], object] = nothing,  # without a trace
     ) -> None:
         self.trace_begins = begins
         self.trace_ended = ended
-        self.takes_reports: bool = ended is not _nothing
+        self.takes_reports: bool = ended is not nothing
         self._recompiled = recompiled
         self._histories = Histories()
         self._lock = threading.Lock()
@@ -112,42 +102,36 @@ class Watch:
         if not (sight.events and sight.calls and sight.outcomes):
             self.warn(lost)
         PROCESS.add(self)
-        self._listener = self._listen()
+        self.listener = EventListener(self._hear)
         return self
 
-    def _listen(self) -> EventListener:
-        return EventListener(self._traced, self._compiled)
-
     def __exit__(self, *_: object) -> None:
-        listener = self._listener
+        listener = self.listener
         PROCESS.remove(self)
         was_told = listener.stop()
-        with self._lock:
-            left = list(self._begun.values())
-            self._begun.clear()
-        for begun in left:
-            self._end(begun)
+        for thread in list(self._begun):
+            self._end(self._begun.pop(thread, None))  # which may end in its own thread meanwhile
         if not was_told:
             self.warn(CLEARED)
         if listener.has_heard and not listener.has_heard_of_a_compilation and not PROCESS.hears_compilations:
             self.warn(_NO_COMPILATIONS)
 
-    def is_told(self) -> bool:
-        """Whether JAX still tells of what it does."""
-        return self._listener.is_told()
-
     def warn(self, text: str) -> None:
         """Say what is not seen."""
         warnings.warn(text, RetraceWarning, stacklevel=4)
 
-    def _traced(self, seconds: float, name: str) -> None:
-        self.hear_of_trace(call_on_stack(), seconds, name)
+    def _hear(self, kind: EventKind, seconds: float, name: str) -> None:
+        if kind in {"trace", "compile"}:
+            self.told(kind, call_on_stack(), seconds, name)
 
-    def _compiled(self, seconds: float, name: str) -> None:
-        self.hear_of_compilation(call_on_stack(), seconds, name)
+    def told(self, kind: EventKind, call: Call | None, seconds: float, name: str) -> None:
+        """What is done when JAX tells of a trace or a compilation."""
+        if kind == "trace":
+            self._traced(call, seconds, name)
+        elif kind == "compile":
+            self._compiled(call, seconds, name)
 
-    def hear_of_trace(self, call: Call | None, seconds: float, name: str) -> None:
-        """What is done when JAX tells of a trace."""
+    def _traced(self, call: Call | None, seconds: float, name: str) -> None:
         self._end(self._take())
         if call is not None and (_is_internal(call.function) or is_inside_another_trace()):
             return
@@ -158,14 +142,15 @@ class Watch:
         if seen is None:
             if outcome != "shared":
                 self._count(seconds, name)
-        elif outcome == "shared" or (outcome == "unknown" and seen.finding.shares_trace):
+            return
+        if outcome == "shared" or (outcome == "unknown" and seen.finding.shares_trace):
             entry = seen.finding.entry or seen.history.record(seen.signature, 0)
-            self._put(_Begun(seen.history, entry, None, seconds, is_guess=outcome == "unknown"))
+            begun = _Begun(seen.history, entry, None, seconds, is_guess=outcome == "unknown")
         else:
-            self._put(self._new_trace(seen, seconds))
+            begun = self._new_trace(seen, seconds)
+        self._begun[threading.get_ident()] = begun
 
-    def hear_of_compilation(self, call: Call | None, seconds: float, name: str) -> None:
-        """What is done when JAX tells of a compilation."""
+    def _compiled(self, call: Call | None, seconds: float, name: str) -> None:
         if call is None or _is_internal(call.function) or name != f"jit({call.jit_name})":
             return
         begun = self._take()
@@ -195,12 +180,11 @@ class Watch:
 
     def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
         number, _ = seen.history.begin()
-        report = trace_report(seen.history, number, seen.finding, caller())
         entry = seen.history.record(seen.signature, number)
         seen.history.succeeded(entry)
         if hasattr(seen.call.function, MARK):  # it tells of itself
             return _Begun(seen.history, entry, None, seconds)
-        report = dataclasses.replace(report, seconds=seconds, unseen=unseen or report.unseen)
+        report = report_of("trace", seen.history.definition, number, seen.finding, seconds=seconds, unseen=unseen)
         self.trace_begins(definition_of(seen.call.function), report)
         return _Begun(seen.history, entry, report, seconds)
 
@@ -215,14 +199,14 @@ class Watch:
         if first:
             return
         if begun is not None and begun.is_guess and not finding.differences:  # the caches were cleared
-            again = self._new_trace(seen, seconds)
-            again.entry.compiled = True
-            self._end(again)
+            begun = self._new_trace(seen, seconds)
+            begun.entry.compiled = True
+            self._end(begun)
             return
         definition = seen.history.definition
         seen.history.record(seen.signature, entry.number).compiled = True
-        report = recompile_report(definition.name, definition.compiles, finding, caller())
-        self._recompiled(definition_of(seen.call.function), dataclasses.replace(report, seconds=seconds))
+        report = report_of("recompile", definition, definition.compiles, finding, seconds=seconds)
+        self._recompiled(definition_of(seen.call.function), report)
 
     def _count(self, seconds: float, name: str) -> None:
         """Where no more can be told than the name of what was traced."""
@@ -235,19 +219,19 @@ class Watch:
         self.trace_begins(name, report)
         self.trace_ended(report)
 
-    def _put(self, begun: _Begun) -> None:
-        with self._lock:
-            self._begun[threading.get_ident()] = begun
-
     def _take(self) -> _Begun | None:
-        with self._lock:
-            return self._begun.pop(threading.get_ident(), None)
+        return self._begun.pop(threading.get_ident(), None)
 
     def _end(self, begun: _Begun | None) -> None:
         if begun is not None and begun.report is not None:
             self.trace_ended(dataclasses.replace(begun.report, seconds=begun.seconds))
 
 
+def package_of(function: Any) -> str:
+    """The package that a function is of."""
+    return str(getattr(innermost(function), "__module__", "")).partition(".")[0]
+
+
 def _is_internal(function: Any) -> bool:
     """Whether a function is JAX's own, such as those that make arrays, or ours: their programs are not the user's."""
-    return str(getattr(innermost(function), "__module__", "")).partition(".")[0] in {"jax", "jaxlib", "treewright"}
+    return package_of(function) in {"jax", "jaxlib", "treewright"}

@@ -15,6 +15,7 @@ _LINES = 5
 _MUCH = 0.02  # of the run
 _NAMES = 4
 _WIDTH = 110
+HEADS = ("function", "traces", "compilations", "tracing", "compiling", "of the run")
 
 
 def duration(seconds: float) -> str:
@@ -52,23 +53,29 @@ def _lines(run: Run, cache: CacheReport) -> Iterator[str]:
     yield ""
     groups = run.groups()
     avoidable = [group for group in groups if group.avoidable]
+    others = [group for group in groups if not group.avoidable]
     yield saveable_line(run)
     for number, group in enumerate(avoidable[:_GROUPS], 1):
         yield ""
-        yield from group_lines(group, number)
-    if len(avoidable) > _GROUPS:
-        yield f"... and {len(avoidable) - _GROUPS} more; --html shows all of them"
-    others = [group for group in groups if not group.avoidable]
+        yield from _card_lines(group, f"{number}. ")
+    yield from _more_than_shown(avoidable)
     if others:
         yield ""
         yield "Compiled again, for reasons that have no general cure:"
-        for group in others[:_GROUPS]:
-            yield from group_lines(group)
-        if len(others) > _GROUPS:
-            yield f"... and {len(others) - _GROUPS} more; --html shows all of them"
-    yield from operation_lines(run)
+        yield from (line for group in others[:_GROUPS] for line in _card_lines(group))
+        yield from _more_than_shown(others)
+    costly = [group for group in run.operations() if group.seconds >= _MUCH * run.seconds]
+    if costly:
+        yield ""
+        yield "Operations outside of jit are compiled one by one. The lines that cost most by them:"
+        yield from (line for group in costly[:_LINES] for line in _card_lines(group))
     yield ""
     yield from cache_lines(cache)
+
+
+def _more_than_shown(groups: Sequence[Group]) -> Iterator[str]:
+    if len(groups) > _GROUPS:
+        yield f"... and {len(groups) - _GROUPS} more; --html shows all of them"
 
 
 def headline(run: Run) -> str:
@@ -95,55 +102,46 @@ def saveable_line(run: Run) -> str:
     return f"{whole}: {' and '.join(parts)}."
 
 
-def operation_lines(run: Run) -> Iterator[str]:
-    """The lines that cost most by operations outside of jit, where they cost much."""
-    costly = [group for group in run.operations() if group.seconds >= _MUCH * run.seconds]
-    if costly:
-        yield ""
-        yield "Operations outside of jit are compiled one by one. The lines that cost most by them:"
-    for group in costly[:_LINES]:
-        yield f"  {group_title(group)}"
-        yield from (f"     {reason_text(reason)}" for reason in group.reasons)
-        yield from (f"     cure: {cure}" for cure in cures(group))
-
-
 def _table(run: Run) -> Iterator[str]:
     rows = run.rows()
-    cells: list[tuple[str, ...]] = [("function", "traces", "compilations", "tracing", "compiling", "of the run")]
-    cells += [_cells(row, run) for row in rows[:_ROWS]]
+    cells = [HEADS, *((_named(row), *numbers(row, run)) for row in rows[:_ROWS])]
     if rows[_ROWS:]:
         rest = rows[_ROWS:]
-        numbers = [sum(column) for column in zip(*(dataclasses.astuple(row)[2:] for row in rest), strict=True)]
-        whole = TableRow(f"{len(rest)} other functions", "", int(numbers[0]), int(numbers[1]), numbers[2], numbers[3])
-        cells.append(_cells(whole, run))
+        sums: list[Any] = [sum(column) for column in zip(*(dataclasses.astuple(row)[2:] for row in rest), strict=True)]
+        name = f"{len(rest)} other functions"
+        cells.append((name, *numbers(TableRow(name, "", *sums), run)))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for name, *numbers in cells:
-        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])])
+    for name, *others in cells:
+        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
 
 
 def _named(one: TableRow | Program) -> str:
     return f"{one.function} ({one.where})" if one.where else one.function
 
 
-def _cells(row: TableRow, run: Run) -> tuple[str, ...]:
+def numbers(row: TableRow, run: Run) -> tuple[str, ...]:
+    """The cells of a row, below all `HEADS` but the first."""
     times = (duration(row.tracing), duration(row.compiling), share(row.seconds, run))
-    return (_named(row), str(row.traces), str(row.compilations), *times)
+    return (str(row.traces), str(row.compilations), *times)
 
 
-def group_lines(group: Group, number: int | None = None) -> Iterator[str]:
-    """The reason, the places and the cure of what was compiled again."""
-    margin = "  " if number is None else f"{number}. "
-    first, last = group.first, group.last
-    yield f"{margin}{group_title(group)}"
-    yield from (f"     {reason_text(reason)}" for reason in group.reasons[:_REASONS])
-    if len(group.reasons) > _REASONS:
-        yield f"     ... and {len(group.reasons) - _REASONS} more"
-    for reason in group.last_reasons[:_REASONS]:
-        yield f"     the last time: {reason_text(reason)}"
-    where = f"at {first.place}" if first.place == last.place else f"first at {first.place}, last at {last.place}"
-    if first.place:
-        yield f"     {where}"
-    yield from (f"     cure: {cure}" for cure in cures(group))
+def card(group: Group, most: int | None = None) -> Iterator[tuple[str, str]]:
+    """What is said of a group, as many of its reasons as asked: lines of text, each after what it is."""
+    first, last = group.first.place, group.last.place
+    yield "title", group_title(group)
+    yield from (("reason", reason_text(reason)) for reason in group.reasons[:most])
+    if most is not None and len(group.reasons) > most:
+        yield "reason", f"... and {len(group.reasons) - most} more"
+    yield from (("last", reason_text(reason)) for reason in group.last_reasons[:most])
+    if first and not group.first.operation:
+        yield "place", f"at {first}" if first == last else f"first at {first}, last at {last}"
+    yield from (("cure", cure) for cure in cures(group))
+
+
+def _card_lines(group: Group, margin: str = "  ") -> Iterator[str]:
+    for what, text in card(group, _REASONS):
+        label = {"last": "the last time: ", "cure": "cure: "}.get(what, "")
+        yield f"{margin}{text}" if what == "title" else f"     {label}{text}"
 
 
 def group_title(group: Group) -> str:
@@ -210,12 +208,9 @@ def _missed_lines(missed: Missed) -> Iterator[str]:
 
 def _names(programs: Sequence[Program]) -> str:
     seconds = sum(program.compiling for program in programs)
-    functions = list(dict.fromkeys(program.function for program in programs))
-    return f"{counted(len(programs), 'program')} ({_some(functions)}; {duration(seconds)})"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES]) + (", ..." if names[_NAMES:] else "")
+    names = list(dict.fromkeys(program.function for program in programs))
+    some = ", ".join([*names[:_NAMES], *(["..."] if names[_NAMES:] else [])])
+    return f"{counted(len(programs), 'program')} ({some}; {duration(seconds)})"
 
 
 def _cut(text: str) -> str:
@@ -224,14 +219,10 @@ def _cut(text: str) -> str:
 
 def as_json(run: Run, cache: CacheReport) -> dict[str, Any]:
     """The whole report as data. Times are in seconds."""
+    missed = ("line", "old", "new", "cause")
     return {
         "version": 1,
-        "command": run.command,
-        "status": run.status,
-        "jax": run.jax,
-        "seconds": run.seconds,
-        "compiling": run.compiling,
-        "saveable": run.saveable,
+        **{name: getattr(run, name) for name in ("command", "status", "jax", "seconds", "compiling", "saveable")},
         "watching": run.ours,
         "retraces": run.retraces,
         "notes": run.notes,
@@ -244,18 +235,10 @@ def as_json(run: Run, cache: CacheReport) -> dict[str, Any]:
             "read": _keys(cache.read),
             "kept": _keys(cache.kept),
             "left_out": {reason: _keys(programs) for reason, programs in cache.left_out.items()},
-            "saved": cache.saved,
-            "next_start": cache.next_start,
-            "at_most": cache.at_most,
+            **{name: getattr(cache, name) for name in ("saved", "next_start", "at_most")},
             "missed": [
-                {
-                    "function": missed.program.function,
-                    "line": missed.line,
-                    "old": missed.old,
-                    "new": missed.new,
-                    "cause": missed.cause,
-                }
-                for missed in cache.missed
+                {"function": one.program.function, **{name: getattr(one, name) for name in missed}}
+                for one in cache.missed
             ],
         },
         "programs": [dataclasses.asdict(program) for program in run.programs],
