@@ -300,6 +300,7 @@ class CheckpointManager:
                 cleanup_tmp_directories=not is_local(self.directory),
                 async_options=orbax.AsyncOptions(
                     post_finalization_callback=self._sync_step,
+                    # If one can't be made, threads would wait for it for minutes, and the end of the program for them.
                     create_directories_asynchronously=False,
                 ),
             ),
