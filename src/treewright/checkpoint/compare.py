@@ -201,7 +201,7 @@ def _alike_parts(saved: Any, wanted: Any, part: Any) -> Likeness:
 
 
 def _worst(likenesses: Iterable[Likeness]) -> Likeness:
-    return max(likenesses, default="same", key=_LIKENESSES.index)
+    return max(likenesses, default=_LIKENESSES[0], key=_LIKENESSES.index)
 
 
 def shown_static(encoded: Any) -> str:
