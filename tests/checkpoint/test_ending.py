@@ -440,6 +440,8 @@ def test_a_disk_without_room_for_a_folder_leaves_no_thread_for_which_the_program
         patch.setattr(os, "mkdir", full)
         with pytest.raises(CheckpointError, match=r"Step 1 could not be saved in .*No space left on device"):
             manager.save(1, TREE)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
     assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
     assert not list(tmp_path.iterdir())
     manager.save(1, TREE)
