@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -436,10 +437,34 @@ def test_a_disk_without_room_for_a_folder_leaves_no_thread_for_which_the_program
         patch.setattr(os, "mkdir", full)
         with pytest.raises(CheckpointError, match=r"Step 1 could not be saved in .*No space left on device"):
             manager.save(1, TREE)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
     assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
     assert not list(tmp_path.iterdir())
     manager.save(1, TREE)
     manager.close()
+
+
+def test_a_folder_that_is_removed_while_a_step_is_saved_is_told_and_made_anew_with_a_lock_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = CheckpointManager._sync_step
+
+    def removing(self: CheckpointManager) -> None:
+        shutil.rmtree(self.directory)
+        real(self)
+
+    with CheckpointManager(tmp_path / "run") as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointManager, "_sync_step", removing)
+            manager.save(1, TREE)
+            with pytest.raises(CheckpointError, match=r"Step 1 could not be saved in .*No such file or directory"):
+                manager.wait()
+        manager.save(2, TREE)
+        with pytest.raises(CheckpointError, match="another CheckpointManager saves into this folder"):
+            CheckpointManager(tmp_path / "run").save(3, TREE)
+        manager.wait()
+        assert manager.all_steps() == (2,)
 
 
 def test_waiting_that_is_interrupted_leaves_the_step_to_be_waited_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -294,6 +295,17 @@ def test_what_a_dead_process_was_writing_is_cleared_away_and_what_another_machin
             manager.save(1 + age, {"x": 1})
         assert (left.exists(), mark.exists()) == (stays, stays)
     assert {path.name for path in tmp_path.iterdir()} == {"1", "7201"}
+
+
+def test_a_step_can_be_deleted_from_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    saved(tmp_path, 1, 2).close()
+    monkeypatch.setattr(Path, "touch", full)
+    with CheckpointManager(tmp_path / "steps") as manager:
+        manager.delete(1)
+        assert manager.all_steps() == (2,)
 
 
 # Damage

@@ -144,7 +144,7 @@ def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
     if "node" in {old.kind, new.kind}:
         same = same_name(saved, wanted)
     else:  # containers: only the names of classes tell them apart, wherever these are defined
-        same = old.cls is None or new.cls is None or _last(saved) == _last(wanted)
+        same = old.cls is None or new.cls is None or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
     if not same:
         yield Mismatch(new.path or "the tree", "class", saved, wanted)
     statics = "node" in {old.kind, new.kind} or old.kind == new.kind  # a dict of another kind has others
@@ -156,10 +156,6 @@ def _both(old: Branch, new: Branch, moved: set[Steps]) -> Iterator[Mismatch]:
         if likeness != "same":
             path = f"{new.path}.{name}"
             yield Mismatch(path, "static", shown_static(before), shown_static(after), soft=likeness == "described")
-
-
-def _last(name: str) -> str:
-    return name.rpartition(":")[2]
 
 
 _UNORDERED = frozenset({"frozenset", "FrozenMapping", "dict"})
@@ -204,7 +200,7 @@ def _alike_parts(saved: Any, wanted: Any, part: Any) -> Likeness:
 
 
 def _worst(likenesses: Iterable[Likeness]) -> Likeness:
-    return max([_LIKENESSES[0], *likenesses], key=_LIKENESSES.index)
+    return max(likenesses, default=_LIKENESSES[0], key=_LIKENESSES.index)
 
 
 def shown_static(encoded: Any) -> str:

@@ -211,10 +211,7 @@ class CheckpointManager:
             try:
                 self.wait()
             finally:
-                self._let_go_of_saver()
-                lock, self._lock = self._lock, None
-                if lock is not None:
-                    lock.close()
+                self._let_go()
 
     def delete(self, step: int) -> None:
         """Delete a step. A save under way is waited for.
@@ -271,13 +268,14 @@ class CheckpointManager:
             with contextlib.suppress(OSError):
                 mark.unlink()
 
-    def _let_go_of_saver(self) -> None:
-        """Close Orbax's manager. What fails in it was told already, or nobody asked for it."""
+    def _let_go(self) -> None:
+        """Close Orbax's manager and the lock. What fails was told already, or nobody asked for it."""
         self._settle()
-        saver, self._saver = self._saver, None
-        if saver is not None:
-            with contextlib.suppress(Exception):
-                saver.close()
+        held, self._saver, self._lock = (self._saver, self._lock), None, None
+        for one in held:
+            if one is not None:
+                with contextlib.suppress(Exception):
+                    one.close()
 
     def _opened_for_saving(self) -> Any:
         """Orbax's manager. Made by the first save, since it clears away what killed processes left in the folder."""
@@ -285,7 +283,7 @@ class CheckpointManager:
             return self._saver
         if self._brings_to_disk:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = self._lock or try_lock(self.directory)
+            self._lock = try_lock(self.directory)
             if self._lock is None:
                 raise CheckpointError(
                     f"{self.directory}: another CheckpointManager saves into this folder. Close it, or take another."
@@ -299,6 +297,7 @@ class CheckpointManager:
                 cleanup_tmp_directories=not is_local(self.directory),
                 async_options=orbax.AsyncOptions(
                     post_finalization_callback=self._sync_step,
+                    # If one can't be made, threads would wait for it for minutes, and the end of the program for them.
                     create_directories_asynchronously=False,
                 ),
             ),
@@ -361,7 +360,7 @@ class CheckpointManager:
         except CheckpointError:
             raise
         except Exception as error:
-            self._let_go_of_saver()
+            self._let_go()
             raise CheckpointError(f"{what} in {self.directory}; earlier steps are as they were: {error}") from error
 
     # Restoring

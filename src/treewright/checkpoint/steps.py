@@ -84,14 +84,13 @@ def unfinished_steps(folder: Path, number: object) -> list[Path]:
 
 def clear_away_steps(folder: Path) -> None:
     """Remove unfinished steps of dead processes. On NFS a lock may call a living one dead, and a mark does not."""
-    mark = marked(folder)
-    try:
+    with contextlib.suppress(OSError):  # on a full disk nothing is cleared away, and steps can be deleted
+        mark = marked(folder)
         left = unfinished_steps(folder, "*")  # before the marks, which are made earlier and last longer
-        if not others_write(mark):
-            for step in left:
-                shutil.rmtree(step, ignore_errors=True)
-    finally:
+        alone = not others_write(mark)
         mark.unlink()
+        for step in left if alone else ():
+            shutil.rmtree(step, ignore_errors=True)
 
 
 def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
