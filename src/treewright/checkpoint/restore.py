@@ -274,7 +274,7 @@ def _becoming(saved: Leaf, target: Leaf) -> Leaf:
 
 
 def _on_host(saved: Leaf) -> Leaf:
-    """What a leaf becomes for `migrate`, or to be compared with a static: a numpy array, and of a ref, what it holds."""
+    """What a leaf becomes for `migrate`, or to be compared with a static: a numpy array, of a ref what it holds."""
     form = saved.form._replace(kind="numpy" if saved.form.kind == "array" else saved.form.kind, ref=False)
     return dataclasses.replace(saved, form=form)
 
