@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import json
 import os
 import stat
 import subprocess
@@ -51,6 +52,45 @@ def test_dtypes_that_safetensors_does_not_know_are_written_as_bytes(tmp_path: Pa
     found = safetensors.numpy.load_file(tmp_path / "x")
     assert found["a"].view(np.complex128)[..., 0].tolist() == np.ones((2, 3)).tolist()
     assert found["b"].tolist() == [[1]] * 4
+
+
+# Small and large ones, with empty ones between them and at both ends, in each width.
+SIZES = (0, 3, 20_000, 0, 5, 200_000, 20_000, 1, 0)
+MIXED = {
+    dtype: [np.full(size, index + 1, dtype) for index, size in enumerate(SIZES)]
+    for dtype in ("uint8", "float32", "int16")
+}
+
+
+def test_arrays_of_all_sizes_come_back(tmp_path: Path) -> None:
+    save(tmp_path / "x", MIXED)
+
+    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_arrays_of_a_file_may_lie_in_another_order(sign: int, tmp_path: Path) -> None:
+    save(tmp_path / "x", MIXED)
+    content = (tmp_path / "x").read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    written, data, end = {"__metadata__": header.pop("__metadata__")}, b"", 0
+    for name, tensor in sorted(header.items(), key=lambda item: item[0][::sign]):
+        start, stop = tensor["data_offsets"]
+        data += content[begin + start : begin + stop]
+        written[name] = {**tensor, "data_offsets": [end, end := end + stop - start]}
+    text = json.dumps(written).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
+
+
+def test_a_system_that_can_not_be_told_to_write_saves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    save(tmp_path / "x", MIXED)
+    monkeypatch.undo()
+
+    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
 
 
 def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path: Path) -> None:

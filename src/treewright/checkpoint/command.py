@@ -16,14 +16,7 @@ from typing import Any
 
 from treewright._values.text import cut_text, excerpts, first_of
 from treewright.checkpoint.atomic import local_path
-from treewright.checkpoint.compare import (
-    Mismatch,
-    leaf_mismatches,
-    lines_of,
-    node_mismatches,
-    paired,
-    shown_static,
-)
+from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, paired, shown_static
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.file import SafetensorsFile
 from treewright.checkpoint.leaves import Leaf, name_of, untied

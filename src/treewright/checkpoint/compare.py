@@ -132,7 +132,7 @@ def _lone(
         while steps and (steps := steps[:-1]) not in above_leaves:
             above_leaves.add(steps)
     for branch in lone:
-        if branch.steps not in above_leaves | leaves:
+        if branch.steps not in above_leaves and branch.steps not in leaves:
             statics = ", ".join(f"{name}={shown_static(value)}" for name, value in branch.statics.items())
             shown = f"{branch.cls}({statics})"
             saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)

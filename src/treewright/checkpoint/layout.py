@@ -69,7 +69,7 @@ def header_of(ordered: Sequence[Leaf], metadata: Mapping[str, str]) -> bytes:
 
 
 def _tensors_of(ordered: Iterable[Leaf]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a header says of arrays that follow each other in this order, by name: dtype code, shape, and their place."""
+    """What a header says of arrays in this order, by name: dtype code, shape, and where they lie."""
     stored: dict[Form, tuple[str, list[int], int]] = {}
     end = 0
     for leaf in ordered:

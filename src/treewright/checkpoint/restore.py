@@ -156,14 +156,13 @@ def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) ->
     moves = Moves.between(manifest, target)
     let_through, refused = _sorted(options, node_mismatches(manifest, target, moves.fields), moves.mismatches)
     pairs = paired(_without(manifest.leaves, moves.to_static), _without(target.leaves, moves.children))
-    if options.migrate is None:
+    if options.migrate is not None:
+        wanted = [(leaf, _on_host(leaf)) for leaf in manifest.leaves]
+    else:
         refused += leaf_mismatches(pairs, allow_cast=options.allow_cast, strict=options.strict)
-    refuse_mismatches(refused)
-    if options.migrate is None:
         wanted = [(leaf, _becoming(leaf, its)) for leaf, its in pairs if leaf is not None and its is not None]
         wanted += [(leaf, _on_host(leaf)) for leaf in manifest.leaves if leaf.name in moves.to_static]
-    else:
-        wanted = [(leaf, _on_host(leaf)) for leaf in manifest.leaves]
+    refuse_mismatches(refused)
     values = _values(wanted, read, ties=options.migrate is None)
     also_let_through, refused = _sorted(options, moves.static_mismatches(values))
     refuse_mismatches(refused)
@@ -240,13 +239,8 @@ def _values(wanted: list[tuple[Leaf, Leaf]], read: Reader, *, ties: bool) -> dic
         once = [one for one in once if read_as[one[0].name] == one[0].name]
     values: dict[str, Any] = {}
     for group, arrays in read(once):
-        values.update(
-            zip(
-                [leaf.name for leaf, _ in group],
-                restored_leaves(arrays, [becoming or leaf for leaf, becoming in group]),
-                strict=True,
-            )
-        )
+        leaves = restored_leaves(arrays, [becoming or leaf for leaf, becoming in group])
+        values.update(zip([leaf.name for leaf, _ in group], leaves, strict=True))
     return {leaf.name: values[read_as.get(leaf.name, leaf.name)] for leaf, _ in wanted}
 
 
@@ -274,7 +268,7 @@ def _becoming(saved: Leaf, target: Leaf) -> Leaf:
 
 
 def _on_host(saved: Leaf) -> Leaf:
-    """What a leaf becomes for `migrate`, or to be compared with a static: a numpy array, and of a ref, what it holds."""
+    """What a leaf becomes for `migrate`, or to be compared with a static: a numpy array, of a ref what it holds."""
     form = saved.form._replace(kind="numpy" if saved.form.kind == "array" else saved.form.kind, ref=False)
     return dataclasses.replace(saved, form=form)
 
