@@ -13,9 +13,7 @@ from examples import in_place
 from treewright import TrainState, from_refs, summary, to_refs
 from treewright._jax_refs import STATE_KIND
 
-pytestmark = pytest.mark.skipif(
-    STATE_KIND is None, reason="before its refs had kinds, JAX refused such writes under grad"
-)
+pytestmark = pytest.mark.skipif(STATE_KIND is None, reason="before its refs had kinds, JAX refused such writes")
 
 
 def test_an_epoch_reads_most_digits(capsys: pytest.CaptureFixture[str]) -> None:
