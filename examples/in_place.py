@@ -1,7 +1,7 @@
 """Train a network with batch norm and dropout on handwritten digits, with all of its state changed in place.
 
 The running statistics, the random key, the sums of the metrics and the whole training state are refs: the step returns
-nothing. Run `python -m examples.in_place`.
+nothing. Run `python -m examples.in_place`, with JAX 0.10 or newer (docs/in-place.md says what 0.9 needs).
 """
 
 import argparse
