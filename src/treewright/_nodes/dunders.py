@@ -197,10 +197,11 @@ def hash_of(self: Any) -> int:
         try:
             values.append(_Hashed(_hash_of_value(value)))
         except TypeError as error:
+            method = " As the function to jit or checkpoint, give its method: jit(node.__call__)." * callable(self)
             raise TypeError(
                 f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {_kind_text(value)}, so the node has no "
                 f"hash. As an argument of a jitted function it needs none; as a static or a dict key it "
-                f"does, and then every child must be hashable."
+                f"does, and then every child must be hashable.{method}"
             ) from error
     return hash(tuple(values))
 

@@ -19,7 +19,7 @@ from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import spec_of
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 from treewright._values.reach import class_of, public
-from treewright._values.text import mesh_text, short_text, short_texts
+from treewright._values.text import counted, mesh_text, short_text, short_texts
 from treewright._values.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -393,7 +393,7 @@ class Closeness:
     def __str__(self) -> str:
         if not self.apart:
             return "close"
-        places = "1 place" if len(self.apart) == 1 else f"{len(self.apart)} places"
+        places = counted(len(self.apart), "place")
         more = [f"... and {len(self.apart) - _SHOWN} more"] if len(self.apart) > _SHOWN else []
         return "\n  ".join([f"not close in {places}:", *self.apart[:_SHOWN], *more])
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from treewright._values.text import cut_text, excerpts, first_of
+from treewright._values.text import counted, cut_text, excerpts, first_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, paired, shown_static
 from treewright.checkpoint.digests import digest_of
@@ -111,7 +111,7 @@ def _listed(paths: list[Path], *, whole: bool, verify: bool) -> Iterator[str | i
 def _summary(path: Path, manifest: Manifest) -> Iterator[str]:
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     arrays, disk = sum(leaf.form.nbytes for leaf in untied(manifest.leaves)), sum(file.stat().st_size for file in files)
-    count = "1 leaf" if len(manifest.leaves) == 1 else f"{len(manifest.leaves)} leaves"
+    count = counted(len(manifest.leaves), "leaf", "leaves")
     saved_at = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).astimezone().isoformat(" ", "seconds")
     size = f"{count}, {_size(arrays)} ({_size(disk)} on disk)"
     yield _fitted([str(path), saved_at, size, manifest.to_metadata()[DIGEST]])

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import jax
 
 from treewright._values.reach import class_of
-from treewright._values.text import did_you_mean, first_names, first_of
+from treewright._values.text import counted, did_you_mean, first_names, first_of
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
@@ -220,7 +220,7 @@ def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = 
     )
     parts = ["\n  ".join([title, *first_of(lines)]) for title, lines in kinds if lines]
     if parts:
-        leaves = "1 leaf was loaded" if taken == 1 else f"{taken} leaves were loaded"
+        leaves = f"{counted(taken, 'leaf was', 'leaves were')} loaded"
         warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}.", *parts]))
 
 

@@ -15,11 +15,12 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+from treewright._values.text import counted
 from treewright.retrace import inject
 from treewright.retrace.cache import cache_report
 from treewright.retrace.record import RecordReader
 from treewright.retrace.tally import Run, summed_up
-from treewright.retrace.words import as_json, counted, report_text
+from treewright.retrace.words import as_json, report_text
 
 _USAGE = """python -m treewright retraces [options] script.py ARGS ...
        python -m treewright retraces [options] -m MODULE ARGS ...

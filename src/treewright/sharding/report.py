@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from treewright._jax import path_text
 from treewright._trees.sizes import bytes_in
 from treewright._values.reach import public
-from treewright._values.text import in_html, table, text
+from treewright._values.text import counted, in_html, table, text
 from treewright.sharding.folding import first_steps, folded
 from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, sizes_of
 
@@ -135,7 +135,7 @@ class ShardingReport:
         axes = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
         unit = " bytes" if units == "bytes" else ""
         lines.append(
-            f"{bytes_text(self.nbytes, units)}{unit} on {devices} device{'s' * (devices != 1)} ({axes}): "
+            f"{bytes_text(self.nbytes, units)}{unit} on {counted(devices, 'device')} ({axes}): "
             f"{bytes_text(self.device_nbytes, units)} on each, {bytes_text(self.excess_nbytes, units)} of them beyond "
             f"1/{devices}"
         )

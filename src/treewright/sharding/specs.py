@@ -17,7 +17,7 @@ from treewright._nodes.node import finished_pair
 from treewright._nodes.spec import FieldSpec, spec_of
 from treewright._trees.level import is_node
 from treewright._trees.masks import spec_like
-from treewright._values.text import did_you_mean, text
+from treewright._values.text import counted, did_you_mean, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.folding import folded
 
@@ -112,7 +112,7 @@ class MeshRules:
             return Fit(partition_spec(), (), unknown)
         if len(all_names) != len(shape):
             of_stacks = f", {len(stacks)} of a stack," if stacks else ""
-            count = f"{len(all_names)} name{'s' * (len(all_names) != 1)}{of_stacks} {all_names}"
+            count = f"{counted(len(all_names), 'name')}{of_stacks} {all_names}"
             misfit = f"{count} for {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
             return Fit(partition_spec(), (misfit,), wrong_rank=True)
         entries: list[str | tuple[str, ...] | None] = []
