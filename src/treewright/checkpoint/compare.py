@@ -299,8 +299,6 @@ def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
     Raises:
         CheckpointError: If a key is found nowhere, or two leaves would have one name.
     """
-    if not renamed:
-        return manifest
     runs = [(tuple(old.split(".")), tuple(new.split("."))) for old, new in renamed.items()]
     runs.sort(key=lambda run: -len(run[0]))
     used: set[Steps] = set()
