@@ -280,8 +280,6 @@ def _forms_differ(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> 
 
 def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
     """The manifest with other names. A key is a run of steps, as `out` or `params.out`, and is found at any depth."""
-    if not renamed:
-        return manifest
     runs = [(tuple(old.split(".")), tuple(new.split("."))) for old, new in renamed.items()]
     runs.sort(key=lambda run: -len(run[0]))
     used: set[Steps] = set()
