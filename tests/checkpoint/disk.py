@@ -33,6 +33,7 @@ def tree_of(number: int) -> dict[str, Any]:
 
 
 def number_in(tree: Any) -> int:
+    number: int
     (number,) = {tree["number"], *map(int, np.unique(tree["large"])), *map(int, np.unique(tree["small"][0]))}
     return number
 

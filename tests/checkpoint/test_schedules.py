@@ -175,9 +175,8 @@ def schedule(seed: int, folder: Path, system: System) -> None:
             found = load(own.choice([path, other, link]))
             assert_same(found, tree_of(found["number"]))
 
-    threads = [
-        run(work) for work in (*(functools.partial(write, target) for target in (path, link, other)), read, read)
-    ]
+    works: list[Callable[[random.Random], None]] = [functools.partial(write, target) for target in (path, link, other)]
+    threads = [run(work) for work in (*works, read, read)]
     with system(chance, folder):
         for thread in threads:
             thread.start()
