@@ -93,7 +93,8 @@ def measure(cases: Sequence[Case], *, repeats: int) -> dict[Key, Times]:
     samples: dict[Key, list[float]] = {case.key: [] for case in cases}
     for _ in range(repeats):
         for group in groups:
-            for case in [group[place] for place in random.permutation(len(group))]:
+            turns: list[Case] = [group[place] for place in random.permutation(len(group)).tolist()]
+            for case in turns:
                 runs = loops[case.key]
                 if case.once:  # follows one of its own kind, and not another library that has filled the caches
                     case.timer.timeit(1)

@@ -101,11 +101,12 @@ def help_on_init(cls: type) -> list[str]:
 
 def docstring(cls: Any) -> str:
     """That of a class: Python 3.14 makes it with the dataclass, 3.15 at the first look, as we do on each."""
-    if sys.version_info[:2] == (3, 14) and not hasattr(cls, "__node_spec__") and "looked_at" not in vars(cls):
+    if sys.version_info >= (3, 14):
         import annotationlib
 
-        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
-        cls.__doc__, cls.looked_at = cls.__name__ + str(signature).replace(" -> None", ""), True
+        if sys.version_info < (3, 15) and not hasattr(cls, "__node_spec__") and "looked_at" not in vars(cls):
+            signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+            cls.__doc__, cls.looked_at = cls.__name__ + str(signature).replace(" -> None", ""), True
     return str(cls.__doc__)
 
 

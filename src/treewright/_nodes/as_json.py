@@ -144,6 +144,24 @@ class StaticCodec:
         """The values that `encode` wrote, which are to be the keys of a dict or the elements of a set."""
         return read_keys(self.decode, encoded)
 
+    def read_int(self, digits: str) -> Any:
+        return int(digits, 16)
+
+    def read_dtype(self, name: str) -> Any:
+        return read_dtype(name)
+
+    def read_scalar(self, dtype: str, shape: list[int], data: str) -> Any:
+        return read_array(dtype, shape, data)[()]
+
+    def read_list(self, *items: Any) -> Any:
+        return list(map(self.decode, items))
+
+    def read_dict(self, *items: Any) -> Any:
+        return dict(read_pairs(self.decode, items))
+
+    def read_name(self, name: str) -> Any:
+        return self.find(name)
+
     def read_enum(self, name: str, member: str) -> Any:
         return self.find_class(name, "an enum", enum.Enum, "__members__").__members__[member]
 
@@ -159,7 +177,7 @@ class StaticCodec:
 
     def read_namedtuple(self, name: str, *items: Any) -> Any:
         cls = self.find_class(name, "a named tuple", tuple, "_fields")
-        return tuple.__new__(cls, map(self.decode, items))
+        return cast("Any", tuple).__new__(cls, map(self.decode, items))
 
     def read_node(self, name: str, statics: dict[str, Any], *children: Any) -> Any:
         cls = self.find_class(name, "a node", object)
@@ -244,18 +262,18 @@ _FAMILIES: tuple[tuple[Callable[[type[Any]], bool], Callable[[StaticCodec, Any],
 
 # What they and the kinds without a class of their own consist of, and how they are read.
 _OWN: tuple[tuple[str, StaticForm, Callable[..., Any]], ...] = (
-    ("int", StaticForm((text,)), lambda _, digits: int(digits, 16)),
-    ("dtype", StaticForm((text,)), lambda _, name: read_dtype(name)),
-    ("scalar", StaticForm((text, sizes, text)), lambda _, *parts: read_array(*parts)[()]),
-    ("list", StaticForm((), static), lambda codec, *items: list(map(codec.decode, items))),
-    ("dict", StaticForm((), pair), lambda codec, *items: dict(read_pairs(codec.decode, items))),
+    ("int", StaticForm((text,)), StaticCodec.read_int),
+    ("dtype", StaticForm((text,)), StaticCodec.read_dtype),
+    ("scalar", StaticForm((text, sizes, text)), StaticCodec.read_scalar),
+    ("list", StaticForm((), static), StaticCodec.read_list),
+    ("dict", StaticForm((), pair), StaticCodec.read_dict),
     ("enum", StaticForm((text, text)), StaticCodec.read_enum),
     ("flag", StaticForm((text, number)), StaticCodec.read_flag),
     ("partial", StaticForm((static, listed, named)), StaticCodec.read_partial),
     ("namedtuple", StaticForm((text,), static), StaticCodec.read_namedtuple),
     ("node", StaticForm((text, named), static), StaticCodec.read_node),
     ("dataclass", StaticForm((text, named)), StaticCodec.read_dataclass),
-    ("name", StaticForm((text,)), lambda codec, name: codec.find(name)),
+    ("name", StaticForm((text,)), StaticCodec.read_name),
     ("described", StaticForm((text,)), StaticCodec.read_described),
 )
 _EXACT = types.MappingProxyType({exact.cls: exact for exact in EXACT})

@@ -138,7 +138,7 @@ def annotated_converter(cls: type[Any], name: str, hint: Any) -> Callable[[Any],
                 f"converter would not run. Import what it names at the top of the module, not under TYPE_CHECKING."
             )
         return None
-    if isinstance(hint, type) and not hasattr(hint, "_is_static_wrapper_"):
+    if issubclass(type(hint), type) and not hasattr(hint, "_is_static_wrapper_"):  # a class, which holds neither
         return None
     _refuse_marks(cls, name, hint)
     if typing.get_origin(hint) is not Annotated:

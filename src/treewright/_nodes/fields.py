@@ -123,7 +123,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     ours = {name: given.pop(name) for name in _OURS if name in given}
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
-    marks = STATIC_MARKS if kind == "static" else {}
+    marks: Mapping[str, bool] = STATIC_MARKS if kind == "static" else {}
     given["metadata"] = {**(given["metadata"] or {}), OPTIONS_KEY: FieldOptions(kind, **ours), **marks}
     if sys.version_info >= (3, 14):
         given["doc"] = ours["doc"]

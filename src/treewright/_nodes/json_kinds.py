@@ -205,8 +205,32 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
+def _read_frozen_array(_: Read, dtype: str, shape: list[int], data: str) -> Any:
+    return freeze(read_array(dtype, shape, data))
+
+
+def _read_frozen_mapping(read: Read, *items: Any) -> Any:
+    return FrozenMapping(dict(read_pairs(read, items)))
+
+
+def _write_complex(value: complex, _: Write) -> Iterable[Any]:
+    return [value.real.hex(), value.imag.hex()]
+
+
+def _read_complex(_: Read, real: str, imag: str) -> Any:
+    return complex(float.fromhex(real), float.fromhex(imag))
+
+
 def _write_items(value: Iterable[Any], write: Write) -> Iterable[Any]:
     return map(write, value)
+
+
+def _read_tuple(read: Read, *items: Any) -> Any:
+    return tuple(map(read, items))
+
+
+def _read_frozenset(read: Read, *items: Any) -> Any:
+    return frozenset(read_keys(read, items))
 
 
 def _parts_given_to(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -345,35 +369,11 @@ def _by_text(cls: type[Any], kind: str, write: Callable[[Any], str], read: Calla
 EXACT: tuple[Exact, ...] = (
     _by_text(float, "float", repr),
     _by_text(bytes, "bytes", _base64, base64.b64decode),
-    Exact(
-        complex,
-        "complex",
-        StaticForm((text, text)),
-        lambda value, _: [value.real.hex(), value.imag.hex()],
-        lambda _, *parts: complex(*map(float.fromhex, parts)),
-    ),
-    Exact(tuple, "tuple", StaticForm((), static), _write_items, lambda read, *items: tuple(map(read, items))),
-    Exact(
-        frozenset,
-        "frozenset",
-        StaticForm((), static),
-        _write_items,
-        lambda read, *items: frozenset(read_keys(read, items)),
-    ),
-    Exact(
-        FrozenArray,
-        "FrozenArray",
-        StaticForm((text, sizes, text)),
-        write_array,
-        lambda _, *parts: freeze(read_array(*parts)),
-    ),
-    Exact(
-        FrozenMapping,
-        "FrozenMapping",
-        StaticForm((), pair),
-        write_pairs,
-        lambda read, *items: FrozenMapping(dict(read_pairs(read, items))),
-    ),
+    Exact(complex, "complex", StaticForm((text, text)), _write_complex, _read_complex),
+    Exact(tuple, "tuple", StaticForm((), static), _write_items, _read_tuple),
+    Exact(frozenset, "frozenset", StaticForm((), static), _write_items, _read_frozenset),
+    Exact(FrozenArray, "FrozenArray", StaticForm((text, sizes, text)), write_array, _read_frozen_array),
+    Exact(FrozenMapping, "FrozenMapping", StaticForm((), pair), write_pairs, _read_frozen_mapping),
     Exact(slice, "slice", StaticForm((static, static, static)), _write_bounds, _parts_given_to(slice)),
     Exact(range, "range", StaticForm((static, static, static)), _write_bounds, _parts_given_to(range)),
     _by_text(decimal.Decimal, "Decimal", str),
