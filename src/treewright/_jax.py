@@ -537,7 +537,7 @@ def look() -> Sight:
             tracers.append(x.__class__)
         return x
 
-    listener = EventListener(lambda kind, *_: calls.extend([call_on_stack()] if kind == "trace" else []))
+    listener = EventListener(lambda kind, _seconds, _name: calls.extend([call_on_stack()] if kind == "trace" else []))
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]
