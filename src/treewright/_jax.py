@@ -537,11 +537,7 @@ def look() -> Sight:
             tracers.append(x.__class__)
         return x
 
-    def hear(kind: EventKind, _seconds: float, _name: str) -> None:
-        if kind == "trace":
-            calls.append(call_on_stack())
-
-    listener = EventListener(hear)
+    listener = EventListener(lambda kind, _seconds, _name: calls.extend([call_on_stack()] if kind == "trace" else []))
     _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
     listener.stop()
     read = [call for call in calls if call is not None and call.function is probe]
