@@ -221,7 +221,7 @@ def test_leaves_of_one_side_may_be_let_through(engine: Any) -> None:
     with pytest.warns(CheckpointWarning) as seen:
         assert engine.load(like={"a": 0, "new": 3}, strict=False) == {"a": 1, "new": 3}
     assert str(seen[0].message) == (
-        "Not all of the checkpoint fitted the tree (strict=False); 1 leaf was loaded.\n"
+        "Not all of the checkpoint fitted the tree (strict=False); 1 leaf was loaded: ['a']\n"
         "Dropped, since the tree has no place for them:\n"
         "  ['old']: int64[] (int)\n"
         "Not saved, so they have the value that they had in the tree:\n"
@@ -235,6 +235,23 @@ def test_an_account_of_many_leaves_is_short(engine: Any) -> None:
 
     with pytest.warns(CheckpointWarning, match=r"\['old'\]\[19\].*\n  and 80 more$"):
         engine.load(like={"a": 1}, strict=False)
+    with pytest.warns(
+        CheckpointWarning, match=r"; 100 leaves were loaded: \['old'\]\[0\], .*\['old'\]\[19\], \.\.\.\nDropped"
+    ):
+        engine.load(like={"old": list(range(100))}, strict=False)
+
+
+def test_what_stands_in_place_of_a_name_or_of_named_values_is_refused_with_what_belongs_there(engine: Any) -> None:
+    engine.save({"a": 1})
+    like: Any = {"a": 0}
+
+    with pytest.raises(TypeError, match=r"^migrate= returned None\. It is given .*, and returns a dict"):
+        engine.load(like=like, migrate=lambda values: values.update(a=2))
+    with pytest.raises(TypeError, match=r"^A value is named by text, such as 'layers\.0\.kernel', got 1\.$"):
+        engine.load(like=like, migrate=lambda values: {1: 2})
+    with pytest.raises(TypeError, match=r"^part= takes the flat name of one part, such as 'params', got \['a'\]\.$"):
+        engine.load(like=like, part=["a"])
+    assert engine.load(like=like, migrate=lambda values: {"a": 2}) == {"a": 2}
 
 
 def test_a_run_resumes_into_a_fresh_state_whose_numbers_went_through_jit(engine: Any) -> None:

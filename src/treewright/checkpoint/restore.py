@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import jax
 
 from treewright._values.reach import class_of
-from treewright._values.text import counted, did_you_mean, first_names, first_of
+from treewright._values.text import counted, did_you_mean, first_names, first_of, first_text
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,
@@ -55,6 +55,8 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.on_static not in {"error", "warn", "ignore"}:
             raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {self.on_static!r}.")
+        if not isinstance(cast("object", self.part), str | None):
+            raise TypeError(f"part= takes the flat name of one part, such as 'params', got {first_text(self.part)}.")
 
 
 Wanted = tuple[Leaf, Leaf | None]  # a leaf that was saved, and what it becomes, whose sharding it may have at once
@@ -171,7 +173,13 @@ def restored(manifest: Manifest, read: Reader, like: T, options: LoadOptions) ->
         del values[name]
     values |= moves.placed_children(target)
     if options.migrate is not None:
-        return filled(options.migrate(values), like, options)
+        migrated: Any = options.migrate(values)
+        if not isinstance(migrated, Mapping):
+            raise TypeError(
+                f"migrate= returned {first_text(migrated)}. It is given the saved values by flat name, and returns a "
+                f"dict of what the tree is to have, by flat name too."
+            )
+        return filled(cast("Any", migrated), like, options)
     tree = _with_leaves(like, target, values)
     _tell_partial(len(values), pairs, [mismatch for mismatch in let_through if mismatch.kind != "static"])
     return cast("T", tree)
@@ -213,6 +221,7 @@ def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = 
     """
     dropped = [saved for saved, wanted in pairs if saved is not None and wanted is None]
     initial = [wanted for saved, wanted in pairs if saved is None and wanted is not None]
+    kept = [wanted.path for saved, wanted in pairs if saved is not None and wanted is not None]
     kinds = (
         ("Dropped, since the tree has no place for them:", [f"{leaf.path}: {leaf.form}" for leaf in dropped]),
         ("Not saved, so they have the value that they had in the tree:", [f"{x.path}: {x.form}" for x in initial]),
@@ -220,8 +229,8 @@ def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = 
     )
     parts = ["\n  ".join([title, *first_of(lines)]) for title, lines in kinds if lines]
     if parts:
-        leaves = f"{counted(taken, 'leaf was', 'leaves were')} loaded"
-        warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}.", *parts]))
+        leaves = f"{counted(taken, 'leaf was', 'leaves were')} loaded{f': {first_names(kept, 20)}' if kept else '.'}"
+        warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}", *parts]))
 
 
 def _values(wanted: list[tuple[Leaf, Leaf]], read: Reader, *, ties: bool) -> dict[str, Any]:
@@ -282,6 +291,8 @@ def filled(values: Mapping[str, Any], like: T, options: LoadOptions) -> T:
     """
     given: dict[str, Leaf] = {}
     for name, value in values.items():
+        if not isinstance(cast("object", name), str):
+            raise TypeError(f"A value is named by text, such as 'layers.0.kernel', got {first_text(name)}.")
         try:
             given[name] = Leaf((name,), name, form_of(value), value=value)
         except CanNotBeSavedError as problem:
