@@ -144,3 +144,15 @@ def test_the_signature_is_shown_when_it_is_asked_for() -> None:
     assert not isinstance(waiting, str)
     assert pickle.loads(pickle.dumps(waiting)) == Plain(1).__doc__ == Plain.__doc__ == text
     assert vars(Plain)["__doc__"] == text
+
+
+def test_without_a_signature_the_docstring_is_the_name() -> None:
+    def call(cls: type, *args: Any) -> Any:
+        return type.__call__(cls, *args)
+
+    setattr(call, "__signature__", "none")  # noqa: B010  no checker knows it
+    meta: Any = type("Meta", (type,), {"__call__": call})
+    plain: Any = pytree_dataclass(meta("Plain", (), {"__annotations__": {"x": int}}))
+
+    assert plain.__doc__ == "Plain"
+    assert plain(1).x == 1
