@@ -103,10 +103,9 @@ retrace.recorder: _jax, _jax_cache, _trees.diff, _values.text, retrace.call, ret
 retrace.inject: retrace.record, retrace.recorder
 retrace.tally
 retrace.cache: retrace.record, retrace.tally
-retrace.words: _values.text, retrace.cache, retrace.tally
-retrace.page: _values.text, retrace.cache, retrace.tally, retrace.words
-retrace.command: _values.text, retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally,
-    retrace.words
+retrace.words: retrace.cache, retrace.tally
+retrace.page: retrace.cache, retrace.tally, retrace.words
+retrace.command: retrace.cache, retrace.inject, retrace.page, retrace.record, retrace.tally, retrace.words
 checkpoint.atomic: _values.text, errors
 checkpoint.leaves: _jax, _jax_refs, _values.freeze, _values.reach, _values.text, errors
 _jax_processes: _jax

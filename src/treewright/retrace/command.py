@@ -15,12 +15,11 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from treewright._values.text import counted
 from treewright.retrace import inject
 from treewright.retrace.cache import cache_report
 from treewright.retrace.record import RecordReader
 from treewright.retrace.tally import Run, summed_up
-from treewright.retrace.words import as_json, report_text
+from treewright.retrace.words import as_json, counted, report_text
 
 _USAGE = """python -m treewright retraces [options] script.py ARGS ...
        python -m treewright retraces [options] -m MODULE ARGS ...

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from types import MappingProxyType
 
-from treewright._values.text import counted
 from treewright.retrace.cache import CacheReport
 from treewright.retrace.tally import Group, Program, Run
 from treewright.retrace.words import (
     HEADS,
     cache_lines,
     card,
+    counted,
     duration,
     headline,
     numbers,

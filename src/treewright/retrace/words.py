@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from treewright._values.text import counted
 from treewright.retrace.cache import CacheReport, Missed
 from treewright.retrace.tally import OPERATIONS, Group, Program, Run, TableRow
 
@@ -26,6 +25,11 @@ def duration(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:.0f} s"
     return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds * 1000:.0f} ms"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 trace`, `2,000 traces`; that of `_values.text` would load jax beside the program."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def share(seconds: float, run: Run) -> str:
