@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 ocp: Any = pytest.importorskip("orbax.checkpoint")
 
 
+@pytest.fixture(autouse=True)
+def saving_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every Python: the process does not end here."""
+    monkeypatch.setattr(manager_module, "CAN_FINISH", True)
+
+
 def saved(folder: Path, *steps: int, **options: Any) -> CheckpointManager:
     """A manager that has saved `{"x": [step, step]}` under these steps."""
     manager = CheckpointManager(folder / "steps", **options)
@@ -169,6 +175,16 @@ def test_a_manager_that_is_not_asynchronous_returns_when_the_step_is_on_disk(tmp
         manager.save(1, {"x": 1})
         assert (tmp_path / "1").is_dir()
         assert manager.latest_step() == 1
+
+
+def test_where_a_program_that_ends_starts_no_threads_every_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "CAN_FINISH", False)
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"x": jnp.ones(2)})
+
+    assert CheckpointManager(tmp_path).all_steps() == (1,)
 
 
 def test_every_file_of_a_step_is_on_the_disk_as_it_is_and_most_of_them_before_it_gets_its_name(

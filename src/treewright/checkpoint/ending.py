@@ -31,6 +31,8 @@ def _finish() -> None:
 # `atexit` comes too late: by then Python starts no more threads, and Orbax needs some to finish. Private, in Python 3.9
 # to 3.15; without it, only a manager that is closed or waited for is sure of its last step.
 getattr(threading, "_register_atexit", atexit.register)(_finish)
+# From 3.12.0 to 3.12.2 even that is too late (python/cpython#113964): there each save is waited for at once.
+CAN_FINISH = not (3, 12) <= sys.version_info < (3, 12, 3)
 os.register_at_fork(after_in_child=UNFINISHED.clear)  # the threads that save are the parent's
 
 

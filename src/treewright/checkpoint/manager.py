@@ -16,7 +16,7 @@ from treewright._values.reach import public
 from treewright._values.text import cured, first_of, first_text, options_cure
 from treewright.checkpoint.atomic import Lock, marked, sync, try_lock
 from treewright.checkpoint.digests import new_digest
-from treewright.checkpoint.ending import UNFINISHED, Preemption
+from treewright.checkpoint.ending import CAN_FINISH, UNFINISHED, Preemption
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, taken, warn
 from treewright.checkpoint.retention import Mode, Retention
@@ -78,7 +78,8 @@ class CheckpointManager:
         keep_best: How many of the best steps are kept too.
         metric: The entry of the metadata that says how good a step is. It must be a number, in each step.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) is the best.
-        asynchronous: Whether `save` returns when the arrays are copied and digested, and writes in the background.
+        asynchronous: Whether `save` returns when the arrays are copied and digested, and writes in the background. On
+            Python 3.12.0 to 3.12.2 it always waits: there a program that ends can't finish what it was writing.
 
     Raises:
         ImportError: If orbax-checkpoint or xxhash is not installed, or for a bucket gcsfs.
@@ -119,7 +120,7 @@ class CheckpointManager:
     ) -> None:
         self._retention = Retention(keep, keep_every, keep_best, metric, mode)
         self.directory: Path = folder_of_run(directory)
-        self._asynchronous = asynchronous
+        self._asynchronous = asynchronous and CAN_FINISH
         self._orbax = engine()
         new_digest()  # so that a missing package is told before the first save
         self._mutex = threading.RLock()
