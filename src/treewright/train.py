@@ -32,8 +32,15 @@ P = TypeVar("P", default=Any)  # for programs that write TrainState without a pa
 class Transformation(Protocol):
     """The two functions of an optimiser."""
 
-    init: Callable[[Any], Any]
-    update: Callable[..., tuple[Any, Any]]
+    @property
+    def init(self) -> Callable[[Any], Any]:
+        """`init(params)` gives the optimiser's state."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., tuple[Any, Any]]:
+        """`update(grads, opt_state, params)` gives the updates and the new state."""
+        ...
 
 
 class Optimizer(Transformation, StaticValue, Protocol):

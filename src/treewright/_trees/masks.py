@@ -184,11 +184,11 @@ def _mask_by(function: Callable[[Any], Any], tree: Any) -> Any:
     """The mask that a function makes of a tree, which a predicate of leaves would not."""
     takes = "partition calls a function of one argument with the whole tree; one of two with the path and each leaf"
     try:
-        mask = function(tree)
+        mask: Any = function(tree)
     except Exception as error:
         error.add_note(f"{takes}: lambda path, leaf: ...")
         raise
-    if isinstance(mask, bool | np.bool_) and not jax.tree_util.all_leaves((tree,)):
+    if class_of(mask) in {bool, np.bool_} and not jax.tree_util.all_leaves((tree,)):
         raise TypeError(
             f"where= returned {mask} for the whole tree, and would choose {'all' if mask else 'none'} of its leaves: "
             f"{takes}. Write lambda path, leaf: ..."

@@ -200,7 +200,7 @@ def _alike_parts(saved: Any, wanted: Any, part: Any) -> Likeness:
 
 
 def _worst(likenesses: Iterable[Likeness]) -> Likeness:
-    return max(likenesses, default=_LIKENESSES[0], key=_LIKENESSES.index)
+    return _LIKENESSES[max(map(_LIKENESSES.index, likenesses), default=0)]
 
 
 def shown_static(encoded: Any) -> str:

@@ -80,6 +80,8 @@ class Watch:
     their signatures. Traces inside of others are not told; those of decorated functions tell of themselves.
     """
 
+    listener: EventListener
+
     def __init__(
         self,
         *,
