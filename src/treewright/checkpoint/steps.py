@@ -35,7 +35,7 @@ LISTING = "_CHECKPOINT_METADATA"  # the file in which it lists the items of a st
 
 # Orbax holds what it reads twice until a call returns, so each call reads a part: of 1 GB the peak is 1.1 GB in parts
 # of 64 MB and 1.7 GB in one (benchmarks: checkpoint). It reads its list of all leaves in each call, so there are few.
-_PART, _MOST_PARTS = 1 << 24, 20
+_PART, _MOST_PARTS = 1 << 24, 64
 
 
 def engine() -> Any:
