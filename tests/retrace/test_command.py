@@ -21,7 +21,7 @@ from treewright import __main__
 from treewright.retrace import command, inject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
 SOURCE = Path(__file__).parents[2] / "src"
 RETRACES = ("-m", "treewright", "retraces")
@@ -71,14 +71,6 @@ if __name__ == "__main__":
     print(queue.get())
     process.join()
 """
-
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Generator[None]:
-    """A shell that starts tests in the background has them and all that they start ignore interrupts."""
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, earlier)
 
 
 def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:

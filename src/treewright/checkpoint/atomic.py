@@ -108,6 +108,9 @@ def replacing(path: Path) -> Generator[int]:
     try:
         try:
             _clear_away(target.parent, now=os.fstat(descriptor).st_mtime)
+            if before is None:  # or the folder was not there for a moment, as on a network: now it has to be
+                before = _status(target)
+                made.lstat()
             if before is not None:
                 _give_to_owner(descriptor, before)
             yield descriptor

@@ -6,7 +6,7 @@ import operator
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
@@ -16,7 +16,7 @@ from treewright._values.reach import public
 from treewright._values.text import cured, first_of, first_text, options_cure
 from treewright.checkpoint.atomic import Lock, marked, sync, try_lock
 from treewright.checkpoint.digests import new_digest
-from treewright.checkpoint.ending import CAN_FINISH, UNFINISHED, Preemption
+from treewright.checkpoint.ending import CAN_FINISH, UNFINISHED, Items, Metadata, Preemption
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.restore import ALONE, LoadOptions, Migrate, Modules, OnStatic, taken, warn
 from treewright.checkpoint.retention import Mode, Retention
@@ -239,13 +239,7 @@ class CheckpointManager:
         """
         return Preemption(self._retention.check_there, self._save_last, within, signals)
 
-    def _save_last(
-        self,
-        step: int,
-        tree: object,
-        metadata: Mapping[str, Any] | None,
-        items: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None,
-    ) -> None:
+    def _save_last(self, step: int, tree: object, metadata: Metadata, items: Items) -> None:
         """Bring a step to the disk, unless it is there and whole."""
         try:
             self.wait()

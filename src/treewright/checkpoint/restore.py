@@ -211,7 +211,7 @@ def warn(text: str) -> None:
     warn_user(text, CheckpointWarning)
 
 
-def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = ()) -> None:
+def _tell_partial(taken: int, pairs: Sequence[Pair], others: Iterable[object] = ()) -> None:
     """Warn of what `strict=False` let through, if anything.
 
     Args:
@@ -221,7 +221,6 @@ def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = 
     """
     dropped = [saved for saved, wanted in pairs if saved is not None and wanted is None]
     initial = [wanted for saved, wanted in pairs if saved is None and wanted is not None]
-    kept = [wanted.path for saved, wanted in pairs if saved is not None and wanted is not None]
     kinds = (
         ("Dropped, since the tree has no place for them:", [f"{leaf.path}: {leaf.form}" for leaf in dropped]),
         ("Not saved, so they have the value that they had in the tree:", [f"{x.path}: {x.form}" for x in initial]),
@@ -229,7 +228,8 @@ def _tell_partial(taken: int, pairs: Iterable[Pair], others: Iterable[object] = 
     )
     parts = ["\n  ".join([title, *first_of(lines)]) for title, lines in kinds if lines]
     if parts:
-        leaves = f"{counted(taken, 'leaf was', 'leaves were')} loaded{f': {first_names(kept, 20)}' if kept else '.'}"
+        kept = first_names((wanted.path for saved, wanted in pairs if saved is not None and wanted is not None), 20)
+        leaves = f"{counted(taken, 'leaf was', 'leaves were')} loaded{f': {kept}' if kept else '.'}"
         warn("\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}", *parts]))
 
 
