@@ -16,7 +16,7 @@ from _targets import Results
 from _timing import Case, Key, statement
 
 from treewright import pytree_dataclass, static
-from treewright._values.exact import exact_key
+from treewright._core.keys import exact_key
 
 NAME = "statics"
 ALONE = "statics, key alone"

@@ -111,11 +111,11 @@ def lacks(module, name):
     value = getattr(module, name)
     delattr(module, name)
     try:
-        import treewright._jax
+        import treewright._core.jax_private
     except AttributeError as error:
         print(error)
     setattr(module, name, value)
-    sys.modules.pop("treewright._jax", None)
+    sys.modules.pop("treewright._core.jax_private", None)
 for name in ("GetAttrKey", "SequenceKey", "DictKey", "FlattenedIndexKey"):
     lacks(jax.tree_util, name)
 lacks(jax, "typeof")

@@ -40,4 +40,4 @@ def test_the_readme_says_which_python_and_jax_it_takes() -> None:
     assert f"jaxlib>={floor}" in PROJECT["dependencies"]
     assert f"Python {PYTHONS[0]} to {PYTHONS[-1]} with JAX {floor} or newer" in text("README.md")
     assert f"make test JAX={floor}.0" in text("CONTRIBUTING.md").replace("\n", " ")
-    assert f"from {floor}.0 to the newest" in text("src/treewright/_jax.py")
+    assert f"from {floor}.0 to the newest" in text("src/treewright/_core/jax_private.py")

@@ -59,22 +59,22 @@ __all__ = [
 TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
+    from treewright._adopt import Adopted, adopt
+    from treewright._core.converters import AsArray, AsRef, Converted, Converter
+    from treewright._core.dataclass import Static, pytree_dataclass, register_dataclass
+    from treewright._core.fields import StaticValue, buffer, field, static
+    from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
+    from treewright._core.instance import replace
+    from treewright._core.module import Module
     from treewright._loop import loop
-    from treewright._nodes.converters import AsArray, AsRef, Converted, Converter
-    from treewright._nodes.dataclass import Static, pytree_dataclass, register_dataclass
-    from treewright._nodes.fields import StaticValue, buffer, field, static
-    from treewright._nodes.module import Module
-    from treewright._nodes.node import replace
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
-    from treewright._trees.masks import combine, partition, spec_like, trainable
+    from treewright._trees.partition import combine, partition, spec_like, trainable
     from treewright._trees.refs import from_refs, to_refs
     from treewright._trees.sizes import count, find_aliases, nbytes
-    from treewright._trees.stacking import node_at, split_key_like, stack, unstack
+    from treewright._trees.stack import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
-    from treewright._values.freeze import FrozenArray, FrozenMapping, freeze
-    from treewright.adopted import Adopted, adopt
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
@@ -89,21 +89,21 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_nodes.converters": ("AsArray", "AsRef", "Converted", "Converter"),
-            "_nodes.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
-            "_nodes.fields": ("StaticValue", "buffer", "field", "static"),
-            "_nodes.module": ("Module",),
-            "_nodes.node": ("replace",),
+            "_core.converters": ("AsArray", "AsRef", "Converted", "Converter"),
+            "_core.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
+            "_core.fields": ("StaticValue", "buffer", "field", "static"),
+            "_core.module": ("Module",),
+            "_core.instance": ("replace",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
-            "_trees.masks": ("combine", "partition", "spec_like", "trainable"),
+            "_trees.partition": ("combine", "partition", "spec_like", "trainable"),
             "_trees.refs": ("from_refs", "to_refs"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
-            "_trees.stacking": ("node_at", "split_key_like", "stack", "unstack"),
+            "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
-            "_values.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
-            "adopted": ("Adopted", "adopt"),
+            "_core.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "_adopt": ("Adopted", "adopt"),
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),

@@ -7,7 +7,7 @@ from types import MappingProxyType
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
-        "move": ("treewright._move.command", "rewrite programs that were written for flax.struct, equinox and others"),
+        "move": ("treewright.move.command", "rewrite programs that were written for flax.struct, equinox and others"),
         "retraces": ("treewright.retrace.command", "run a program, and say what JAX compiled in it, and why again"),
     }
 )
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
-    from treewright._values.text import did_you_mean, first_text  # needs JAX, and `retraces` begins without
+    from treewright._core.text import did_you_mean, first_text  # needs JAX, and `retraces` begins without
 
     asked = name in {"-h", "--help"}
     wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]

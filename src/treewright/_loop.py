@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from treewright._jax import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
-from treewright._jax_refs import is_ref
+from treewright._core.functions import class_of, innermost, public
+from treewright._core.jax_private import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._core.jax_refs import is_ref
+from treewright._core.text import short_text
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
-from treewright._values.reach import class_of, innermost, public
-from treewright._values.text import short_text
 from treewright.errors import DonatedStateError, LoopStateError
 
 S = TypeVar("S")

@@ -4,14 +4,14 @@ A pickle calls these to come back, so it names this module and the public ones, 
 declared where its subject is, with `kept_in_pickles`; the list below is the promise, and tests/nodes/kept holds it.
 """
 
-from treewright._nodes.converters import only_static
-from treewright._nodes.dunders import empty_node, set_state
-from treewright._nodes.init import FACTORY
-from treewright._nodes.make_class import register_once
-from treewright._nodes.module import bound_method
-from treewright._nodes.spec import field_spec
-from treewright._nodes.statics import imported, interned, table_of
-from treewright._values.freeze import frozen_array
+from treewright._core.converters import only_static
+from treewright._core.definition import register_once
+from treewright._core.dunders import empty_node, set_state
+from treewright._core.freeze import frozen_array
+from treewright._core.init import FACTORY
+from treewright._core.module import bound_method
+from treewright._core.spec import field_spec
+from treewright._core.statics import imported, interned, table_of
 
 __all__ = [
     "FACTORY",

@@ -14,16 +14,16 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._jax import untyped_jax
-from treewright._nodes.converters import Converted, Converter
-from treewright._nodes.fields import StaticValue, field, static
-from treewright._nodes.module import Module
-from treewright._nodes.node import with_close_matches
-from treewright._nodes.spec import spec_of
+from treewright._core.converters import Converted, Converter
+from treewright._core.fields import StaticValue, field, static
+from treewright._core.instance import with_close_matches
+from treewright._core.jax_private import untyped_jax
+from treewright._core.module import Module
+from treewright._core.spec import spec_of
+from treewright._core.text import cured, first_of, first_text
 from treewright._trees.diff import differences, telling_of_classes
-from treewright._trees.masks import combine, partition, trainable
+from treewright._trees.partition import combine, partition, trainable
 from treewright._trees.refs import first_ref, from_refs, write_changes
-from treewright._values.text import cured, first_of, first_text
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it

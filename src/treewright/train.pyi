@@ -9,8 +9,8 @@ import jax
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._nodes.fields import StaticValue, field, static
-from treewright._nodes.module import Module
+from treewright._core.fields import StaticValue, field, static
+from treewright._core.module import Module
 
 MYPY: Literal[False] = False
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # as in fields.py

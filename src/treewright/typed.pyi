@@ -24,9 +24,9 @@ from typing import (
 import jax
 from typing_extensions import TypeVar, TypeVarTuple
 
-from treewright._nodes.converters import Ref as Ref
-from treewright._nodes.converters import new_ref as new_ref
-from treewright._nodes.node import ReplaceMethod
+from treewright._core.converters import Ref as Ref
+from treewright._core.converters import new_ref as new_ref
+from treewright._core.instance import ReplaceMethod
 
 __all__ = [
     "Ref",

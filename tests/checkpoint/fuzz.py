@@ -38,8 +38,8 @@ import numpy as np
 from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import STATICS, Settings, Size, net
-from treewright._nodes import json_kinds
-from treewright._nodes.as_json import FORMS
+from treewright._core import json_kinds
+from treewright._core.as_json import FORMS
 from treewright.checkpoint import CheckpointManager, load, read_manifest, save
 from treewright.checkpoint.digests import digest_of
 from treewright.checkpoint.leaves import DTYPES, KINDS

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import spec
-from treewright._jax_refs import new_ref
+from treewright._core.jax_refs import new_ref
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save, to_names
 from treewright.checkpoint.manifest import from_json
 from treewright.checkpoint.tree import manifest_of

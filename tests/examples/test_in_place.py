@@ -11,7 +11,7 @@ import pytest
 
 from examples import in_place
 from treewright import TrainState, from_refs, summary, to_refs
-from treewright._jax_refs import STATE_KIND
+from treewright._core.jax_refs import STATE_KIND
 
 pytestmark = pytest.mark.skipif(STATE_KIND is None, reason="before its refs had kinds, JAX refused such writes")
 

@@ -26,7 +26,7 @@ from treewright import (
     summary,
     trainable,
 )
-from treewright._jax import path_text
+from treewright._core.jax_private import path_text
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointMismatchError, MissingPlaceError, StaticFieldError
 

@@ -19,8 +19,8 @@ import pytest
 
 from tests.conftest import count_traces, package_or_absent
 from treewright import Module, diff, pytree_dataclass, static
-from treewright._jax import is_tree_node
-from treewright._nodes.node import replaced
+from treewright._core.instance import replaced
+from treewright._core.jax_private import is_tree_node
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 struct: Any = package_or_absent("flax", "flax.struct").struct

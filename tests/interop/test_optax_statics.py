@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import count_traces, trace_counts
 from treewright import Module, TrainState, static
-from treewright._values.exact import exact_key, why_itself_only
+from treewright._core.keys import exact_key, why_itself_only
 
 optax = pytest.importorskip("optax")
 

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from treewright._move import command
+from treewright.move import command
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCE = Path(__file__).parents[2] / "src"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from treewright._move.libraries import LIBRARIES
-from treewright._move.rewrite import moved
-from treewright._move.source import Notice, Source
+from treewright.move.libraries import LIBRARIES
+from treewright.move.rewrite import moved
+from treewright.move.source import Notice, Source
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 PATH = Path("program.py")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from treewright.__main__ import main
-from treewright._move import command
+from treewright.move import command
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -200,7 +200,7 @@ def test_classes_of_other_files_are_known(folder: Path) -> None:
 
 
 def test_without_libcst_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("treewright._move.")]:
+    for module in [name for name in sys.modules if name.startswith("treewright.move.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "libcst", None)
 

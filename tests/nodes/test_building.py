@@ -188,7 +188,7 @@ class Chain(Module):
 
 def test_only_a_node_that_something_refers_to_is_looked_for_in_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr("treewright._nodes.node._refuse_itself", lambda *args: looked.append(args[2]))
+    monkeypatch.setattr("treewright._core.instance._refuse_itself", lambda *args: looked.append(args[2]))
     Chain(50)
     assert looked == []
     Chain(50, [])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, pytree_dataclass, static
-from treewright._values.text import text
+from treewright._core.text import text
 from treewright.errors import NodeDefinitionError
 
 T = TypeVar("T")

@@ -75,7 +75,7 @@ def test_a_dataclass_below_a_node_takes_no_view_for_a_default() -> None:
 
     fields = {field.name: field.default for field in dataclasses.fields(below)}
     assert fields == {"x": dataclasses.MISSING, "y": 2.0}
-    assert (Base.y, repr(Base.x).partition(" object")[0]) == (2.0, "<treewright._nodes.node.ChildView")
+    assert (Base.y, repr(Base.x).partition(" object")[0]) == (2.0, "<treewright._core.instance.ChildView")
 
 
 def _annotated(namespace: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import replace
-from treewright._values.text import text
+from treewright._core.text import text
 
 SENDER = """
 import abc, dataclasses, sys

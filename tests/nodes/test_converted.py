@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
-from treewright._jax import GetAttrKey, path_text
+from treewright._core.jax_private import GetAttrKey, path_text
 from treewright.errors import NodeDefinitionError
 
 AsTuple: TypeAlias = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]

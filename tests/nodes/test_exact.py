@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from tests.conftest import Absent, package_or_absent
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import FrozenMapping, Module, Static, freeze, pytree_dataclass, static
-from treewright._values.exact import exact_key
+from treewright._core.keys import exact_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from treewright import Module, freeze, pytree_dataclass, static
-from treewright._nodes.others import decode, deserialize, encode
+from treewright._core.others import decode, deserialize, encode
 from treewright.errors import StaticSerializationError
 
 if TYPE_CHECKING:

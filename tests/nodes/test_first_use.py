@@ -18,9 +18,9 @@ import jax.export
 import pytest
 
 from treewright import Module, pytree_dataclass, static
-from treewright._jax import is_tree_node
-from treewright._nodes import make_class
-from treewright._nodes.spec import spec_of
+from treewright._core import definition as make_class
+from treewright._core.jax_private import is_tree_node
+from treewright._core.spec import spec_of
 from treewright.errors import NodeDefinitionError
 
 

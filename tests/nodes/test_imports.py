@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treewright._nodes.others import AfterImport, when_imported
+from treewright._core.others import AfterImport, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, pytree_dataclass
-from treewright._values.text import text
+from treewright._core.text import text
 
 # Comparison of one's own
 

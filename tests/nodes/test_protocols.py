@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, field, pytree_dataclass, replace, static
-from treewright._values.text import text
+from treewright._core.text import text
 
 
 @pytree_dataclass

@@ -21,8 +21,8 @@ import pytest
 from tests.conftest import package_or_absent
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import Module, TrainState, freeze, static
-from treewright._values import reach
-from treewright._values.exact import why_itself_only
+from treewright._core import functions as reach
+from treewright._core.keys import why_itself_only
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:

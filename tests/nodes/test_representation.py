@@ -17,8 +17,8 @@ import treescope
 import wadler_lindig
 
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
-from treewright._values import text as text_module
-from treewright._values.text import cut_text, first_text, short_text, text
+from treewright._core import text as text_module
+from treewright._core.text import cut_text, first_text, short_text, text
 from treewright.errors import UnfinishedNodeError
 
 # jax's own constructors of these have no types.

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.nodes.static_worlds import BODIES, CHANGES, FORMS, WAYS, ByContent, Plainly, Run
-from treewright._nodes.statics import Statics
-from treewright._values import exact, reach
+from treewright._core import functions as reach
+from treewright._core import keys as exact
+from treewright._core.statics import Statics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ import pytest
 import treewright
 from tests.conftest import count_traces, package_or_absent
 from treewright import at, checkpoint, diff, pytree_dataclass, register_dataclass, static
-from treewright._jax import is_tree_node
+from treewright._core.jax_private import is_tree_node
 from treewright.errors import CheckpointMismatchError, NodeDefinitionError, StaticFieldError
 
 serialization: Any = package_or_absent("flax", "flax.serialization").serialization

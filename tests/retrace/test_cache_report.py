@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.retrace.support import fresh
-from treewright import _jax_cache
+from treewright.retrace import jax_cache as _jax_cache
 from treewright.retrace.cache import cache_report, cause_of
 from treewright.retrace.record import Record, RecordReader
 from treewright.retrace.recorder import EventRecorder

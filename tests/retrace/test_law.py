@@ -16,7 +16,7 @@ from hypothesis import given
 
 import treewright
 from treewright import Module, static
-from treewright._jax import path_text
+from treewright._core.jax_private import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treewright import FrozenMapping, Module, freeze, static
-from treewright._values.portable import portable_text
+from treewright._core.portable import portable_text
 from treewright.sharding.processes import described
 
 P: Any = PartitionSpec  # whose constructor has no annotations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from treewright import Module, at, static
-from treewright._jax import path_text
+from treewright._core.jax_private import path_text
 from treewright._trees.at import parse
 from treewright._trees.level import level_of
 from treewright.errors import MissingPlaceError

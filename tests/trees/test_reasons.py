@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright._values.snapshot import remembered
-from treewright._values.text import short_text, short_texts
-from treewright._values.why import cause_of, same_to_jit, why
+from treewright._core.text import short_text, short_texts
+from treewright._trees.snapshot import remembered
+from treewright._trees.why import cause_of, same_to_jit, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable

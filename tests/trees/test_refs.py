@@ -42,7 +42,7 @@ from treewright import (
     trainable,
     unstack,
 )
-from treewright._jax_refs import STATE_KIND
+from treewright._core.jax_refs import STATE_KIND
 from treewright.errors import (
     LoopStateError,
     MissingPlaceError,

@@ -29,7 +29,7 @@ from treewright import (
     trainable,
     unstack,
 )
-from treewright._jax import path_text
+from treewright._core.jax_private import path_text
 from treewright._trees.sizes import items_of
 from treewright.errors import MissingPlaceError
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overloa
 
 import jax
 
-from treewright._jax import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
+from treewright._core.functions import class_of, of_earlier_class, required_arguments
+from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
+from treewright._core.text import Verbatim, cured, did_you_mean, first_text
 from treewright._trees.level import Place, all_entries, walk, with_values
-from treewright._values.reach import class_of, of_earlier_class, required_arguments
-from treewright._values.text import Verbatim, cured, did_you_mean, first_text
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")

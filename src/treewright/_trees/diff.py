@@ -12,15 +12,15 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-from treewright._jax import Key, Path, SequenceKey, jax_trees, path_text
-from treewright._jax_refs import content_of, is_ref, is_ref_type
-from treewright._nodes.dunders import leaves_equal
-from treewright._nodes.node import finished_pair
-from treewright._nodes.spec import spec_of
+from treewright._core.dunders import leaves_equal
+from treewright._core.functions import class_of, public
+from treewright._core.instance import finished_pair
+from treewright._core.jax_private import Key, Path, SequenceKey, jax_trees, path_text
+from treewright._core.jax_refs import content_of, is_ref, is_ref_type
+from treewright._core.spec import spec_of
+from treewright._core.text import counted, mesh_text, short_text, short_texts
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
-from treewright._values.reach import class_of, public
-from treewright._values.text import counted, mesh_text, short_text, short_texts
-from treewright._values.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
+from treewright._trees.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]

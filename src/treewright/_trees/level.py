@@ -13,7 +13,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import (
+from treewright._core.fields import FieldOptions, options_of
+from treewright._core.freeze import FrozenMapping
+from treewright._core.functions import class_of
+from treewright._core.instance import LEAVES, finished_pair, with_fields
+from treewright._core.jax_private import (
     DictKey,
     FlattenedIndexKey,
     GetAttrKey,
@@ -25,14 +29,10 @@ from treewright._jax import (
     path_text,
     typeof,
 )
-from treewright._jax_refs import Ref
-from treewright._nodes.fields import FieldOptions, options_of
-from treewright._nodes.node import LEAVES, finished_pair, with_fields
-from treewright._nodes.spec import spec_of
-from treewright._nodes.statics import Statics
-from treewright._values.freeze import FrozenMapping
-from treewright._values.reach import class_of
-from treewright._values.text import short_text
+from treewright._core.jax_refs import Ref
+from treewright._core.spec import spec_of
+from treewright._core.statics import Statics
+from treewright._core.text import short_text
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function

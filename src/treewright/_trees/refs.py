@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from treewright._jax import jax_trees, path_text, typeof
-from treewright._jax_refs import content_of, is_ref
-from treewright._nodes.converters import as_ref
+from treewright._core.converters import as_ref
+from treewright._core.functions import class_of
+from treewright._core.jax_private import jax_trees, path_text, typeof
+from treewright._core.jax_refs import content_of, is_ref
+from treewright._core.text import first_text, short_text
 from treewright._trees.diff import differences
-from treewright._trees.masks import Where, chosen_leaves
-from treewright._values.reach import class_of
-from treewright._values.text import first_text, short_text
+from treewright._trees.partition import Where, chosen_leaves
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")

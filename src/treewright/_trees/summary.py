@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import Path, jax_trees, path_text, untyped_jax
-from treewright._jax_refs import content_of, is_ref
-from treewright._nodes.node import finished_pair
-from treewright._trees.level import child_of, is_node
-from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
-from treewright._values.reach import class_of
-from treewright._values.text import (
+from treewright._core.functions import class_of
+from treewright._core.instance import finished_pair
+from treewright._core.jax_private import Path, jax_trees, path_text, untyped_jax
+from treewright._core.jax_refs import content_of, is_ref
+from treewright._core.text import (
     array_text,
     counted,
     cured,
@@ -35,6 +33,8 @@ from treewright._values.text import (
     table,
     text,
 )
+from treewright._trees.level import child_of, is_node
+from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 
 if TYPE_CHECKING:
     from rich.table import Table

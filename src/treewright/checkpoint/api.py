@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast, overload
 
 from treewright._collector import uncollected
-from treewright._values.text import cured, options_cure
+from treewright._core.text import cured, options_cure
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.file import SafetensorsFile, write
 from treewright.checkpoint.foreign import Table, names_in, translated

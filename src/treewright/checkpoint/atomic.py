@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from treewright._values.text import first_text
+from treewright._core.text import first_text
 from treewright.errors import CheckpointError, CheckpointWarning
 
 _SAVING = ".treewright-saving-"  # how the name of an unfinished file begins

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from treewright._values.text import counted, cut_text, excerpts, first_of
+from treewright._core.text import counted, cut_text, excerpts, first_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.compare import Mismatch, leaf_mismatches, lines_of, node_mismatches, paired, shown_static
 from treewright.checkpoint.digests import digest_of

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treewright._nodes.as_json import FORMS
-from treewright._nodes.json_kinds import listed, named, number, pair, parts_of, sizes, static, text
-from treewright._values.freeze import FrozenMapping
-from treewright._values.reach import class_of, public
-from treewright._values.text import cut_text, did_you_mean, excerpts, first_of
+from treewright._core.as_json import FORMS
+from treewright._core.freeze import FrozenMapping
+from treewright._core.functions import class_of, public
+from treewright._core.json_kinds import listed, named, number, pair, parts_of, sizes, static, text
+from treewright._core.text import cut_text, did_you_mean, excerpts, first_of
 from treewright.checkpoint.leaves import (
     ARRAYS,
     NARROWED,

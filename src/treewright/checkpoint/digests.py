@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._jax import process_count
-from treewright._jax_processes import of_all_processes, process_allgather
+from treewright._core.jax_private import process_count
+from treewright._processes import of_all_processes, process_allgather
 from treewright.checkpoint.leaves import Leaf, bytes_of, contiguous
 from treewright.errors import CheckpointDamagedError, missing_extra
 

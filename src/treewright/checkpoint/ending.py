@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, Self, cast
 
-from treewright._jax import process_count
-from treewright._jax_processes import preemption_agreed
-from treewright._values.reach import public
+from treewright._core.functions import public
+from treewright._core.jax_private import process_count
+from treewright._processes import preemption_agreed
 
 # The `close` of each manager whose last save nobody has waited for yet. Held here, since
 # `CheckpointManager(d).save(1, tree)` leaves no other reference.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._jax import untyped_jax
+from treewright._core.jax_private import untyped_jax
 from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write_all
 from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
 from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of

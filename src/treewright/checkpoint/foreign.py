@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treewright._values.text import did_you_mean, first_of
+from treewright._core.text import did_you_mean, first_of
 from treewright.checkpoint.atomic import local_path
 from treewright.checkpoint.leaves import NAMES
 from treewright.checkpoint.steps import engine as orbax_engine

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._jax import is_key_dtype, typeof, untyped_jax
-from treewright._jax_refs import content_of, is_ref, kind_of_ref, new_ref
-from treewright._values.freeze import ComputedArray, FrozenArray
-from treewright._values.reach import class_of, public
-from treewright._values.text import cut_text, text
+from treewright._core.freeze import ComputedArray, FrozenArray
+from treewright._core.functions import class_of, public
+from treewright._core.jax_private import is_key_dtype, typeof, untyped_jax
+from treewright._core.jax_refs import content_of, is_ref, kind_of_ref, new_ref
+from treewright._core.text import cut_text, text
 from treewright.errors import CheckpointError
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
-from treewright._jax import is_first_process, process_index
-from treewright._values.reach import public
-from treewright._values.text import cured, first_of, first_text, options_cure
+from treewright._core.functions import public
+from treewright._core.jax_private import is_first_process, process_index
+from treewright._core.text import cured, first_of, first_text, options_cure
 from treewright.checkpoint.atomic import Lock, marked, sync, try_lock
 from treewright.checkpoint.digests import new_digest
 from treewright.checkpoint.ending import CAN_FINISH, UNFINISHED, Items, Metadata, Preemption

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from treewright._nodes.as_json import FORMS
-from treewright._nodes.json_kinds import PLAIN, shown, statics_in
-from treewright._values.reach import class_of, public
+from treewright._core.as_json import FORMS
+from treewright._core.functions import class_of, public
+from treewright._core.json_kinds import PLAIN, shown, statics_in
 from treewright.checkpoint.digests import WHOLE, digest_of, index_of
 from treewright.checkpoint.leaves import (
     DTYPES,

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 
-from treewright._values.reach import class_of
-from treewright._values.text import counted, did_you_mean, first_names, first_of, first_text
+from treewright._core.functions import class_of
+from treewright._core.text import counted, did_you_mean, first_names, first_of, first_text
 from treewright.checkpoint.compare import (
     Mismatch,
     Moves,

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from treewright._jax import process_count
-from treewright._jax_processes import of_all_processes
-from treewright._values.reach import class_of
+from treewright._core.functions import class_of
+from treewright._core.jax_private import process_count
+from treewright._processes import of_all_processes
 from treewright.checkpoint.atomic import local_path, marked, others_write
 from treewright.checkpoint.digests import digest_of, digests_of, gathered, verify
 from treewright.checkpoint.leaves import DTYPES, Leaf, Steps, sharding_of, stored, untied

@@ -11,17 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._jax_refs import content_of
-from treewright._nodes.as_json import StaticCodec, is_namedtuple
-from treewright._nodes.json_kinds import write_pairs
-from treewright._nodes.node import finished_pair
-from treewright._nodes.spec import spec_of
+from treewright._core.as_json import StaticCodec, is_namedtuple
+from treewright._core.freeze import freeze
+from treewright._core.functions import class_of, import_path
+from treewright._core.instance import finished_pair
+from treewright._core.jax_refs import content_of
+from treewright._core.json_kinds import write_pairs
+from treewright._core.portable import portable_text
+from treewright._core.spec import spec_of
+from treewright._core.text import first_of
 from treewright._trees.at import place_of
 from treewright._trees.level import Level, level_of
-from treewright._values.freeze import freeze
-from treewright._values.portable import portable_text
-from treewright._values.reach import class_of, import_path
-from treewright._values.text import first_of
 from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Form, Leaf, Steps, form_of, of_one_name
 from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
 from treewright.errors import CheckpointError, StaticSerializationError

@@ -11,17 +11,17 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from treewright._jax import UNNAMED_SETTINGS, Call, trace_settings, user_frame
-from treewright._jax_refs import is_ref
+from treewright._core.functions import class_of
+from treewright._core.instance import finished_pair
+from treewright._core.jax_private import UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright._core.jax_refs import is_ref
+from treewright._core.statics import Statics
+from treewright._core.text import first_names, mesh_text, short_text
 from treewright._loop import FlatTree
-from treewright._nodes.node import finished_pair
-from treewright._nodes.statics import Statics
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, Why, differences, static_difference
 from treewright._trees.level import LeafType, Level, SureLeaves, leaf_type_of, level_of
-from treewright._values.reach import class_of
-from treewright._values.snapshot import Remembered, facts_of, remembered
-from treewright._values.text import first_names, mesh_text, short_text
-from treewright._values.why import same_exactly, same_to_jit, why
+from treewright._trees.snapshot import Remembered, facts_of, remembered
+from treewright._trees.why import same_exactly, same_to_jit, why
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -13,15 +13,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from treewright._jax import GetAttrKey, Path, SequenceKey, path_text
-from treewright._nodes.fields import options_of
+from treewright._core import functions as reach
+from treewright._core.fields import options_of
+from treewright._core.functions import class_of, import_path, public
+from treewright._core.jax_private import GetAttrKey, Path, SequenceKey, path_text
+from treewright._core.keys import exact_key, why_itself_only
+from treewright._core.plain import MUTABLE, NoExactKeyError
+from treewright._core.text import first_names, short_text
 from treewright._trees.level import Place, is_node, leaf_type_of, walk
-from treewright._values import reach
-from treewright._values.exact import exact_key, why_itself_only
-from treewright._values.plain import MUTABLE, NoExactKeyError
-from treewright._values.reach import class_of, import_path, public
-from treewright._values.text import first_names, short_text
-from treewright._values.why import parts_of, same_to_jit
+from treewright._trees.why import parts_of, same_to_jit
 
 HazardKind = Literal[
     "array",

@@ -8,8 +8,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
-from treewright._jax import Call, is_jitted, jit_call, options_of, user_frame
-from treewright._values.text import cured, did_you_mean, first_text, options_cure
+from treewright._core.jax_private import Call, is_jitted, jit_call, options_of, user_frame
+from treewright._core.text import cured, did_you_mean, first_text, options_cure
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import call_differences, is_placement, signature_of
 from treewright.retrace.history import definition_of, name_of

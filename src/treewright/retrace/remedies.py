@@ -3,13 +3,13 @@
 import types
 from typing import Any
 
-from treewright._jax import is_key_dtype
-from treewright._jax_refs import is_ref_type
+from treewright._core import functions as reach
+from treewright._core.jax_private import is_key_dtype
+from treewright._core.jax_refs import is_ref_type
 from treewright._trees.diff import Difference, DifferenceKind
 from treewright._trees.level import LeafType
-from treewright._values import reach
-from treewright._values.snapshot import facts_of
-from treewright._values.why import Cause, CauseName
+from treewright._trees.snapshot import facts_of
+from treewright._trees.why import Cause, CauseName
 
 _OF_CAUSES: types.MappingProxyType[CauseName, str] = types.MappingProxyType(
     {

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from treewright._jax import DictKey, SequenceKey
+from treewright._core.functions import class_of, public
+from treewright._core.jax_private import DictKey, SequenceKey
+from treewright._core.text import first_names, in_html
 from treewright._trees.diff import Difference, DifferenceKind
-from treewright._values.reach import class_of, public
-from treewright._values.text import first_names, in_html
 from treewright.errors import RetraceWarning
 from treewright.retrace.call import caller
 from treewright.retrace.history import Definition, Finding

@@ -10,10 +10,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
-from treewright._jax import Call, Sight, called_by_a_library, look, tells_of_compilations
-from treewright._values.exact import tracer_in
-from treewright._values.reach import class_of
-from treewright._values.text import first_text
+from treewright._core.functions import class_of
+from treewright._core.jax_private import Call, Sight, called_by_a_library, look, tells_of_compilations
+from treewright._core.keys import tracer_in
+from treewright._core.text import first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import jax
 
-from treewright._jax import (
+from treewright._core.functions import innermost
+from treewright._core.jax_private import (
     Call,
     EventKind,
     EventListener,
@@ -18,7 +19,6 @@ from treewright._jax import (
     is_inside_another_trace,
     nothing,
 )
-from treewright._values.reach import innermost
 from treewright.errors import RetraceWarning
 from treewright.retrace.call import Signature, caller, signature_of
 from treewright.retrace.history import Entry, Finding, Histories, History, definition_of

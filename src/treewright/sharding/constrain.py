@@ -7,11 +7,11 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._jax import untyped_jax
-from treewright._jax_processes import mesh_of_old_context, part_of_jit_key
-from treewright._jax_refs import is_ref
-from treewright._values.freeze import freeze
-from treewright._values.text import first_text, mesh_text, text
+from treewright._core.freeze import freeze
+from treewright._core.jax_private import untyped_jax
+from treewright._core.jax_refs import is_ref
+from treewright._core.text import first_text, mesh_text, text
+from treewright._processes import mesh_of_old_context, part_of_jit_key
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec, with_leaves
 

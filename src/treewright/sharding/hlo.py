@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from treewright._values.reach import public
+from treewright._core.functions import public
 
 _KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) (?:\(.*)?\{$")

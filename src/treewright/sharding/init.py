@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._collector import uncollected
-from treewright._jax import Path, jax_trees, path_text, process_count, untyped_jax
-from treewright._jax_processes import equation_setting, some_equations
-from treewright._jax_refs import is_ref
+from treewright._core.functions import class_of
+from treewright._core.jax_private import Path, jax_trees, path_text, process_count, untyped_jax
+from treewright._core.jax_refs import is_ref
+from treewright._core.portable import portable_text
+from treewright._core.text import first_of, first_text, text
+from treewright._processes import equation_setting, some_equations
 from treewright._trees.level import leaf_type_of
-from treewright._values.portable import portable_text
-from treewright._values.reach import class_of
-from treewright._values.text import first_of, first_text, text
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.hlo import shapes_in
 from treewright.sharding.processes import TIMEOUT, compare, described, program_texts, versions

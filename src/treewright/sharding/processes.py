@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from treewright._jax import path_text, process_count, process_index
-from treewright._jax_processes import coordination_client, of_all_processes
-from treewright._nodes.spec import spec_of
+from treewright._core.functions import class_of
+from treewright._core.jax_private import path_text, process_count, process_index
+from treewright._core.portable import full_name, portable_text, portable_text_and_modules
+from treewright._core.spec import spec_of
+from treewright._core.text import excerpts, first_difference, shape_text
+from treewright._processes import coordination_client, of_all_processes
 from treewright._trees.level import Place, is_node, walk
-from treewright._values.portable import full_name, portable_text, portable_text_and_modules
-from treewright._values.reach import class_of
-from treewright._values.text import excerpts, first_difference, shape_text
 from treewright.errors import ProcessMismatchError
 from treewright.sharding.folding import folded, ranges_text
 

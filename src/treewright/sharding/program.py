@@ -10,11 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from treewright._jax import jax_trees, path_text, untyped_jax
-from treewright._jax_processes import kept_arguments, output_shardings
+from treewright._core.functions import public
+from treewright._core.jax_private import jax_trees, path_text, untyped_jax
+from treewright._core.text import in_html, shape_text, table
+from treewright._processes import kept_arguments, output_shardings
 from treewright._trees.sizes import bytes_in
-from treewright._values.reach import public
-from treewright._values.text import in_html, shape_text, table
 from treewright.sharding.folding import folded
 from treewright.sharding.hlo import Collective, collectives_in, donated_parameters, shapes_in
 from treewright.sharding.report import bytes_text, spec_text

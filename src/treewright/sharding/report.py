@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 from jax.sharding import PartitionSpec
 
-from treewright._jax import path_text
+from treewright._core.functions import public
+from treewright._core.jax_private import path_text
+from treewright._core.text import counted, in_html, table, text
 from treewright._trees.sizes import bytes_in
-from treewright._values.reach import public
-from treewright._values.text import counted, in_html, table, text
 from treewright.sharding.folding import first_steps, folded
 from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, sizes_of
 

@@ -1,0 +1,211 @@
+"""`adopt`: layers of other libraries in a node, with their arrays as children and all else as exact statics."""
+
+import functools
+import types
+from collections.abc import Callable  # noqa: TC003  annotations of a public class are read at run time
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+
+import jax
+import numpy as np
+
+from treewright._core.fields import buffer, field, static
+from treewright._core.freeze import FrozenMapping, freeze
+from treewright._core.functions import class_of, public
+from treewright._core.jax_private import Path, jax_trees, path_text
+from treewright._core.jax_refs import Ref
+from treewright._core.module import Module
+from treewright._core.text import text
+from treewright._trees.level import AuxKey, Place, is_node, is_none, walk
+from treewright._trees.partition import Where, chosen_leaves
+from treewright.errors import StaticFieldError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, Ref)
+
+
+@public("treewright")
+class Adopted(Module, Generic[T_co], frozen=True):
+    """A layer, or any other tree, of another library as a node. `adopt` makes it.
+
+    It is called as the layer is, and gives the layer's attributes and items. `tree` is the layer itself, put together
+    anew each time.
+
+    Examples:
+        >>> import equinox as eqx
+        >>> dropout = adopt(eqx.nn.Dropout(0.5))
+        >>> dropout(jnp.ones(2), inference=True).tolist(), dropout.p
+        ([1.0, 1.0], 0.5)
+    """
+
+    arrays: T_co = field(doc="The layer, with `None` in place of what the other fields hold.")
+    buffers: Any = buffer(
+        doc="The same with the arrays that training leaves alone; None if there are none.", repr=False
+    )
+    others: FrozenMapping[str, Any] = static(doc="The leaves that are not arrays, by path.", repr=False)
+    places: tuple[int, ...] = static(doc="The place of each of them among all leaves, `None` counted.", repr=False)
+    settings: FrozenMapping[str, Any] = static(
+        doc="What the classes in the layer keep in `aux_data`, by the path of each.", repr=False
+    )
+
+    @property
+    def tree(self) -> T_co:
+        """The layer, as its own library has it."""
+        leaves, treedef = jax.tree.flatten(self.arrays, is_leaf=is_none)
+        if self.buffers is not None:
+            kept = jax.tree.leaves(self.buffers, is_leaf=is_none)
+            leaves = [leaf if buffer is None else buffer for leaf, buffer in zip(leaves, kept, strict=True)]
+        for place, leaf in zip(self.places, self.others.values(), strict=True):
+            leaves[place] = leaf
+        return cast("T_co", jax.tree.unflatten(treedef, leaves))
+
+    def __call__(self: "Adopted[Callable[P, R]]", *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the layer gives.
+
+        Raises:
+            TypeError: If the call has changed the layer, as batch normalisation of flax nnx does. `call_and_update`
+                keeps the change.
+        """
+        return cast("R", _call(self, "__call__", *args, **kwargs))
+
+    def call_and_update(self, *args: Any, **kwargs: Any) -> tuple[Any, Self]:
+        """What the layer gives, and the layer as the call has left it: for layers that change when they are called."""
+        tree: Any = self.tree
+        output = tree(*args, **kwargs)
+        changed: Any = _adopted(tree, {path for path, _ in _leaves(self.buffers)})
+        return output, changed
+
+    def __getitem__(self, index: Any) -> Any:
+        """An item of the layer, such as one layer of a sequence."""
+        return cast("Any", self.tree)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the layer. Its methods run as the layer itself does when it is called."""
+        if name.startswith("__") or name == "tree":
+            raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
+        tree = self.tree
+        value: Any = getattr(tree, name)
+        if isinstance(value, types.MethodType) and value.__self__ is tree:
+            return functools.partial(_call, self, name)
+        return value
+
+
+def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> Any:
+    tree = adopted.tree
+    before = jax_trees.tree_flatten(tree)
+    output = getattr(tree, method)(*args, **kwargs)
+    leaves, treedef = jax_trees.tree_flatten(tree)
+    if treedef != before[1] or any(new is not old for new, old in zip(leaves, before[0], strict=True)):
+        raise TypeError(
+            f"{type(tree).__qualname__}.{method} has changed the layer, and what an Adopted holds does not change: the "
+            "new state would be lost. Write output, layer = layer.call_and_update(...) and keep the new layer, or call "
+            "the layer in the mode in which it changes nothing."
+        )
+    return output
+
+
+def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[T]:
+    """A node around a layer, or any other tree, of another library.
+
+    Its arrays become children; functions, numbers, flags and all else that its leaves and `aux_data` hold become exact
+    statics. So a layer whose leaves are not all arrays passes through plain `jit`, `grad`, `vmap`, optimisers and
+    checkpoints. A layer whose leaves are arrays can be a field as it is; adopted, its settings are compared exactly.
+
+    Args:
+        tree: An `equinox.nn` layer, a flax nnx module, any pytree.
+        buffers: The arrays that training leaves alone: a class whose instances hold them, such as `nnx.BatchStat`, or a
+            place as for `spec_like`: the text of a path, or a function of path and leaf.
+
+    Raises:
+        StaticFieldError: If something in the layer that is not an array can't be a static, such as a list in a static
+            field of an `equinox.Module`.
+        TypeError: If `tree` is a class: a layer is an instance.
+        ValueError: If `buffers` chooses no array.
+
+    Examples:
+        >>> import equinox as eqx
+        >>> class Net(Module):
+        ...     mlp: Adopted[eqx.nn.MLP]
+        ...     scale: jax.Array
+        >>> net = Net(adopt(eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))), jnp.ones(()))
+        >>> jax.jit(lambda net, x: net.scale * net.mlp(x))(net, jnp.ones(2)).shape
+        (1,)
+        >>> jax.grad(lambda net: net.mlp(jnp.ones(2))[0])(net).mlp.layers[0].weight.shape
+        (8, 2)
+    """
+    if isinstance(tree, type):
+        raise TypeError(
+            f"adopt() takes a layer, and was given the class {tree.__name__}. Write adopt({tree.__name__}(...))."
+        )
+    return _adopted(tree, set() if buffers is None else _paths_of(buffers, tree))
+
+
+def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
+    """The node, with the arrays at some paths as its buffers."""
+    entries: list[tuple[Path, Any]]
+    entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=is_none)
+    trained = treedef.unflatten(
+        leaf if path not in buffers and isinstance(leaf, _ARRAYS) else None for path, leaf in entries
+    )
+    kept = treedef.unflatten(leaf if path in buffers else None for path, leaf in entries) if buffers else None
+    others = {
+        place: (path_text(path), leaf)
+        for place, (path, leaf) in enumerate(entries)
+        if leaf is not None and not isinstance(leaf, _ARRAYS)
+    }
+    try:
+        return Adopted(trained, kept, FrozenMapping(dict(others.values())), tuple(others), _settings_of(tree))
+    except StaticFieldError as error:
+        raise StaticFieldError(f"adopt({type(tree).__qualname__}): {error}") from error
+
+
+def _leaves(tree: Any) -> list[tuple[Path, Any]]:
+    entries: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree)
+    return entries
+
+
+def _paths_of(buffers: Any, tree: Any) -> set[Path]:
+    """The paths of the arrays that `buffers` chooses."""
+    leaves = _leaves(tree)
+    if isinstance(buffers, type):
+
+        def is_chosen(part: Any) -> bool:
+            return isinstance(part, buffers)
+
+        parts: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree, is_leaf=is_chosen)
+        above = [path for path, part in parts if is_chosen(part)]
+        are_chosen = [any(path[: len(way)] == way for way in above) for path, _ in leaves]
+    else:
+        are_chosen = chosen_leaves(tree, leaves, buffers)
+    pairs = zip(leaves, are_chosen, strict=True)
+    chosen = {path for (path, leaf), is_buffer in pairs if is_buffer and isinstance(leaf, _ARRAYS)}
+    if not chosen:
+        raise ValueError(
+            f"adopt({type(tree).__qualname__}, buffers={text(buffers)}) chooses no array, so training would change "
+            "all of them. Name a class or a place that holds arrays, or leave buffers out."
+        )
+    return chosen
+
+
+def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
+    """What `jit` compares of each class in a tree: fields by name and as they are, so that a list in one is refused."""
+    settings: dict[str, Any] = {}
+    for place in walk(Place(tree)):
+        level = place.level
+        if level is None or level.aux is None or is_node(place.value):
+            continue
+        named = {str(key): value for key, value in level.statics if key != AuxKey() and not str(key).startswith("._")}
+        exact = {"class": level.kind, **dict(sorted(named.items())), ".<aux_data>": freeze(_sorted(level.aux))}
+        settings[path_text(place.path)] = FrozenMapping(exact)
+    return FrozenMapping(settings)
+
+
+def _sorted(aux: Any) -> Any:
+    """`aux_data` with its dicts sorted: their order is that of attributes, and differs once a layer was unflattened."""
+    if class_of(aux) is dict:
+        entries: list[tuple[Any, Any]] = sorted(aux.items(), key=lambda entry: str(entry[0]))
+        return {name: _sorted(value) for name, value in entries}
+    return tuple(map(_sorted, aux)) if class_of(aux) in {list, tuple} else aux

@@ -1,0 +1,434 @@
+"""What a field is declared with: `field`, `static` and `buffer`."""
+
+# What is not for mypy it finds unreachable.
+# mypy: disable-error-code="unreachable"
+# mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias, overload
+
+from typing_extensions import TypeVar
+
+from treewright._core.functions import class_of, public
+from treewright._core.text import Verbatim, array_text, cured, first_text, with_guess
+from treewright.errors import NodeDefinitionError
+
+# mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
+MYPY: Literal[False] = False
+# The same of pyrefly, which follows such a name inside a group of overloads, but no other variable.
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False
+
+
+@public("treewright")
+class StaticValue(Protocol):
+    """What `jit` needs of a static: a hash, and a comparison that says yes or no.
+
+    Lists and dicts have no hash, and arrays compare item by item, so they can't be static. mypy takes a protocol of
+    your own as a static field's type when it extends this one.
+
+    Examples:
+        >>> class Schedule(StaticValue, Protocol):
+        ...     def __call__(self, step: int) -> float: ...
+        >>> @pytree_dataclass
+        ... class Training:
+        ...     rate: Schedule = static()
+        >>> Training(rate=abs).rate(-2)
+        2
+    """
+
+    def __hash__(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+
+class NoStaticValue:
+    """In a checker's message: the declared type of a static field can't be that of a static."""
+
+
+# Classes, functions and None are static values too, but mypy does not find the methods of the protocol on them.
+AnyStatic: TypeAlias = StaticValue | type[Any] | Callable[..., Any] | None
+S = TypeVar("S", bound=AnyStatic)
+Declared = TypeVar("Declared", bound=AnyStatic, default=NoStaticValue)
+
+
+T = TypeVar("T")
+FieldKind = Literal["child", "static", "buffer"]
+Compare = Literal["value", "content"]
+StaticCompare: TypeAlias = Compare | bool
+AxisNames: TypeAlias = tuple[str | None, ...]
+Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
+Stack: TypeAlias = str | Callable[[Any], str | None]
+
+OPTIONS_KEY = "treewright"
+# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
+# decorator of theirs on a subclass.
+JDC_MARK = "__jax_dataclasses_static_field__"
+STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, JDC_MARK: True})
+_MISSING: Any = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldOptions:
+    """What Treewright knows of a field beyond `dataclasses.Field`."""
+
+    kind: FieldKind = "child"
+    converter: Callable[[Any], Any] | None = None
+    compare: Compare = "value"
+    sharding: Sharding | None = None
+    stack: Stack | None = None
+    local: bool = False
+    doc: str | None = None
+    foreign: bool = False  # marked by metadata alone, as other libraries do it
+
+
+def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
+    """The options that a specifier wrote, or None for a field without one.
+
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
+    the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
+    """
+    try:
+        if not field.metadata:
+            return None
+        options = field.metadata.get(OPTIONS_KEY)
+        marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
+    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get` or no length
+        return None
+    if isinstance(options, FieldOptions):
+        return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
+    return FieldOptions("static", foreign=True) if marked else None
+
+
+def names_problem(names: Any) -> str | None:
+    """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
+    if issubclass(type(names), tuple) and all(name is None or (isinstance(name, str) and name) for name in names):
+        return None
+    cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
+    return f"is not a tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
+
+
+_OURS = ("converter", "sharding", "stack", "local", "doc")
+
+
+def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
+    """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
+    _refuse_inside_init("field" if kind == "child" else kind)
+    converter = given["converter"]
+    if converter is not None and not callable(converter):
+        raise TypeError(f"converter must be a function of one value, got {first_text(converter)}.")
+    ours = {name: given.pop(name) for name in _OURS if name in given}
+    if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
+        ours["compare"] = given.pop("compare")
+    marks: Mapping[str, bool] = STATIC_MARKS if kind == "static" else {}
+    given["metadata"] = {**(given["metadata"] or {}), OPTIONS_KEY: FieldOptions(kind, **ours), **marks}
+    if sys.version_info >= (3, 14):
+        given["doc"] = ours["doc"]
+    return dataclasses.field(**given)
+
+
+def _refuse_inside_init(specifier: str) -> None:
+    """Refuse a specifier that a method of a node which is being made calls, as `self.mean = buffer(...)` does."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("treewright."):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_argcount:  # a class body
+        return
+    node: Any = frame.f_locals.get(frame.f_code.co_varnames[0])
+    cls = class_of(node)
+    # While `__init__` runs, `_node` is absent or holds no pair: see node.py.
+    if hasattr(cls, "__node_spec__") and not isinstance(getattr(node, "_node", None), tuple):
+        raise NodeDefinitionError(
+            f"{specifier}() is called in {frame.f_code.co_name} of {cls.__qualname__}, where it would be the value of "
+            f"the field and not declare it. Declare the field in the class body, name: ... = {specifier}(), and assign "
+            f"its value in __init__."
+        )
+
+
+_OF_CHILDREN = ("sharding", "stack")
+_ARGUMENTS = (
+    "default",
+    "default_factory",
+    "init",
+    "repr",
+    "hash",
+    "compare",
+    "metadata",
+    "kw_only",
+    "doc",
+    "converter",
+)
+
+
+def _cure(kind: FieldKind, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
+    """What was meant by arguments that a specifier does not take, in the words of other libraries among them."""
+    takes = (*_ARGUMENTS, *(("local",) if kind == "static" else _OF_CHILDREN))
+    ours = {name: value for name, value in given.items() if name in takes}
+    marks = [given[name] == static for name, static in STATIC_MARKS.items() if name in given]
+    if any(marks):
+        return f"A static field is declared with static(). Write {call_text('static', ours)}."
+    if marks:
+        return "A field without static() is a child already, so drop it."
+    name = "field" if kind == "child" else kind
+    if len(args) == 1:
+        return f"A default is given by name. Write {call_text(name, {**default_of(args[0]), **ours})}."
+    if kind == "static" and any(option in given for option in _OF_CHILDREN):
+        return "A static is not an array, and is the same on every device: drop it, or make the field a child."
+    unknown = [option for option in given if option not in takes]
+    return with_guess(unknown, takes, f"It takes, all by name: {', '.join(takes)}.")
+
+
+def default_of(value: Any) -> dict[str, Any]:
+    """The argument that gives a field this default: made anew for each instance, where all would share what changes."""
+    if class_of(value).__hash__ is not None:
+        return {"default": value}
+    kind = class_of(value)
+    empty = kind in {list, dict, set} and not value
+    shown = kind.__name__ if empty else f"lambda: {'...' if array_text(value) else first_text(value)}"
+    return {"default_factory": Verbatim(shown)}
+
+
+def call_text(name: str, given: Mapping[str, Any]) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`."""
+    return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
+
+
+# fmt: off
+@overload
+def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
+@overload
+def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
+@overload
+def field(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def field(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
+# fmt: on
+@cured(functools.partial(_cure, "child"))
+def field(
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: bool = True,
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    doc: str | None = None,
+    sharding: Sharding | None = None,
+    stack: Stack | None = None,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A child: a field whose value is part of the tree. A plain annotation means the same.
+
+    Args:
+        default: The value when none is given. A mutable one, an array among them, is refused.
+        default_factory: A function without arguments that makes the default anew for each instance.
+        init: Whether the generated `__init__` takes it.
+        repr: Whether `repr` shows it.
+        hash: Whether `hash` uses it; None means as `compare` says.
+        compare: Whether `==` uses it.
+        metadata: Anything, for other tools; `{"static": True}` makes the field static, as in JAX.
+        kw_only: Whether `__init__` takes it by keyword only.
+        doc: What the field is, in words. It stands in the docstring of the class, and so in `help()`; on Python 3.14
+            and newer it is `dataclasses.Field.doc` too.
+        converter: Applied to each value given to the field: by the constructor, by an assignment in `__init__`, by
+            `replace`. Never by unflatten.
+        sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Which
+            axes of a mesh a name stands for is said elsewhere, by rules; see `treewright.sharding`. A function of the
+            node may give the names, from its statics. They hold for all arrays of the field, but not inside nodes,
+            whose own fields say it. They are not part of the tree: other names do not trace again.
+        stack: The name of one more leading axis, of all arrays in the field and in the nodes below it: for layers that
+            `vmap` has made and `scan` runs through. Or a function of the node that gives it.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: jax.Array = field(converter=jnp.asarray)
+        >>> Layer([1.0, 2.0])
+        Layer(kernel=f32[2])
+    """
+    return _specify("child", locals())
+
+
+# A static without a default takes its type from the declaration, and that must be one of `AnyStatic`. pyright looks at
+# the declaration where the result is a bare type variable, and mypy where it is anything but one.
+# fmt: off
+@overload
+def static(*, default: S, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+           converter: None = ...) -> S: ...
+@overload
+def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., local: bool = ..., converter: None = ...) -> S: ...
+@overload
+def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
+@overload
+def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., local: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
+@overload
+def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+           converter: Callable[[Any], S]) -> S: ...
+if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
+    @overload
+    def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
+               metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+               converter: None = ...) -> Declared: ...
+elif not TYPE_CHECKING_WITH_PYREFLY:
+    @overload
+    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+               hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
+               kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
+               converter: None = ...) -> "Declared | Any": ...
+else:  # pyrefly takes no type from the declaration
+    @overload
+    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+               hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
+               kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
+# fmt: on
+@cured(functools.partial(_cure, "static"))
+def static(
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: StaticCompare = "value",
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    doc: str | None = None,
+    local: bool = False,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A static: a field kept in `aux_data`, which is part of `jit`'s cache key.
+
+    An equal value never traces again, another one always does. "Equal" is exact: `1`, `True` and `1.0` are three
+    statics, `0.0` and `-0.0` are two, and NaN is one. Lists, dicts, sets, arrays and whatever else can't be hashed
+    are refused when an instance is made.
+
+    Args:
+        default: As for `field`.
+        default_factory: As for `field`.
+        init: As for `field`.
+        repr: As for `field`.
+        hash: As for `field`.
+        compare: How functions that capture variables are compared. `"value"`: by identity, so that one made anew is
+            another static. `"content"`: by their code and by what they captured, so that a rebuilt
+            `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
+            `False` leaves the field out of `==` and `hash` of the node, as for `field`, and of nothing else: `jit`
+            always compares it. `True` is `"value"`.
+        metadata: As for `field`.
+        kw_only: As for `field`.
+        doc: As for `field`.
+        local: Whether the value may differ between the processes of one run, such as a name to log with:
+            `treewright.sharding.assert_same_on_all_processes` leaves it out.
+        converter: As for `field`; `treewright.freeze` makes lists, dicts, sets and numpy arrays hashable.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: float
+        ...     activation: str = static(default="relu")
+        >>> jax.tree.leaves(Layer(2.0))
+        [2.0]
+    """
+    if compare not in {"value", "content", True, False}:
+        raise TypeError(f'static(compare=...) is "value", "content", True or False, got {compare!r}.')
+    return _specify("static", locals())
+
+
+# fmt: off
+@overload
+def buffer(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
+@overload
+def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
+           converter: None = ...) -> T: ...
+@overload
+def buffer(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
+           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+           doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
+           converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
+@overload
+def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
+           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
+# fmt: on
+@cured(functools.partial(_cure, "buffer"))
+def buffer(
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    init: bool = True,
+    repr: bool = True,
+    hash: bool | None = None,
+    compare: bool = True,
+    metadata: Mapping[Any, Any] | None = None,
+    kw_only: Any = _MISSING,
+    doc: str | None = None,
+    sharding: Sharding | None = None,
+    stack: Stack | None = None,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A child that training leaves alone: running statistics, fixed tables.
+
+    Takes what `field` takes. To JAX it is a child like any other; the field's kind says that it is not trained.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Norm:
+        ...     scale: float
+        ...     mean: float = buffer(default=0.0)
+        >>> jax.tree.leaves(Norm(1.0))
+        [1.0, 0.0]
+    """
+    return _specify("buffer", locals())
+
+
+def specifier_in(value: Any) -> str | None:
+    """`static` for the function itself and for what it gives; None for what is not about a specifier."""
+    for specifier in (field, static, buffer, dataclasses.field):
+        if value is specifier:
+            return specifier.__name__
+    if class_of(value) is not dataclasses.Field:
+        return None
+    options = options_of(value)
+    return "field" if options is None or options.kind == "child" else options.kind

@@ -1,0 +1,202 @@
+"""Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
+
+# mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
+import sys
+import zlib
+from collections.abc import Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
+
+import numpy as np
+
+from treewright._core.functions import class_of, is_library, kept_in_pickles, public
+from treewright._core.keys import ExactKeys
+from treewright._core.plain import is_frozen_mapping, mapping
+
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
+
+K = TypeVar("K")
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
+Fixed = TypeVar("Fixed", bound=Hashable)
+
+
+@public("treewright")
+class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
+    """A dict that can't change, so that it can be static. Made by `freeze`.
+
+    Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
+    a program can read it.
+
+    Examples:
+        >>> sizes = freeze({"hidden": [64, 64]})
+        >>> sizes["hidden"]
+        (64, 64)
+    """
+
+    __slots__ = ("_items",)
+    _items: dict[K, V_co]
+
+    def __init__(self, items: Mapping[K, V_co]) -> None:
+        object.__setattr__(self, "_items", dict(items))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"FrozenMapping can't change: {name} was to be set to {value!r}. Make a new one.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"FrozenMapping can't change: {name} was to be deleted. Make a new one.")
+
+    def __getitem__(self, key: K) -> V_co:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenMapping({self._items!r})"
+
+    def __reduce__(self) -> tuple[type, tuple[dict[K, V_co]]]:
+        return (FrozenMapping, (self._items,))
+
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        return mapping(self, keys.key)
+
+
+@public("treewright")
+class FrozenArray(np.ndarray[Any, Any]):
+    """A numpy array whose data can't change, so that it can be static. Made by `freeze`.
+
+    It computes like any numpy array, `==` is elementwise, and `hash` is that of its dtype, shape and bytes. As a static
+    it becomes a constant of the compiled program; two are the same static when dtype, shape and bytes are. What is
+    computed from it is an ordinary array, and can't be static until it is frozen.
+
+    Examples:
+        >>> import numpy as np
+        >>> table = freeze(np.array([1.0, 2.0]))
+        >>> table.flags.writeable
+        False
+    """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
+        """Refused: numpy would make an array that can change."""
+        raise TypeError("FrozenArray can't be called. treewright.freeze(array) makes one.")
+
+    def __array_finalize__(self, source: object) -> None:
+        # Called for whatever numpy makes in this class. Views of a bytes object stay; all else can be written.
+        base = cast("Any", self).base
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if not isinstance(base, bytes):
+            object.__setattr__(self, "__class__", ComputedArray)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"FrozenArray can't change: {name} was to be set to {value!r}. Make a new one.")
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("FrozenArray can't change, so it takes no state. treewright.freeze(array) makes a new one.")
+
+    def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
+        return hash(self._content())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (frozen_array, self._content())
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> Self:
+        return self
+
+    def _label(self) -> str:
+        """For representations: what tells two frozen arrays of one shape apart."""
+        return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
+
+    def _content(self) -> tuple[Any, ...]:
+        return (self.dtype, self.shape, self.tobytes())
+
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        dtype, *content = self._content()
+        return (FrozenArray, keys.key(dtype), *content)
+
+
+class ComputedArray(np.ndarray[Any, Any]):
+    """What numpy computed from frozen arrays: an array like any other, which prints and is pickled as one."""
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return np.asarray(self).__reduce_ex__(protocol)
+
+
+_FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
+
+
+class _AsConverter:
+    """What nobody has. In `static(converter=freeze)` checkers go by the first overload: the field says what it is."""
+
+
+# Not for ty, which takes the results of all overloads for that of a converter. What can't be said of a union is Any.
+if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
+
+    @overload
+    def freeze(value: _AsConverter) -> Any: ...
+    @overload
+    def freeze(value: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]: ...
+    @overload
+    def freeze(value: dict[K, Any] | FrozenMapping[K, Any]) -> FrozenMapping[K, Any]: ...
+    @overload
+    def freeze(value: set[T] | frozenset[T]) -> frozenset[T]: ...
+    @overload
+    def freeze(value: bytearray) -> bytes: ...
+    @overload
+    def freeze(value: np.ndarray[Any, Any]) -> FrozenArray: ...
+    @overload
+    def freeze(value: Fixed) -> Fixed: ...
+    @overload
+    def freeze(value: Any) -> Any: ...
+
+
+def freeze(value: Any) -> Any:
+    """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
+
+    Lists become tuples, dicts `FrozenMapping`s, sets frozensets, bytearrays bytes and numpy arrays read-only
+    `FrozenArray`s, all the way down. Anything else is returned as it is.
+
+    Examples:
+        >>> freeze({"sizes": [64, 64], "names": {"a"}})
+        FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
+    """
+    kind = class_of(value)
+    if kind in {np.ndarray, FrozenArray, ComputedArray}:  # masked arrays and the like hold more than their data
+        array: Any = value
+        unchanged = kind is FrozenArray or array.dtype.hasobject
+        return array if unchanged else frozen_array(array.dtype, array.shape, array.tobytes())
+    if hasattr(kind, "_fields") and issubclass(kind, tuple):
+        return cast("Any", kind)(*map(freeze, value))
+    if kind is tuple:
+        return tuple(map(freeze, value))
+    if issubclass(kind, dict | FrozenMapping):
+        return FrozenMapping({key: freeze(item) for key, item in value.items()})
+    if is_frozen_mapping(kind) and is_library(kind.__module__):  # such as frozendict
+        return kind({key: freeze(item) for key, item in value.items()})
+    for mutable, frozen in _FROZEN:
+        if issubclass(kind, mutable):
+            return frozen(map(freeze, value))
+    return bytes(value) if issubclass(kind, bytearray) else value
+
+
+@kept_in_pickles
+def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
+    """The frozen array with these bytes, which are in C order."""
+    # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
+    array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
+    return array

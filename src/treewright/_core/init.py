@@ -1,0 +1,199 @@
+"""The generated `__init__`: text that reads like the function it makes, compiled once for each class.
+
+Also the code that pairs children with their keys, compiled once for each number of children.
+The only file that calls `exec`. Names in the text are parameters, which are the fields' own names and checked to be
+identifiers, and helpers, which get a name that no field has.
+"""
+
+import functools
+import keyword
+import linecache
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from treewright._core.annotations import annotate_init
+from treewright._core.children import SettingsWarning
+from treewright._core.instance import PAIR, assign_all, assign_given, checked
+from treewright._core.spec import MISSING, FieldSpec, NodeSpec, init_vars
+from treewright.errors import NodeDefinitionError
+
+
+class _Factory:
+    """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
+
+    __module__ = "treewright._pickled"
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+    def __reduce__(self) -> str:
+        return "FACTORY"  # by name, so that it stays one object through cloudpickle
+
+
+FACTORY = _Factory()
+
+
+def make_init(spec: NodeSpec) -> Callable[..., None]:
+    """The `__init__` that `dataclasses.dataclass` would give the class, storing the pair instead of attributes."""
+    return _InitText(spec).compile()
+
+
+class _InitText:
+    """Collects the text of one `__init__` and the values its helper names stand for."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+        declared: dict[str, Any] = spec.cls.__dataclass_fields__
+        variables = init_vars(spec.cls)
+        self.init_vars = tuple(variables)
+        fields: dict[str, Any] = {field.name: field for field in spec.fields}
+        # In the order of declaration, InitVars among the fields.
+        arguments = {**variables, **fields}
+        self.arguments = [arguments[name] for name in declared if name in arguments]
+        self.taken = {argument.name for argument in self.arguments}
+        self.helpers: dict[str, Any] = {}
+        for name in self.taken:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise NodeDefinitionError(f"{spec.cls.__qualname__} has a field {name!r}, which is not an identifier.")
+
+    def helper(self, name: str, value: Any) -> str:
+        """A name for `value` that no field has."""
+        if self.helpers.get(name, self) is not value:
+            name = self.fresh(name)
+        self.helpers[name] = value
+        return name
+
+    def fresh(self, name: str) -> str:
+        """A name that neither a field nor a helper has."""
+        while name in self.taken or name in self.helpers:
+            name += "_"
+        return name
+
+    def parameters(self, self_name: str) -> str:
+        taken = [argument for argument in self.arguments if argument.init]
+        positional = [argument for argument in taken if not argument.kw_only]
+        self.refuse_order(positional)
+        by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
+        return ", ".join([self_name, *map(self.parameter, positional), *(["*", *by_keyword] if by_keyword else [])])
+
+    def refuse_order(self, positional: list[Any]) -> None:
+        default = None
+        for argument in positional:
+            if argument.default is not MISSING or argument.default_factory is not MISSING:
+                default = argument.name
+            elif default is not None:
+                raise NodeDefinitionError(
+                    f"{self.spec.cls.__qualname__}: non-default argument {argument.name!r} follows default argument "
+                    f"{default!r}. Give {argument.name} a default, or take it by keyword: field(kw_only=True)."
+                )
+
+    def parameter(self, argument: Any) -> str:
+        if argument.default is not MISSING:
+            return f"{argument.name}={self.helper(f'default_{argument.name}', argument.default)}"
+        if argument.default_factory is not MISSING:
+            return f"{argument.name}={self.helper('factory_default', FACTORY)}"
+        return str(argument.name)
+
+    def prepare(self, field: FieldSpec) -> list[str]:
+        """The lines that make a default where none was given."""
+        lines: list[str] = []
+        if field.default_factory is not MISSING:
+            call = f"{field.name} = {self.helper(f'make_{field.name}', field.default_factory)}()"
+            given = self.helper("factory_default", FACTORY)
+            lines.append(f"if {field.name} is {given}: {call}" if field.init else call)
+        elif not field.init and field.default is not MISSING:
+            lines.append(f"{field.name} = {self.helper(f'default_{field.name}', field.default)}")
+        return lines
+
+    def assigning(self, self_name: str) -> str:
+        """The line for a node whose fields are assigned one by one: see `assign_all`."""
+        given = [field for field in self.spec.fields if field.init or not field.is_left_open]
+        values = ", ".join(f"{field.name!r}: {field.name}" for field in given)
+        variables = f"({''.join(f'{name}, ' for name in self.init_vars)})" if self.spec.has_post_init else "None"
+        return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
+
+    def storing(self, self_name: str) -> list[str]:
+        """The lines that build the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
+        kind, cls = self.helper("type_", type), self.helper("class_", self.spec.cls)
+        values = ", ".join([cls, self_name, *self.spec.by_name])
+        lines = [f"if {kind}({self_name}) is not {cls}: return {self.helper('assign_given', assign_given)}({values})"]
+        lines += [
+            f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
+            for field in self.spec.fields
+            if field.converter is not None
+        ]
+        table, names = self.helper("table", self.spec.table), [field.name for field in self.spec.statics]
+        found = f"{table}.empty"
+        if names:
+            statics, values = self.fresh("statics"), ", ".join(names)
+            lines += [
+                f"try: {statics} = {table}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
+                f"except {self.helper('Exception_', Exception)}: {statics} = None",
+            ]
+            found = f"{statics} or {table}.intern(({values},))"
+        children = "".join(f"{field.name}, " for field in self.spec.children)
+        store = self.helper("store", object.__setattr__)
+        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
+        if self.spec.checks:
+            lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
+        return lines
+
+    def when_checked(self) -> str:
+        """The condition for the checks to run; none if the user wrote one of them."""
+        warning: Any = self.spec.checks[0]
+        if len(self.spec.checks) > 1 or not isinstance(warning, SettingsWarning):
+            return ""
+        kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
+        return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
+
+    def body(self, self_name: str) -> list[str]:
+        lines = [line for field in self.spec.fields for line in self.prepare(field)]
+        if self.spec.has_post_init or any(field.is_left_open for field in self.spec.fields):
+            return [*lines, self.assigning(self_name)]
+        return [*lines, *self.storing(self_name)]
+
+    def compile(self) -> Callable[..., None]:
+        cls = self.spec.cls
+        self_name = self.fresh("self")
+        header = f"def __init__({self.parameters(self_name)}):"
+        lines = [f"  {header}", *(f"    {line}" for line in self.body(self_name)), "  return __init__"]
+        source = "\n".join([f"def make({', '.join(self.helpers)}):", *lines, ""])
+        filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
+        module = sys.modules.get(cls.__module__)
+        made: dict[str, Any] = {}
+        exec(compile(source, filename, "exec"), {} if module is None else vars(module), made)  # noqa: S102
+        init: Callable[..., None] = made["make"](**self.helpers)
+        init.__qualname__ = f"{cls.__qualname__}.__init__"
+        init.__module__ = cls.__module__
+        annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
+        return init
+
+
+def pairing(keys: tuple[Any, ...]) -> types.CodeType:
+    """The code of a `flatten_with_keys` for these keys, which are its constants.
+
+    Returning `zip(keys, children)` takes a third longer for two children (benchmarks/node.py).
+    """
+    code = _pairing(len(keys))
+    constants = {f"key{index}": key for index, key in enumerate(keys)}
+    return code.replace(co_consts=tuple(constants.get(constant, constant) for constant in code.co_consts))
+
+
+@functools.cache
+def _pairing(count: int) -> types.CodeType:
+    """The code for so many keys, with their numbers in their places."""
+    children = "".join(f"child{index}, " for index in range(count))
+    pairs = "".join(f"('key{index}', child{index}), " for index in range(count))
+    source = f"""\
+def flatten_with_keys(node, cls):
+    ({children}), statics = node.{PAIR}
+    return ({pairs}), statics
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<treewright: flatten_with_keys of {count}>", "exec"), made)  # noqa: S102
+    code: types.CodeType = made["flatten_with_keys"].__code__
+    return code

@@ -1,0 +1,580 @@
+"""A node at work: the pair, the views onto it, how it is filled and sealed, how JAX flattens it.
+
+An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
+has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
+"""
+
+import dataclasses
+import operator
+
+# The definition for mypy is not assignable to the one for pyright.
+# pyright: reportAssignmentType=false
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from treewright._core.fields import MYPY
+from treewright._core.functions import class_attribute, class_of, is_cached_property, of_earlier_class
+from treewright._core.jax_private import jax_trees
+from treewright._core.jax_refs import is_ref
+from treewright._core.spec import MISSING, FieldSpec, NodeSpec, spec_of
+from treewright._core.statics import Statics
+from treewright._core.text import did_you_mean
+from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
+
+PAIR = "_node"
+Pair = tuple[tuple[Any, ...], Statics]
+
+# Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
+_new: Any = object.__new__
+_read = object.__getattribute__
+_store = object.__setattr__
+
+
+class Unfinished:
+    """What `_node` holds before a node is sealed, and for good where `__init__` raised. JAX's errors print it."""
+
+    __slots__ = ("cls", "failure")
+
+    def __init__(self, cls: type[Any], failure: str | None = None) -> None:
+        self.cls = cls
+        self.failure = failure
+
+    def takes_values(self, _node: Any, /) -> bool:
+        """Whether values can still be assigned to the node that holds this."""
+        return self.failure is None
+
+    def __repr__(self) -> str:
+        name = self.cls.__qualname__
+        if self.failure is not None:
+            return f"an unfinished {name}: its __init__ raised {self.failure}, so it has no fields to use"
+        return f"an unfinished {name}: its __init__ has not returned, so it can't be flattened yet"
+
+
+def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
+    """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
+    try:
+        stored: Pair | Unfinished = _read(node, PAIR)
+    except AttributeError:
+        return None
+    return stored
+
+
+def finished_pair(node: Any) -> Pair:
+    """`(children, statics)` of a node."""
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, tuple):
+        return stored
+    never_filled = (
+        f"an unfinished {class_of(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
+    )
+    raise UnfinishedNodeError(f"This is {stored or never_filled}.")
+
+
+def from_pair(cls: type[Any], pair: Pair) -> Any:
+    """A node of this class that holds `pair`; no code of the user's runs."""
+    node: Any = _new(cls)
+    _store(node, PAIR, pair)
+    return node
+
+
+def is_open(node: Any) -> bool:
+    """Whether values can still be assigned."""
+    stored = pair_or_unfinished(node)
+    return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
+
+
+# Views
+
+
+class ChildView:
+    """The attribute of a child: reads the pair, takes values only while `__init__` runs."""
+
+    __slots__ = ("field", "index")
+
+    def __init__(self, field: FieldSpec) -> None:
+        self.field = field
+        self.index = field.index
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        try:
+            return node._node[0][self.index]
+        except (TypeError, AttributeError):
+            return _read_outside_pair(self, node, owner)
+
+    def __set__(self, node: Any, value: Any) -> None:
+        set_attribute(node, self.field.name, value)
+
+    def __delete__(self, node: Any) -> None:
+        if not is_open(node):
+            refuse_change(node, self.field.name, "delete")
+        if node.__dict__.pop(self.field.name, MISSING) is MISSING:
+            raise UnfinishedNodeError(f"{type(node).__qualname__}.{self.field.name} has no value to delete yet.")
+
+
+class StaticView(ChildView):
+    """The attribute of a static."""
+
+    __slots__ = ()
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        try:
+            return node._node[1].values[self.index]
+        except (TypeError, AttributeError):
+            return _read_outside_pair(self, node, owner)
+
+    def watch(self, cls: type[Any]) -> None:
+        """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
+        for holder in cls.__mro__:
+            if vars(holder).get(self.field.name) is self:
+                setattr(holder, self.field.name, WatchedStaticView(self.field))
+
+
+class WatchedStaticView(StaticView):
+    """The attribute of a static that holds a function which reads what can change, such as the name of a library.
+
+    A trace reads the function here. If what it reads is not what it was, the program that is traced now is another than
+    a node to come may be given, so the statics are forgotten.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        if node is None:
+            return _read_outside_pair(self, None, owner)
+        stored = pair_or_unfinished(node)
+        if isinstance(stored, tuple):
+            stored[1].still_hold(self.index)
+        return super().__get__(node, owner)
+
+    def watch(self, cls: type[Any]) -> None:
+        """It does already."""
+
+
+def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> Any:
+    """A field of the class itself, or of an instance whose values still wait.
+
+    The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
+    each name of `dir(cls)`. Two readers take what they get for something else. `dataclasses`, which may make a subclass
+    of ours, would take the view for a default; where it makes the class itself anew, every static would be lost.
+    IPython's autoreload writes what the new class gives into the old one, where a default in place of the view would be
+    the value in every instance.
+    """
+    field = view.field
+    if node is None:
+        reader = str(sys._getframe(2).f_globals.get("__name__"))  # pyright: ignore[reportPrivateUsage]  public, by its docs
+        if reader.startswith("IPython.extensions."):
+            return view
+        if reader == dataclasses.__name__ and owner is not None and vars(owner).get(field.name) is view:
+            raise NodeDefinitionError(
+                f"{owner.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, "
+                f"and is being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its "
+                f"statics would be lost. Drop that decorator, or the base that does it; their marks of statics are "
+                f"understood."
+            )
+        if field.default is MISSING and reader == dataclasses.__name__:
+            raise AttributeError(f"the field {field.name!r} has no default")
+        return view if field.default is MISSING else field.default
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, Unfinished) and not stored.takes_values(node):
+        raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")
+    waiting = node.__dict__
+    if field.name in waiting:
+        return waiting[field.name]
+    if field.default is not MISSING:
+        return field.default
+    raise UnfinishedNodeError(
+        f"{type(node).__qualname__}.{field.name} has no value yet: __init__ must assign it before it is read."
+    )
+
+
+def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
+    """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
+    cls = class_of(node)
+    stored = pair_or_unfinished(node)
+    if isinstance(stored, Unfinished):
+        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
+    fields = {field.name: field for field in spec_of(cls).fields}
+    cure = (
+        f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
+        f"assignments"
+    )
+    if name not in fields:
+        (meant,) = with_close_matches([name], list(fields))
+        hint = meant.removeprefix(name)
+        cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
+    elif stored and not fields[name].is_static and is_ref(stored[0][fields[name].index]):
+        cure = f".{name}[...] = ... writes into the ref that it holds"
+    raise dataclasses.FrozenInstanceError(
+        f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
+    )
+
+
+# Filling and sealing
+
+
+def set_attribute(node: Any, name: str, value: Any) -> None:
+    """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
+    # Every `self.x = x` comes here, so what `is_open` says of a node whose `__init__` runs stands here in full: a call
+    # less (benchmarks/node.py, own __init__).
+    try:
+        stored = _read(node, PAIR)
+    except AttributeError:
+        stored = None
+    if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None) and not is_open(node):
+        refuse_change(node, name)
+    field: FieldSpec | None = node.__node_fields__.get(name)
+    if field is None:
+        _store(node, name, value)
+    else:
+        node.__dict__[name] = value if field.converter is None else field.converter(value)
+
+
+def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+    """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
+    # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
+    hooked = hasattr(class_of(node), "__getattr__")
+    stored = pair_or_unfinished(node) if hooked else getattr(node, PAIR, None)
+    if stored is not None:
+        if not is_open(node):
+            refuse_change(node, "__init__")
+        init(node, *args, **kwargs)
+        return
+    spec: NodeSpec | None = getattr(node, "__node_spec__", None)
+    if spec is None:  # another library has registered this subclass of a node
+        init(node, *args, **kwargs)
+        return
+    _store(node, PAIR, Unfinished(spec.cls))
+    references = sys.getrefcount(node)
+    try:
+        if (returned := init(node, *args, **kwargs)) is not None:
+            refuse_returned("__init__", spec.cls, returned)
+        escaped = sys.getrefcount(node) > references
+        _seal(node, spec, escaped=escaped)
+        if spec.checks:
+            check(node)
+    except BaseException as error:
+        abandon(node, error)
+        raise
+
+
+def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+    """What a generated `__init__` does when there is more to it than storing the pair."""
+    build(node, _assign_all, values, post_init)
+
+
+def assign_given(cls: type[Any], node: Any, *values: Any) -> None:
+    """The same for an instance of a subclass of `cls`, from the values of all fields of `cls`."""
+    assign_all(node, dict(zip(spec_of(cls).by_name, values, strict=True)), None)
+
+
+def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+    for name, value in values.items():
+        set_attribute(node, name, value)
+    if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
+        refuse_returned("__post_init__", class_of(node), returned)
+
+
+def check(node: Any) -> None:
+    """Run every `__check_init__` of the class, bases first."""
+    for own_check in spec_of(class_of(node)).checks:  # past what the node may pass on, as a generic alias does
+        if (returned := own_check(node)) is not None:
+            refuse_returned("__check_init__", class_of(node), returned)
+
+
+def refuse_returned(method: str, cls: type[Any], returned: object) -> Never:
+    """Raise for what a method has returned whose result nobody looks at."""
+    cure = {
+        "__init__": "Assign to the fields of self; treewright.replace outside of it gives a changed copy",
+        "__post_init__": "Assign to the fields of self, which is not frozen yet",
+        "__check_init__": "Raise an error for an instance that is not to be",
+    }[method]
+    raise TypeError(
+        f"{cls.__qualname__}.{method}() should return None, not {class_of(returned).__name__!r}: what it returns would "
+        f"be lost. {cure}."
+    )
+
+
+def checked(node: Any) -> None:
+    """`check` for a node that a generated `__init__` has just stored."""
+    try:
+        check(node)
+    except BaseException as error:
+        abandon(node, error)
+        raise
+
+
+def abandon(node: Any, error: BaseException) -> None:
+    """Leave nothing of a node whose `__init__` raised but the word that it did."""
+    node.__dict__.clear()
+    _store(node, PAIR, Unfinished(class_of(node), f"{type(error).__name__}({error})"))
+
+
+def _seal(node: Any, spec: NodeSpec, *, escaped: bool) -> None:
+    """Store the pair. `escaped` says that something refers to the node since its `__init__` began.
+
+    What nobody refers to is in no tree, so only then is it looked for in its own fields: with a look at every level,
+    400 nested modules took 15 times as long (benchmarks/node.py: nested).
+    """
+    waiting: dict[str, Any] = node.__dict__
+    try:
+        children = tuple([waiting[field.name] for field in spec.children])
+        values = tuple([waiting[name] for name in spec.table.names])
+    except KeyError:
+        _complete(spec, waiting)
+        _seal(node, spec, escaped=escaped)
+        return
+    if len(waiting) > len(spec.fields) + (PAIR in waiting):
+        _refuse_incomplete(spec, waiting)
+    if escaped:
+        for field in spec.fields:
+            _refuse_itself(node, spec, field.name, waiting[field.name])
+    statics = spec.table.find(values)
+    waiting.clear()
+    _store(node, PAIR, (children, statics))
+
+
+def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
+    """Fill in the defaults."""
+    for field in spec.fields:
+        if field.name not in waiting:
+            if field.default is not MISSING:
+                waiting[field.name] = field.convert(field.default)
+            elif field.default_factory is not MISSING:
+                waiting[field.name] = field.convert(field.default_factory())
+    _refuse_incomplete(spec, waiting)
+
+
+def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
+    if isinstance(value, LEAVES):
+        return
+
+    def stops(part: Any) -> bool:
+        is_node = hasattr(class_of(part), "__node_spec__")
+        return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
+
+    try:
+        parts = leaves_once(value, stops)
+    except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
+        return
+    if any(part is node for part in parts):
+        raise NodeInitError(
+            f"{spec.cls.__qualname__}.{name} was given the node itself, or one of its methods, so the node would "
+            f"contain itself without end. Look it up where it is used instead."
+        )
+
+
+def leaves_once(value: Any, stops: Callable[[Any], bool]) -> list[Any]:
+    """The leaves of what need not be a tree: a list may contain itself, and JAX does not come back from there."""
+    seen: dict[int, Any] = {}
+
+    def is_leaf(part: Any) -> bool:
+        known = id(part) in seen
+        seen[id(part)] = part
+        return known or stops(part)
+
+    return jax.tree.leaves(value, is_leaf=is_leaf)
+
+
+def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
+    names = [field.name for field in spec.fields]
+    missing = [name for name in names if name not in waiting]
+    # What a cached_property computed of the half-built node is dropped, to be computed again.
+    others = [name for name in waiting if name not in names and name != PAIR]
+    undeclared = [name for name in others if not is_cached_property(spec.cls, name)]
+    if not missing and not undeclared:
+        return
+    name = spec.cls.__qualname__
+    parts: list[str] = []
+    if missing:
+        parts.append(f"gave no value to {', '.join(missing)}")
+    if undeclared:
+        parts.append(f"assigned to {', '.join(with_close_matches(undeclared, names))}, which it does not declare")
+    cure = f"Assign every field in __init__, and declare each in the class body ({(undeclared or missing)[0]}: ...)"
+    raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
+
+
+def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Each wrong name with the field it may have meant."""
+    return [f"{name}{did_you_mean(name, names)}" for name in wrong]
+
+
+# Changed copies
+
+
+def replaced(node: Any, /, **changes: Any) -> Any:
+    """A copy with some fields replaced: what `treewright.replace`, `node.replace` and `copy.replace` do.
+
+    Where the constructor runs `__post_init__`, it runs again, so that what it derives follows the changes. That is what
+    `dataclasses.replace` does, which nothing here could change, and all spellings of one thing have to agree.
+    """
+    try:
+        spec = spec_of(node)
+    except AttributeError:  # of a subclass that another library has registered
+        return dataclasses.replace(node, **changes)
+    if not changes or not spec.runs_post_init:
+        return with_fields(node, changes)
+    pair = finished_pair(node)
+    if not changes.keys() <= spec.by_name.keys() | spec.init_vars.keys():
+        _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    variables = [_variable(spec, name, changes.pop(name, default)) for name, default in spec.init_vars.items()]
+    # What only `__post_init__` gives a value is left open for it, as in the constructor.
+    kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
+    copy = _new(class_of(node))
+    build(copy, _derive_again, spec, kept, changes, variables)
+    return copy
+
+
+def _variable(spec: NodeSpec, name: str, value: Any) -> Any:
+    if value is MISSING:
+        raise TypeError(
+            f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() has "
+            f"to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields without "
+            f"__post_init__."
+        )
+    return value
+
+
+def _derive_again(
+    node: Any, spec: NodeSpec, kept: Mapping[str, Any], changes: Mapping[str, Any], variables: Sequence[Any]
+) -> None:
+    waiting: dict[str, Any] = node.__dict__
+    waiting.update(kept)  # converted already
+    for name in filter(changes.__contains__, spec.by_name):  # in the order of fields
+        set_attribute(node, name, changes[name])
+    given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
+    node.__post_init__(*variables)
+    for name, value in given.items():
+        if waiting[name] is not value:
+            raise TypeError(
+                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value given "
+                f"to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda node: "
+                f"node.{name}).set(...) changes it alone, without __post_init__."
+            )
+
+
+def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
+    spec = spec_of(node)
+    children, statics = finished_pair(node)
+    if not changes.keys() <= spec.by_name.keys():
+        _refuse_unknown(spec, changes, tuple(spec.by_name))
+    new_children = list(children)
+    new_statics: dict[int, Any] = {}
+    for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
+        field = spec.by_name[name]
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(changes[name])
+    if new_statics:
+        values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
+        statics = spec.table.find(tuple(values))
+    copy = from_pair(class_of(node), (tuple(new_children), statics))
+    if changes and spec.checks:
+        checked(copy)
+    return copy
+
+
+def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[str]) -> Never:
+    wrong = [name for name in changes if name not in names]
+    raise TypeError(
+        f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+        f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+    )
+
+
+# Flattening
+
+
+def register(cls: Any) -> Any:
+    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields.
+
+    Returns:
+        `flatten_with_keys`, for which `init.pairing` has faster code once the fields are known. `cloudpickle` brings
+        them after the class, and a decorator may follow on what began as an undecorated subclass.
+    """
+
+    def flatten_with_keys(node: Any, cls: Any = cls) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
+        children, statics = node._node
+        return tuple(zip(cls.__node_spec__.keys, children, strict=True)), statics
+
+    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
+    def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node: Any = _new(cls)
+        _store(node, "_node", (children, statics))
+        return node
+
+    def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node: Any = _new(cls)
+        store_in_slot(node, (children, statics))
+        return node
+
+    slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
+    store_in_slot: Any = getattr(slot, "__set__", None)
+    jax_trees.register_pytree_with_keys(
+        cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
+    )
+    return flatten_with_keys
+
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+class HasReplace(Protocol[P, R_co]):
+    """What checkers give every dataclass from Python 3.13 on: a `__replace__` that takes its fields."""
+
+    def __replace__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class ReplaceMethod(Protocol):
+    """`replace` as a method, for checkers: it takes what `__replace__` takes, and gives the class of its node."""
+
+    def __get__(self, node: HasReplace[P, Any], owner: type[T], /) -> Callable[P, T]: ...
+
+
+if MYPY:
+    # mypy knows this very function, and checks names and types of the fields on every Python version.
+    from dataclasses import replace as replace  # type: ignore[unreachable, unused-ignore]  # noqa: PLC0414
+elif TYPE_CHECKING and sys.version_info >= (3, 13):
+
+    def replace(node: HasReplace[P, T], /, *args: P.args, **changes: P.kwargs) -> T: ...
+
+else:
+
+    def replace(node: T, /, **changes: Any) -> T:
+        """A copy of `node` with some fields replaced; everything else is shared, not copied.
+
+        Converters and `__check_init__` run, and so does `__post_init__` where the class has one and its constructor is
+        the generated one: what it derives follows, as with `dataclasses.replace`. An `__init__` of your own does not
+        run. To change a place and nothing else, whatever it is, use `treewright.at`. Changing a static changes the
+        treedef, so jitted functions trace again.
+
+        Args:
+            node: An instance of a node class.
+            **changes: New values by field name, statics and `init=False` fields among them; also what `__post_init__`
+                takes as an `InitVar`, which it has to be given unless it has a default.
+
+        Raises:
+            TypeError: If a name is not a field; the message lists the close ones. If `__post_init__` assigns again what
+                was given, or needs an `InitVar` that was not. Also if `node` is not a node.
+
+        Examples:
+            >>> @pytree_dataclass
+            ... class Layer:
+            ...     kernel: float
+            ...     activation: str = static(default="relu")
+            >>> replace(Layer(1.0), activation="gelu")
+            Layer(kernel=1.0, activation='gelu')
+        """
+        if not hasattr(type(node), "__node_spec__"):
+            raise TypeError(
+                f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
+                f"got {type(node).__name__!r}."
+            )
+        copy: T = replaced(node, **changes)
+        return copy

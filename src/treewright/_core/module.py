@@ -1,0 +1,300 @@
+"""`Module`: the base class of models; its methods are nodes too, so that `jit(model.step)` works."""
+
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast, dataclass_transform
+
+import jax
+
+from treewright._core import dunders
+from treewright._core.annotations import own_annotations
+from treewright._core.children import note_settings
+from treewright._core.dataclass import class_options
+from treewright._core.definition import MODULE, leave_registered, make_node_class, refuse_keywords, register_once
+from treewright._core.fields import buffer, field, static
+from treewright._core.foreign import refuse_metaclass
+from treewright._core.functions import kept_in_pickles, public
+from treewright._core.instance import PAIR, ReplaceMethod, pair_or_unfinished, replaced
+from treewright._core.jax_private import GetAttrKey, is_tree_node
+from treewright._core.keys import ExactKeys, method_key, tracer_in
+from treewright._core.others import register_for_flax, register_function_node
+from treewright._core.plain import NoExactKeyError
+from treewright._core.refusals import is_special
+from treewright._core.spec import Options, spec_of
+from treewright._core.statics import StaticTable
+from treewright._core.text import text
+
+_KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
+
+
+class ModuleMethod:
+    """What a `Module` keeps for each method; gives the function on the class, a `BoundMethod` on an instance."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        # What pydoc, doctest and abc look for.
+        functools.update_wrapper(cast("Any", self), function, updated=())
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self.function, "__isabstractmethod__", False)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.function
+        kept: dict[Any, BoundMethod] | None = instance.__dict__.get(_KEPT)
+        method = None if kept is None else kept.get(self.function)
+        return BoundMethod(self.function, instance) if method is None else method
+
+
+class BoundMethod:
+    """A method of one instance. A pytree: the instance is its child, the function its `aux_data`.
+
+    Two are equal when function and instance are: the instance as exactly as a static, and one with arrays by identity.
+    """
+
+    __slots__ = ("__func__", "__self__", "__weakref__")
+    __func__: Callable[..., Any]
+    __self__: Any
+
+    def __init__(self, function: Callable[..., Any], instance: Any) -> None:
+        object.__setattr__(self, "__func__", function)
+        object.__setattr__(self, "__self__", instance)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except TypeError as error:
+            note_settings(error, self.__self__)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        # As types.MethodType does: __name__, __doc__ and the attributes of a jitted function are the function's.
+        return getattr(self.__func__, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"cannot assign {name!r} to the method {self!r}; assign it to the function.")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(types.MethodType(self.__func__, self.__self__))
+
+    @property
+    def __wrapped__(self) -> Any:
+        raise AttributeError("a method has no __wrapped__: its function takes one argument more")
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__func__.__doc__
+
+    def _identity(self) -> Hashable:
+        # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
+        try:
+            return method_key(self.__func__, self.__self__)
+        except NoExactKeyError:
+            return self.__func__, id(self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
+
+    def __hash__(self) -> int:
+        _keep_for_next_lookup(self)
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (bound_method, (self.__func__, self.__self__))
+
+    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+        return keys.method(BoundMethod, self.__func__, self.__self__)
+
+
+@kept_in_pickles
+def bound_method(function: Callable[..., Any], instance: Any) -> BoundMethod:
+    """A method that comes back from a pickle."""
+    return BoundMethod(function, instance)
+
+
+def _keep_for_next_lookup(method: BoundMethod) -> None:
+    """Let the instance give this very object when the method is looked up again.
+
+    `jax.jit(model.step)` keeps its programs under a weak reference to the function that it was given, so with a new
+    method at each lookup a second `jax.jit(model.step)` would trace again. Only what takes a method as a function
+    hashes it; no other method is kept, since instance and method then hold each other until the garbage collector
+    runs. Never inside a trace, where that would keep tracers alive.
+    """
+    instance = method.__self__
+    if not isinstance(pair_or_unfinished(instance), tuple) or tracer_in(instance) is not None:
+        return
+    kept: dict[Any, BoundMethod] = instance.__dict__.setdefault(_KEPT, {})
+    kept.setdefault(method.__func__, method)
+
+
+def wrap_methods(cls: type[Any]) -> None:
+    """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
+    fields = own_annotations(cls)
+    for name, value in list(vars(cls).items()):
+        if (not is_special(name) or name == "__call__") and name not in fields and _is_method(value):
+            setattr(cls, name, ModuleMethod(value))
+
+
+def _call_super(cls: type[Any]) -> None:
+    """Make a node of a subclass, too, where the `__init_subclass__` of this class does not pass the call on."""
+    own = vars(cls).get("__init_subclass__")
+    if own is None:
+        return
+
+    @functools.wraps(own.__func__)
+    def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
+        own.__get__(None, subclass)(**keywords)
+        if "__node_spec__" not in vars(subclass):
+            super(cls, subclass).__init_subclass__()
+
+    setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
+
+
+def _is_method(value: object) -> bool:
+    if isinstance(value, types.FunctionType):
+        return True
+    wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+    return wraps_function and hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
+
+
+def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Callable[..., Any]]:
+    return ((_SELF_KEY, method.__self__),), method.__func__
+
+
+def _flatten(method: BoundMethod) -> tuple[tuple[Any], Callable[..., Any]]:
+    return (method.__self__,), method.__func__
+
+
+def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMethod:
+    (instance,) = children
+    return BoundMethod(function, instance)
+
+
+_SELF_KEY: Any = GetAttrKey("__self__")
+cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
+register_function_node(BoundMethod)
+register_for_flax(
+    BoundMethod,
+    lambda method: {"__self__": method.__self__},
+    lambda method, children: _unflatten(method.__func__, children),
+)
+
+
+# Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
+# would take a class that is not frozen for unhashable, and so refuse it as a static.
+@public("treewright")
+@dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
+class Module:
+    """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
+
+    A subclass gets an `__init__` from its fields, or writes its own and assigns to them; when that returns, the
+    instance is frozen. Methods that are looked up on an instance are pytrees themselves, so they can be passed to
+    `jit`, `vmap` and `scan` and stored in fields. Options stand in the class statement, as for `pytree_dataclass`:
+    `class Net(Module, kw_only=True)`.
+
+    A subclass without an `__init__` of its own inherits a custom one, and is given one otherwise.
+
+    Raises:
+        NodeDefinitionError: When a subclass is made that can't be a node.
+
+    Examples:
+        >>> class Linear(Module):
+        ...     kernel: jax.Array
+        ...     activation: Callable[[jax.Array], jax.Array] = static(default=jax.nn.relu)
+        ...     def __init__(self, inputs, outputs, key):
+        ...         self.kernel = jax.random.normal(key, (inputs, outputs))
+        ...     def __call__(self, x):
+        ...         return self.activation(x @ self.kernel)
+        >>> linear = Linear(3, 2, jax.random.key(0))
+        >>> linear
+        Linear(kernel=f32[3,2], activation=relu)
+        >>> jax.jit(linear.__call__)(jnp.ones((5, 3))).shape
+        (5, 2)
+    """
+
+    __slots__ = (PAIR, "__weakref__")
+
+    def __init_subclass__(
+        cls,
+        *,
+        init: bool = True,
+        repr: bool = True,
+        eq: bool = True,
+        order: bool = False,
+        unsafe_hash: bool = False,
+        frozen: bool = True,
+        match_args: bool = True,
+        kw_only: bool = False,
+        slots: bool = False,
+        weakref_slot: bool = False,
+        **keywords: Any,
+    ) -> None:
+        options = class_options("Module", cls, locals())
+        refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
+        refuse_metaclass(cls)
+        super().__init_subclass__(**keywords)
+        if is_tree_node(cls):
+            leave_registered(cls)
+            return
+        wrap_methods(cls)
+        make_node_class(cls, options, MODULE)
+        _call_super(cls)
+
+    # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
+    # `__init__` of its own: then it finds the one below.
+    if TYPE_CHECKING and sys.version_info >= (3, 13):
+        replace: ClassVar[ReplaceMethod]
+
+        def __replace__(self, /, **changes: Any) -> Self: ...
+    else:
+
+        def replace(self, /, **changes: Any) -> Self:
+            """A copy with some fields replaced: `treewright.replace` as a method."""
+            copy: Self = replaced(self, **changes)
+            return copy
+
+    if TYPE_CHECKING:
+        # ty refuses `del net.kernel` by this one; the other checkers have no way to know.
+        def __delattr__(self, name: str, /) -> NoReturn: ...
+        def tree_flatten(self) -> tuple[tuple[Any, ...], Hashable]: ...
+
+        @classmethod
+        def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
+    else:
+        for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():
+            locals()[_name] = _method
+        del _name, _method
+
+
+class _Bare(Module):
+    """A node without fields, as `Module()` itself is."""
+
+
+def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
+    # Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO.
+    if type(self) is Module:
+        object.__setattr__(self, PAIR, ((), spec_of(self).table.empty))
+    super(Module, self).__init__(*args, **kwargs)
+
+
+def _make_node(cls: Any, like: type[Module]) -> None:
+    """Make `Module` itself what a class without fields is.
+
+    But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
+    """
+    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
+    cls.__init__ = _init
+    cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
+    register_once(cls)
+
+
+_make_node(Module, like=_Bare)

@@ -1,1 +1,0 @@
-"""What a Python value is, before any tree."""
