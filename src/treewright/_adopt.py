@@ -11,11 +11,12 @@ import numpy as np
 from treewright._core.fields import buffer, field, static
 from treewright._core.freeze import FrozenMapping, freeze
 from treewright._core.functions import class_of, public
+from treewright._core.instance import is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.jax_refs import Ref
 from treewright._core.module import Module
 from treewright._core.text import text
-from treewright._trees.level import AuxKey, Place, is_node, is_none, walk
+from treewright._trees.level import AuxKey, Place, is_none, walk
 from treewright._trees.partition import Where, chosen_leaves
 from treewright.errors import StaticFieldError
 

@@ -76,6 +76,11 @@ def finished_pair(node: Any) -> Pair:
     raise UnfinishedNodeError(f"This is {stored or never_filled}.")
 
 
+def is_node(value: object) -> bool:
+    """Whether a value is an instance of a node class."""
+    return hasattr(type(value), "__node_spec__")
+
+
 def from_pair(cls: type[Any], pair: Pair) -> Any:
     """A node of this class that holds `pair`; no code of the user's runs."""
     node: Any = _new(cls)

@@ -45,6 +45,11 @@ class Statics:
         self.keys: _Keys = keys
         self.checks: _Checks | None = checks
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields, in the order of `values`."""
+        return self.table.names
+
     def __repr__(self) -> str:
         """The names of the fields: JAX prints this in its own messages."""
         pairs = zip(self.table.names, self.values, strict=True)

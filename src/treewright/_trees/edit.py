@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Never, TypeVar, cast, overload
 
 from treewright._core.functions import class_of, is_cached_property, of_earlier_class
-from treewright._core.instance import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, with_close_matches
+from treewright._core.instance import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, is_node, with_close_matches
 from treewright._core.jax_private import Key
 from treewright._core.module import Module
 from treewright._core.spec import NodeSpec, spec_of
-from treewright._trees.level import all_entries, is_node, level_of, with_changes
+from treewright._trees.level import all_entries, level_of, with_changes
 from treewright.errors import NodeInitError
 
 M = TypeVar("M", bound=Module)

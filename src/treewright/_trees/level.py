@@ -16,7 +16,7 @@ from jax.core import Tracer
 from treewright._core.fields import FieldOptions, options_of
 from treewright._core.freeze import FrozenMapping
 from treewright._core.functions import class_of
-from treewright._core.instance import LEAVES, finished_pair, with_fields
+from treewright._core.instance import LEAVES, finished_pair, is_node, with_fields
 from treewright._core.jax_private import (
     DictKey,
     FlattenedIndexKey,
@@ -285,10 +285,6 @@ NOTHING: Any = object()  # what `child_of` gives where there is nothing
 def is_none(value: object) -> bool:
     """Whether a value is `None`: for flattening with `None`s as leaves."""
     return value is None
-
-
-def is_node(value: object) -> bool:
-    return hasattr(type(value), "__node_spec__")
 
 
 def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:

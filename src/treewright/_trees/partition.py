@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from treewright._core.functions import class_of
-from treewright._core.instance import finished_pair, from_pair
+from treewright._core.instance import finished_pair, from_pair, is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.spec import spec_of
 from treewright._core.text import first_text
 from treewright._trees.at import arguments_of, select
 from treewright._trees.diff import telling_of_classes
-from treewright._trees.level import Place, is_node, is_none
+from treewright._trees.level import Place, is_none
 
 T = TypeVar("T")
 _MAPPING: Any = Mapping  # after `isinstance` with it, keys and values are still `Any`

@@ -11,12 +11,12 @@ from jax.core import Tracer
 
 from treewright._core.fields import FieldKind
 from treewright._core.functions import class_of
-from treewright._core.instance import finished_pair
+from treewright._core.instance import finished_pair, is_node
 from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._core.jax_refs import is_ref
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._trees.at import place_of
-from treewright._trees.level import SureLeaves, is_node, is_none, level_of
+from treewright._trees.level import SureLeaves, is_none, level_of
 
 
 class Item(NamedTuple):

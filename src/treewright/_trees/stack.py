@@ -10,11 +10,11 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._core.functions import class_of
+from treewright._core.instance import is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.jax_refs import is_ref
 from treewright._core.text import first_text, shape_text, text
 from treewright._trees.diff import differences
-from treewright._trees.level import is_node
 
 T = TypeVar("T")
 

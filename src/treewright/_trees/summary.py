@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._core.functions import class_of
-from treewright._core.instance import finished_pair
+from treewright._core.instance import finished_pair, is_node
 from treewright._core.jax_private import Path, jax_trees, path_text, untyped_jax
 from treewright._core.jax_refs import content_of, is_ref
 from treewright._core.text import (
@@ -33,7 +33,7 @@ from treewright._core.text import (
     table,
     text,
 )
-from treewright._trees.level import child_of, is_node
+from treewright._trees.level import child_of
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 
 if TYPE_CHECKING:

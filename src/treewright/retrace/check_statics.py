@@ -16,11 +16,12 @@ import numpy as np
 from treewright._core import functions as reach
 from treewright._core.fields import options_of
 from treewright._core.functions import class_of, import_path, public
+from treewright._core.instance import is_node
 from treewright._core.jax_private import GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.keys import exact_key, why_itself_only
 from treewright._core.plain import MUTABLE, NoExactKeyError
 from treewright._core.text import first_names, short_text
-from treewright._trees.level import Place, is_node, leaf_type_of, walk
+from treewright._trees.level import Place, leaf_type_of, walk
 from treewright._trees.why import parts_of, same_to_jit
 
 HazardKind = Literal[

@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from treewright._core.functions import class_of
+from treewright._core.instance import is_node
 from treewright._core.jax_private import path_text, process_count, process_index
 from treewright._core.portable import full_name, portable_text, portable_text_and_modules
 from treewright._core.spec import spec_of
 from treewright._core.text import excerpts, first_difference, shape_text
 from treewright._processes import coordination_client, of_all_processes
-from treewright._trees.level import Place, is_node, walk
+from treewright._trees.level import Place, walk
 from treewright.errors import ProcessMismatchError
 from treewright.sharding.folding import folded, ranges_text
 
