@@ -20,7 +20,6 @@ HERE = Path(__file__).parent
 BENCHMARKS = (
     "step.py",
     "residual.py",
-    "in_place.py",
     "node.py",
     "trees.py",
     "retrace.py",

@@ -128,10 +128,8 @@ SLOW = {
     "test_threads.py",
     "test_train.py",
     "test_train_buffers.py",
-    "test_train_in_place.py",
     "test_train_statistics.py",
     "testing",
-    "trees/test_refs.py",
     "trees/test_tree_laws.py",
     "typing",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -276,8 +277,23 @@ def test_combine_takes_any_number_of_trees() -> None:
     biases, rest = partition(rest, "**.bias")
 
     assert combine(biases, kernels, rest) == net
-    assert combine(net) == net
     assert combine(None, None) is None
+    with pytest.raises(TypeError, match=r"^combine\(\) takes both trees that partition\(\) has split: first, rest = "):
+        combine(net)
+
+
+def test_a_mask_may_be_a_tree_that_can_be_called() -> None:
+    class Callable(Module):
+        w: Any
+
+        def __call__(self, x: Any) -> Any:
+            return x @ self.w
+
+    mlp: Any = eqx.nn.MLP(1, 1, 1, 1, key=jax.random.key(0))
+    for tree in (Callable(jnp.ones(2)), mlp):
+        arrays, rest = partition(tree, jax.tree.map(eqx.is_array, tree))
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(arrays))
+        assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(rest))
 
 
 def test_gradients_are_computed_for_the_chosen_leaves_only() -> None:

@@ -16,7 +16,7 @@ from treewright._core.instance import finished_pair, is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._core.text import counted, did_you_mean, text
-from treewright._trees.partition import spec_like
+from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.folding import folded
 
