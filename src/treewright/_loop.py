@@ -1,5 +1,6 @@
 """`loop`: a jitted training step whose state stays flat between calls."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -52,11 +53,26 @@ def _flatten(flat: FlatTree) -> tuple[list[Any], _FlatStructure]:
     return flat.results[-1][0], flat.structure
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PathKey:
+    """The whole path of a leaf as one key, so that JAX's errors name it."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return path_text(self.path)
+
+
+def _flatten_with_keys(flat: FlatTree) -> Any:
+    leaves: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(flat.tree)
+    return [(_PathKey(path), leaf) for path, leaf in leaves], flat.structure
+
+
 def _unflatten(structure: _FlatStructure, leaves: Any) -> Any:
     return structure.treedef.unflatten(leaves)
 
 
-jax_trees.register_pytree_node(FlatTree, _flatten, _unflatten)
+jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _unflatten, _flatten)
 
 
 @public("treewright")

@@ -175,8 +175,7 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
             f"instance: params={name}(...)."
         )
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-        name: str | None = getattr(tx, "__name__", None)
-        made = "" if name is None else f" It makes one when it is called: tx={name}(...)."
+        made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
         raise TypeError(
             f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
             f"got {short_text(tx)}.{made}"

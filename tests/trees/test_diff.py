@@ -271,7 +271,7 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
     jax.tree_util.register_pytree_node(Hiding, flat, lambda aux, children: Hiding(*children, *aux))
 
     assert lines(Hiding(1, "a", 2), Hiding(1, "a", 3)) == [".<aux_data>[1] (static): 2 -> 3"]
-    assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".<aux_data>[0] (static): 'a' -> 'b'"]
+    assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]
 
 
 def test_containers_of_others_are_matched_by_key() -> None:
@@ -337,7 +337,7 @@ def test_nobodys_unflatten_runs() -> None:
     jax.tree_util.register_pytree_node(Strict, lambda s: ((s.x,), s.name), unflatten)
 
     assert lines(Strict(1, "a"), Strict(2, "b")) == [
-        ".<aux_data> (static): 'a' -> 'b'",
+        ".name (static): 'a' -> 'b'",
         "[<flat index 0>] (value): 1 -> 2",
     ]
     a, b = jax.tree.structure(Strict(1, "a")), jax.tree.structure(Strict([1], "a"))

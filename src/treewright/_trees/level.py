@@ -118,7 +118,7 @@ def level_of(value: Any) -> Level | None:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX says so itself
             names = sorted(value)  # as JAX does, whose own way takes eight times as long
             return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
-    if kind is Level:
+    if isinstance(value, Level):
         return value
     if kind is Structure:
         return _structure_level(value.treedef)
@@ -135,7 +135,7 @@ def opened(tree: Any) -> Level | LeafType:
 def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
     """What `jit` sees of a leaf, also of one without values; or `like`, where that is the type of such an array."""
     kind = type(leaf)
-    if kind is LeafType:
+    if isinstance(leaf, LeafType):
         return leaf
     if kind is Structure:
         return LeafType(None, anything=True)
@@ -220,16 +220,12 @@ def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     return [GetAttrKey(name) for name in names] if len(names) == count else list(map(FlattenedIndexKey, range(count)))
 
 
-def _field_names(kind: type[Any]) -> list[str]:
-    return [field.name for field in _dataclass_fields(kind)]
-
-
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
     return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None) -> Iterator[tuple[Key, Any]]:
-    """What a foreign class keeps in `aux_data`, by the names of its dataclass fields where it has them.
+    """What a foreign class keeps in `aux_data`, by the names of its attributes; of a treedef, of its dataclass fields.
 
     Nothing at all where `aux` only repeats the keys of the children, as that of dicts does.
     """
@@ -237,14 +233,13 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None)
         return
     parts = _parts(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
-    names = [name for name in _field_names(kind) if name not in children]
-    named: list[tuple[str, Any]] = []
-    if tree is not None:  # `aux_data` may hold names beside the values
+    if tree is None:
+        names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
+        named = list(zip(names, parts, strict=True)) if len(names) == len(parts) else []
+    else:
         values = (*parts, *(value for part in parts for value in _parts(part)))
-        of_tree = ((name, getattr(tree, name, None)) for name in names)
-        named = [(name, value) for name, value in of_tree if any(value is other for other in values)]
-    elif len(names) == len(parts):
-        named = list(zip(names, parts, strict=True))
+        attributes = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
+        named = [(name, value) for name, value in attributes if any(value is other for other in values)]
     yield from ((GetAttrKey(name), value) for name, value in named)
     if not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
@@ -347,8 +342,9 @@ class Place:
 
     def with_value(self, value: Any) -> Any:
         """The whole tree with another value here. Only what is on the way is copied."""
-        for place in reversed(self.way[1:]):
-            value = with_changes(place.above.value, {place.key: value})
+        place = self
+        while place.above is not None:
+            value, place = with_changes(place.above.value, {place.key: value}), place.above
         return value
 
 

@@ -130,7 +130,8 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         [0].activation = 'relu'  Layer  static
         650 numbers, 2,600 bytes (2.5 KiB); 10 of them in buffers
     """
-    if depth is not None and not (isinstance(depth, int) and depth >= 1):
+    steps: Any = depth
+    if steps is not None and not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"summary(depth=...) takes 1 or more steps, got {short_text(depth)}.")
     if is_node(tree):
         flat_form(tree)  # which refuses one whose __init__ has not returned, in our own words
