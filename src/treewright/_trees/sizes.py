@@ -28,7 +28,10 @@ class Item(NamedTuple):
 
 
 def items_of(tree: Any) -> Iterator[Item]:
-    """All leaves, `None`s and statics, in the order of the fields, and of JAX below containers."""
+    """All leaves, `None`s and statics, in the order of the fields, and of JAX below containers.
+
+    Statics and `None`s in fields with `repr=False` are left out.
+    """
     # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks/trees.py: count).
     waiting = [Item((), tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
@@ -41,8 +44,10 @@ def items_of(tree: Any) -> Iterator[Item]:
             if cls not in fields:
                 fields[cls] = [(GetAttrKey(field.name), field) for field in reversed(spec_of(cls).fields)]
             for key, field in fields[cls]:
-                inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
-                waiting.append(Item((*path, key), field.value_in(form), cls.__qualname__, inner))
+                child = field.value_in(form)
+                if field.repr or not (field.is_static or child is None):
+                    inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
+                    waiting.append(Item((*path, key), child, cls.__qualname__, inner))
             continue
         level = None if kind == "static" or value is None else level_of(value)
         if level is None:
