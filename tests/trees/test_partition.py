@@ -131,22 +131,6 @@ def test_the_default_may_be_a_prefix() -> None:
         spec_like([1, 2], [3])
 
 
-def test_what_takes_settings_takes_a_spec() -> None:
-    stacked = Layer(jnp.ones((5, 2, 3))[0], jnp.zeros((5, 3)))
-    axes = spec_like(stacked, None, {"bias": 0})
-
-    @jax.jit
-    def apply(layer: Layer) -> Any:
-        return layer.kernel.sum() + layer.bias
-
-    assert jax.vmap(apply, in_axes=(axes,))(stacked).shape == (5, 3)
-    assert jax.vmap(lambda layer: layer, in_axes=(axes,), out_axes=axes)(stacked).kernel.shape == (2, 3)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
-    placed = jax.device_put(stacked, spec_like(stacked, sharding))
-    assert placed.kernel.sharding == sharding
-    assert jax.jit(lambda layer: layer, in_shardings=(spec_like(stacked, sharding),))(placed).bias.sharding == sharding
-
-
 def test_a_place_that_is_not_there_takes_no_setting_and_neither_does_a_static_or_one_of_many() -> None:
     with pytest.raises(
         MissingPlaceError,
