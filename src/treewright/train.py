@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 from treewright._core import Module, field, is_node, spec_of, static
 from treewright._core.fields import StaticValue
 from treewright._core.jax_private import jax_trees, path_text, untyped_jax
-from treewright._core.text import did_you_mean, first_of, short_text
+from treewright._core.text import cured, did_you_mean, first_of, short_text
 from treewright._trees.level import leaf_type_of, note_classes_made_again
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
@@ -87,6 +87,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             self.opt_state = _initial_opt_state(type(self), self.params, self.tx)
 
     @classmethod
+    @cured(lambda _args, _kwargs: "It takes them by name: TrainState.create(params=..., tx=...).")
     def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
         """A state at step 0, with the optimiser's state for `params`: the constructor, by the name that flax gives it.
 
@@ -110,6 +111,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         opt_state = _initial_opt_state(cls, params, tx)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **fields)
 
+    @cured(lambda _args, _kwargs: "Name them: state.apply_gradients(grads=grads).")
     def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
 

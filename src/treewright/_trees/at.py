@@ -13,13 +13,14 @@ import jax
 from treewright._core import is_node
 from treewright._core.functions import of_earlier_class
 from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
-from treewright._core.text import did_you_mean, first_of, short_text
+from treewright._core.text import cured, did_you_mean, first_of, short_text
 from treewright._trees.level import Place, all_entries, walk, with_values
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")
 V = TypeVar("V")
 
+_CURE = "It takes the tree and where; then .get(), .set(value) or .apply(function): at(tree, where).set(value)."
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
     | \.?(?P<field>[^\W\d][\w*]*|\*[\w*]*)
@@ -48,6 +49,7 @@ def at(tree: T, where: str) -> "At[T, Any]": ...
 def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
+@cured(lambda _args, _kwargs: _CURE)
 def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
     """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
