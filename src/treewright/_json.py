@@ -85,7 +85,9 @@ class _Reading(StaticCodec):
         self.names = (
             None
             if modules is None
-            else {m.__name__ if isinstance(m, types.ModuleType) else importlib.import_module(m).__name__ for m in modules}
+            else {
+                m.__name__ if isinstance(m, types.ModuleType) else importlib.import_module(m).__name__ for m in modules
+            }
         )
 
     def find(self, name: str) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
 
 from treewright._core import Module, NodeSpec, flat_form, is_node, spec_of
@@ -31,7 +31,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
     touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
     An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
     JAX after the block. To change one place, `at` is shorter and cheaper: a draft
-    is made of every node in the tree.
+    copies the lists and dicts that it goes through.
 
     Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
     instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
@@ -102,9 +102,17 @@ class _Editing:
 
 
 class _OpenDraft(Unfinished):
-    """The state of a draft while it takes assignments."""
+    """The state of the drafts of a class while they take assignments."""
 
-    __slots__ = ()
+    __slots__ = ("fill",)
+
+    def __init__(self, cls: type[Any], fill: Callable[[Any], None]) -> None:
+        super().__init__(cls, "its block has not ended")
+        self.fill = fill
+
+    def takes_values(self, node: Any, /) -> bool:
+        self.fill(node)
+        return True
 
     def __repr__(self) -> str:
         return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"
@@ -117,34 +125,48 @@ class _Drafts:
     """The drafts of one block: nodes that are open, and copies of the containers on the way to them."""
 
     def __init__(self) -> None:
-        self._originals: dict[int, tuple[Any, Any]] = {}  # each draft or copy with its original, by the draft's id
+        # By the id of a draft or copy: itself, its original, and the flat form of that; None for a container.
+        self._originals: dict[int, tuple[Any, Any, Any]] = {}
+        self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts whose fields nobody has read or assigned
+        self._states: dict[type[Any], _OpenDraft] = {}
         self._results: dict[int, Any] = {}
         self._forms: dict[int, Any] = {}  # the flat forms of changed drafts, inner ones first
 
     def draft_of(self, value: Any) -> Any:
         """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
-        if is_node(value):
-            form = flat_form(value)
-            draft: Any = object.__new__(type(value))
-            _store(draft, PAIR, _OpenDraft(type(value)))
-            self._originals[id(draft)] = (draft, value)  # before its fields, so that the root is finished first
-            for field in spec_of(value).fields:
-                old = field.value_in(form)
-                draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
-            return draft
+        cls = type(value)
+        if hasattr(cls, "__node_spec__"):
+            node = object.__new__(cls)
+            if cls not in self._states:
+                self._states[cls] = _OpenDraft(cls, self._fill)
+            _store(node, PAIR, self._states[cls])
+            self._unfilled[id(node)] = (node, value, flat_form(value))
+            return node
         if isinstance(value, LEAVES):
             return value
-        changes = {key: new for key, old in _entries(value) if (new := self.draft_of(old)) is not old}
-        if not changes and not isinstance(value, list | dict):
+        if cls in {list, tuple}:
+            draft = cls(map(self.draft_of, value))
+            changed = cls is list or not _all_same(draft, value)
+        else:
+            changes = {key: new for key, old in _entries(value) if (new := self.draft_of(old)) is not old}
+            changed = bool(changes) or isinstance(value, dict)
+            draft = with_changes(value, changes) if changes else copy.copy(value) if changed else value
+        if not changed:
             return value
-        draft = with_changes(value, changes) if changes else copy.copy(value)
-        self._originals[id(draft)] = (draft, value)
+        self._originals[id(draft)] = (draft, value, None)
         return draft
+
+    def _fill(self, draft: Any) -> None:
+        if id(draft) in self._unfilled:
+            entry = self._originals[id(draft)] = self._unfilled.pop(id(draft))
+            for field in spec_of(draft).fields:
+                old = field.value_in(entry[2])
+                draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
     def finish(self) -> None:
         """Make every draft a node: all of them, or none where something is wrong with one."""
         try:
-            for draft, _ in list(self._originals.values()):
+            for draft, _, _ in list(self._originals.values()):  # the root first
                 self._result(draft)
             self.close(self._forms)
             for key in self._forms:
@@ -155,14 +177,18 @@ class _Drafts:
 
     def close(self, forms: Mapping[int, Any]) -> None:
         """Give each draft its flat form of these, or else that of its original."""
-        for key, (draft, original) in self._originals.items():
-            if is_node(draft):
+        for key, (draft, _, form) in self._originals.items():
+            if form is not None:
                 draft.__dict__.clear()
-                _store(draft, PAIR, forms.get(key) or flat_form(original))
+                _store(draft, PAIR, forms.get(key, form))
+        for draft, _, form in self._unfilled.values():
+            _store(draft, PAIR, form)
 
     def _result(self, value: Any) -> Any:
         """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
         key = id(value)
+        if key in self._unfilled:
+            return self._unfilled[key][1]
         if key not in self._originals:
             return value if isinstance(value, LEAVES) or is_node(value) else self._container(value, value)
         result = self._results.get(key)
@@ -173,13 +199,13 @@ class _Drafts:
             )
         if result is None:
             self._results[key] = _BEING_FINISHED
-            original = self._originals[key][1]
-            result = self._node(value, original) if is_node(value) else self._container(value, original)
+            _, original, form = self._originals[key]
+            result = self._node(value, original, form) if form is not None else self._container(value, original)
             self._results[key] = result
         return result
 
-    def _node(self, draft: Any, original: Any) -> Any:
-        spec, waiting, (old_children, statics) = spec_of(draft), draft.__dict__, flat_form(original)
+    def _node(self, draft: Any, original: Any, form: Any) -> Any:
+        spec, waiting, (old_children, statics) = spec_of(draft), draft.__dict__, form
         _refuse_wrong_names(spec, waiting)
         children = tuple(self._result(waiting[field.name]) for field in spec.children)
         values = tuple(waiting[field.name] for field in spec.statics)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._trees.at import place_of
-from treewright._trees.level import level_of
+from treewright._trees.level import SureLeaves, level_of
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
@@ -35,6 +35,7 @@ def items_of(tree: Any) -> Iterator[Item]:
     # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks/trees.py: count).
     waiting = [Item((), tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
+    is_leaf = SureLeaves()
     while waiting:
         item = waiting.pop()
         path, value, owner, kind = item
@@ -49,7 +50,7 @@ def items_of(tree: Any) -> Iterator[Item]:
                     inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
                     waiting.append(Item((*path, key), child, cls.__qualname__, inner))
             continue
-        level = None if kind == "static" or value is None else level_of(value)
+        level = None if kind == "static" or value is None or is_leaf[cls] else level_of(value)
         if level is None:
             yield item
         else:
