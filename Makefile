@@ -73,6 +73,7 @@ pictures: $(VENV)/dev.installed ## draw the pictures of docs/looking.md, with a 
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, in minutes
 	$(BIN)/pytest benchmarks $(ARGS)
+	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
 
 dist: $(VENV)/dev.installed ## build a wheel and an sdist, check them, and run the demo from the wheel
 	rm -rf dist

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+Kind = Literal["base", "peer", "ours"]
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -12,7 +14,7 @@ class Bar:
 
     name: str
     value: float
-    kind: Literal["base", "limit", "peer", "ours"]
+    kind: Kind
 
 
 WIDTH, LEFT, RIGHT, TOP, PITCH, THICK = 760, 236, 60, 64, 26, 16
@@ -22,7 +24,7 @@ STYLE = """
     .title { font-weight: 600; font-size: 15px }
     .name { text-anchor: end }
     .name.ours, .value.ours { font-weight: 600; fill: #0969da }
-    rect.ours { fill: #0969da } rect.peer { fill: #8c959f } rect.base { fill: #6e7781 } rect.limit { fill: #6e7781 }
+    rect.ours { fill: #0969da } rect.peer { fill: #8c959f } rect.base { fill: #6e7781 }
     @media (prefers-color-scheme: dark) {
       text { fill: #9198a1 }
       .name.ours, .value.ours { fill: #58a6ff }
