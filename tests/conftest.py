@@ -83,7 +83,7 @@ def package_or_absent(name: str, *modules: str) -> Any:
 
 
 # Until each of these files has its own `pytestmark = pytest.mark.slow`.
-Absent: tuple[()] = ()
+Absent: Any = ()
 SLOW = (
     *("checkpoint", "examples", "interop", "move", "testing", "typing"),
     *("nodes/test_cloudpickle", "nodes/test_export", "nodes/test_first_use", "nodes/test_laws"),
