@@ -14,6 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parents[2] / "src"
 
 # The places are marked: `^` stands behind what is asked about, and is taken out.
