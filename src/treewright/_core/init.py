@@ -1,23 +1,22 @@
 """The generated `__init__`: text that reads like the function it makes, compiled once for each class.
 
-Also the code that pairs children with their keys, compiled once for each number of children.
 The only file that calls `exec`. Names in the text are parameters, which are the fields' own names and checked to be
 identifiers, and helpers, which get a name that no field has.
 """
 
-import functools
 import keyword
 import linecache
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
-from treewright._core.annotations import annotate_init
-from treewright._core.children import SettingsWarning
-from treewright._core.instance import PAIR, assign_all, assign_given, checked
-from treewright._core.spec import MISSING, FieldSpec, NodeSpec, init_vars
+from treewright._core.fields import MISSING
+from treewright._core.instance import PAIR, assign_all, assign_given, checked, refuse_keyword
+from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
+
+if sys.version_info >= (3, 14):
+    import annotationlib
 
 
 class _Factory:
@@ -46,7 +45,7 @@ class _InitText:
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
         declared: dict[str, Any] = spec.cls.__dataclass_fields__
-        variables = init_vars(spec.cls)
+        variables = {name: declared[name] for name in spec.init_vars}
         self.init_vars = tuple(variables)
         fields: dict[str, Any] = {field.name: field for field in spec.fields}
         # In the order of declaration, InitVars among the fields.
@@ -77,6 +76,14 @@ class _InitText:
         self.refuse_order(positional)
         by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
         return ", ".join([self_name, *map(self.parameter, positional), *(["*", *by_keyword] if by_keyword else [])])
+
+    def unknown(self, self_name: str) -> tuple[str, list[str]]:
+        """A parameter for misspelt keywords and the line that refuses them; from 3.13 on Python itself guesses."""
+        if sys.version_info >= (3, 13):
+            return "", []
+        name = self.fresh("unknown")
+        refuse, cls = self.helper("refuse_keyword", refuse_keyword), self.helper("class_", self.spec.cls)
+        return f", **{name}", [f"if {name}: {refuse}({cls}, {name})"]
 
     def refuse_order(self, positional: list[Any]) -> None:
         default = None
@@ -136,17 +143,18 @@ class _InitText:
         children = "".join(f"{field.name}, " for field in self.spec.children)
         store = self.helper("store", object.__setattr__)
         lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
-        if self.spec.checks:
-            lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
+        lines += self.checking(self_name)
         return lines
 
-    def when_checked(self) -> str:
-        """The condition for the checks to run; none if the user wrote one of them."""
-        warning: Any = self.spec.checks[0]
-        if len(self.spec.checks) > 1 or not isinstance(warning, SettingsWarning):
-            return ""
-        kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
-        return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
+    def checking(self, self_name: str) -> list[str]:
+        """The lines that check a node; without a check of the user's only if a child is of a new type."""
+        call = f"{self.helper('checked', checked)}({self_name})"
+        if self.spec.checks:
+            return [call]
+        kind, types = self.helper("type_", type), self.helper("leaf_types", self.spec.leaf_types)
+        names = [field.name for field in self.spec.children if field.name in self.spec.plain_children]
+        conditions = [f"{kind}({name}) not in {types}" for name in names]
+        return [f"if {' or '.join(conditions)}: {call}"] if conditions else []
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
@@ -157,8 +165,10 @@ class _InitText:
     def compile(self) -> Callable[..., None]:
         cls = self.spec.cls
         self_name = self.fresh("self")
-        header = f"def __init__({self.parameters(self_name)}):"
-        lines = [f"  {header}", *(f"    {line}" for line in self.body(self_name)), "  return __init__"]
+        parameters = self.parameters(self_name)
+        unknown, refusal = self.unknown(self_name)
+        body = [*refusal, *self.body(self_name)]
+        lines = [f"  def __init__({parameters}{unknown}):", *(f"    {line}" for line in body), "  return __init__"]
         source = "\n".join([f"def make({', '.join(self.helpers)}):", *lines, ""])
         filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -171,29 +181,3 @@ class _InitText:
         init.__module__ = cls.__module__
         annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
         return init
-
-
-def pairing(keys: tuple[Any, ...]) -> types.CodeType:
-    """The code of a `flatten_with_keys` for these keys, which are its constants.
-
-    Returning `zip(keys, children)` takes a third longer for two children (benchmarks/node.py).
-    """
-    code = _pairing(len(keys))
-    constants = {f"key{index}": key for index, key in enumerate(keys)}
-    return code.replace(co_consts=tuple(constants.get(constant, constant) for constant in code.co_consts))
-
-
-@functools.cache
-def _pairing(count: int) -> types.CodeType:
-    """The code for so many keys, with their numbers in their places."""
-    children = "".join(f"child{index}, " for index in range(count))
-    pairs = "".join(f"('key{index}', child{index}), " for index in range(count))
-    source = f"""\
-def flatten_with_keys(node, cls):
-    ({children}), statics = node.{PAIR}
-    return ({pairs}), statics
-"""
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<treewright: flatten_with_keys of {count}>", "exec"), made)  # noqa: S102
-    code: types.CodeType = made["flatten_with_keys"].__code__
-    return code
