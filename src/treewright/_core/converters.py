@@ -282,3 +282,8 @@ def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
     if kind is jax.Array or kind.__hash__ is None:
         return {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}.get(kind, kind.__name__)
     return None
+
+
+# Until the stubs of `typed` import them from elsewhere.
+Ref: Any = jax.Ref
+new_ref: Any = jax.new_ref

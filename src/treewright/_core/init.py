@@ -4,6 +4,7 @@ The only file that calls `exec`. Names in the text are parameters, which are the
 identifiers, and helpers, which get a name that no field has.
 """
 
+import inspect
 import keyword
 import linecache
 import sys
@@ -179,5 +180,29 @@ class _InitText:
         init: Callable[..., None] = made["make"](**self.helpers)
         init.__qualname__ = f"{cls.__qualname__}.__init__"
         init.__module__ = cls.__module__
-        annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
+        _annotate(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
+        if unknown:
+            signature = inspect.signature(init)
+            init.__signature__ = signature.replace(parameters=list(signature.parameters.values())[:-1])  # type: ignore[attr-defined]
         return init
+
+
+def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
+    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
+    if sys.version_info < (3, 14):
+        init.__annotations__ = {**types, "return": None}
+        return
+    kinds = annotationlib.Format
+
+    def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
+        if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
+            raise NotImplementedError(format)
+        declared: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            declared.update(annotationlib.get_annotations(base, format=format))
+        given = {name: declared[name] for name in types if name in declared}
+        return {**given, "return": "None" if format == kinds.STRING else None}
+
+    __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
+    __annotate__.__module__ = cls.__module__
+    init.__annotate__ = __annotate__

@@ -10,8 +10,12 @@ import dataclasses
 import functools
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
+
+import jax
+import numpy as np
 
 from treewright._core.children import check_children, contains_itself
 from treewright._core.fields import MISSING, MYPY
@@ -90,6 +94,11 @@ def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
     stored = stored_pair(node)
     return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
+
+
+# Until the other folders import from `_core` alone.
+finished_pair, from_pair = flat_form, from_flat_form
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 
 
 # Views

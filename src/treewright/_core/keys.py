@@ -418,8 +418,6 @@ class ExactKeys:
 
     def statics(self, statics: Any) -> Hashable:
         """The statics of a node: one object, whose values must have keys of their own in strict mode."""
-        for checks in statics.checks or ():
-            self.checks.extend(checks)
         if self.strict:
             before = self.content
             for self.content, value in zip(statics.table.content, statics.values, strict=True):
