@@ -287,3 +287,8 @@ def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
 # Until the stubs of `typed` import them from elsewhere.
 Ref: Any = jax.Ref
 new_ref: Any = jax.new_ref
+
+
+def as_ref(value: Any) -> Any:
+    """A ref as it is; of an array or a number a new one."""
+    return value if isinstance(value, jax.Ref) else jax.new_ref(jnp.asarray(value))

@@ -101,7 +101,7 @@ def equal(self: Any, other: object) -> Any:
     if any(left[1] != right[1] for left, right in zip(ours, theirs, strict=True)):
         return False
     return all(
-        _leaves_equal(left, right, f"{spec.cls.__qualname__}.{field.name}")
+        leaves_equal(left, right, f"{spec.cls.__qualname__}.{field.name}")
         for field, (our_leaves, _), (their_leaves, _) in zip(compared, ours, theirs, strict=True)
         for left, right in zip(our_leaves, their_leaves, strict=True)
     )
@@ -119,7 +119,7 @@ def _opened(child: Any) -> tuple[list[Any], Any]:
     return leaves
 
 
-def _leaves_equal(left: Any, right: Any, place: str) -> bool:
+def leaves_equal(left: Any, right: Any, place: str) -> bool:
     """Whether two leaves are equal: nodes by their own `==`, arrays by shape, dtype and value, others as statics."""
     if left is right:
         return True
@@ -139,7 +139,7 @@ def _leaves_equal(left: Any, right: Any, place: str) -> bool:
         left, right = jax.random.key_data(left), jax.random.key_data(right)
     a, b = np.asarray(left), np.asarray(right)
     if a.dtype == object:
-        return all(_leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
+        return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
     same: Any = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN
     return bool(np.all(same))
 
