@@ -1,7 +1,7 @@
 """Warn about child fields that hold settings instead of arrays, where a node is made and where JAX needs a value.
 
-Every node that is made looks at the types of its children. A type that is fine is remembered in its class's spec, so
-that the look is one membership test; only a new type comes here.
+The first nodes of each class are looked at, by value, whatever its annotations say. A class that has passed is fine:
+to look at every node would make one with eight children by a fifth slower (benchmarks: against.py, construct).
 """
 
 import collections.abc
@@ -20,11 +20,11 @@ from treewright._core.jax_private import is_tree_node
 from treewright._core.text import first_text, function_text, text_with_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
 
-# What most fields hold.
-COMMON = frozenset({tuple, list, dict, types.NoneType, np.ndarray, bool, int, float, complex})
+NODES_TO_SEE = 64
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+_COMMON = frozenset({tuple, list, dict, types.NoneType, np.ndarray, bool, int, float, complex})
 _LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 _NUMBERS = frozenset({bool, int, "bool", "int"})
 
@@ -33,23 +33,18 @@ def check_children(node: Any) -> None:
     """Warn of the children of a new node that JAX takes for no leaf; those declared with `field()` are meant.
 
     Raises:
-        NodeInitError: If a child is the node itself, or a specifier.
+        NodeInitError: If a child is a method of the node itself, or a specifier.
     """
     spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
+    if spec.unseen:
+        spec.unseen.pop()
     for field in spec.children:
         value = children[field.index]
-        kind = type(value)
-        if kind in spec.leaf_types:
+        if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         _refuse_never_meant(node, field, value)
-        if not is_tree_node(kind) and not isinstance(value, jax.Array):
-            if field.name in spec.plain_children and _is_no_leaf(value):
-                _warn(node, field, value)
-        elif _is_layer(kind):
-            if field.name in spec.plain_children and not all(map(_is_numeric, jax.tree.leaves(value))):
-                _warn(node, field, value)
-        elif not hasattr(kind, "__self__"):  # a method may be that of the node itself
-            spec.leaf_types.add(kind)
+        if field.name in spec.plain_children and _is_no_leaf(value):
+            _warn(node, field, value)
 
 
 def _refuse_never_meant(node: Any, field: Any, value: Any) -> None:
@@ -81,7 +76,10 @@ def _is_numeric(leaf: Any) -> bool:
 
 
 def _is_no_leaf(value: Any) -> bool:
+    """Whether jit would refuse a value, or a leaf of a layer of another library."""
     kind = type(value)
+    if is_tree_node(kind):
+        return _is_layer(kind) and not all(map(_is_numeric, jax.tree.leaves(value)))
     if isinstance(value, _ITERABLES):
         return True
     is_array = hasattr(kind, "dtype") or hasattr(kind, "__jax_array__")

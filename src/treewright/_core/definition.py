@@ -17,7 +17,7 @@ import numpy as np
 import typing_extensions
 
 from treewright._core import methods
-from treewright._core.children import COMMON
+from treewright._core.children import NODES_TO_SEE
 from treewright._core.converters import annotation_text, converter_of, resolved, unhashable_in
 from treewright._core.fields import (
     MISSING,
@@ -37,7 +37,7 @@ from treewright._core.init import make_init
 from treewright._core.instance import PAIR, FieldView, install_views, replaced, sealing, with_close_matches
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.registration import earlier_class, refuse_builtin_base, refuse_registered, register_once
-from treewright._core.spec import FieldSpec, LeafTypes, NodeSpec, Options
+from treewright._core.spec import FieldSpec, NodeSpec, Options
 from treewright._core.statics import StaticTable
 from treewright._core.text import first_text
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
@@ -413,7 +413,7 @@ def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_
         runs_post_init=has_post_init and options.init and not has_own_init,
         init_vars={name: _or_missing(given.default) for name, given in declared.items() if given._field_type is mark},
         plain_children=frozenset(plain),
-        leaf_types=LeafTypes(COMMON),
+        unseen=[None] * NODES_TO_SEE,
     )
 
 
@@ -622,6 +622,7 @@ def _document(spec: NodeSpec) -> None:
     """The docstring: the signature where the class has none, as `dataclasses` writes it, and a section for the fields."""
     cls = spec.cls
     if cls.__doc__ is None:
+        cls.__doc__ = cls.__name__
         formats = {"annotation_format": annotationlib.Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
         with contextlib.suppress(TypeError, ValueError):  # a metaclass with a __call__ that has no signature
             cls.__doc__ = cls.__name__ + str(inspect.signature(cls, **formats)).replace(" -> None", "")

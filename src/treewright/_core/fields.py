@@ -88,9 +88,9 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
     the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
-    if not field.metadata:
-        return None
     try:
+        if not field.metadata:
+            return None
         options = field.metadata.get(OPTIONS_KEY)
         if isinstance(options, FieldOptions) and options.kind != "child":
             return options

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._core.fields import MISSING
+from treewright._core.functions import class_attribute
 from treewright._core.instance import PAIR, assign_all, assign_given, checked, refuse_keyword
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
@@ -132,30 +133,32 @@ class _InitText:
             for field in self.spec.fields
             if field.converter is not None
         ]
-        table, names = self.helper("table", self.spec.table), [field.name for field in self.spec.statics]
-        found = f"{table}.empty"
+        table, names = self.spec.table, [field.name for field in self.spec.statics]
         if names:
             statics, values = self.fresh("statics"), ", ".join(names)
+            known, intern = self.helper("known", table.known), self.helper("intern", table.intern)
             lines += [
-                f"try: {statics} = {table}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
+                f"try: {statics} = {known}[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
             ]
-            found = f"{statics} or {table}.intern(({values},))"
-        children = "".join(f"{field.name}, " for field in self.spec.children)
-        store = self.helper("store", object.__setattr__)
-        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
+            interned = f"{statics} or {intern}(({values},))"
+        else:
+            interned = self.helper("no_statics", table.empty)
+        pair = f"(({''.join(f'{field.name}, ' for field in self.spec.children)}), {interned})"
+        slot = class_attribute(self.spec.cls, PAIR)  # a Module has one, and storing past the name is a tenth faster
+        if slot is None:
+            lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, {pair})")
+        else:
+            lines.append(f"{self.helper('store_in_slot', slot.__set__)}({self_name}, {pair})")
         lines += self.checking(self_name)
         return lines
 
     def checking(self, self_name: str) -> list[str]:
-        """The lines that check a node; without a check of the user's only if a child is of a new type."""
+        """The lines that check a node; without a check of the user's only the first nodes of the class."""
         call = f"{self.helper('checked', checked)}({self_name})"
         if self.spec.checks:
             return [call]
-        kind, types = self.helper("type_", type), self.helper("leaf_types", self.spec.leaf_types)
-        names = [field.name for field in self.spec.children if field.name in self.spec.plain_children]
-        conditions = [f"{kind}({name}) not in {types}" for name in names]
-        return [f"if {' or '.join(conditions)}: {call}"] if conditions else []
+        return [f"if {self.helper('unseen', self.spec.unseen)}: {call}"]
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]

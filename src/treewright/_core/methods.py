@@ -28,7 +28,7 @@ from treewright._core.jax_private import is_key_dtype, jax_trees
 from treewright._core.keys import ExactKeys, compared_by_itself, exact_key
 from treewright._core.plain import NoExactKeyError, problem_of
 from treewright._core.spec import NodeSpec, spec_of
-from treewright._core.statics import Statics
+from treewright._core.statics import Statics, table_in
 from treewright._core.text import (
     PATIENCE,
     Verbatim,
@@ -87,24 +87,35 @@ def equal(self: Any, other: object) -> Any:
     """
     if type(other) is not type(self):
         return NotImplemented
-    if self is other:
-        return True
-    spec = spec_of(self)
-    children, statics = flat_form(self)
-    other_children, other_statics = flat_form(other)
-    if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
-        return False
-    # Every child before the first leaf: a difference in structure needs no values.
-    compared = [field for field in spec.children if field.equal]
-    ours = [_opened(children[field.index]) for field in compared]
-    theirs = [_opened(other_children[field.index]) for field in compared]
-    if any(left[1] != right[1] for left, right in zip(ours, theirs, strict=True)):
-        return False
-    return all(
-        leaves_equal(left, right, f"{spec.cls.__qualname__}.{field.name}")
-        for field, (our_leaves, _), (their_leaves, _) in zip(compared, ours, theirs, strict=True)
-        for left, right in zip(our_leaves, their_leaves, strict=True)
-    )
+    pairs: list[tuple[Any, Any]] = [(self, other)]  # not by recursion: nodes may be nested deeper than Python's stack
+    leaves: list[tuple[Any, Any, str]] = []
+    while pairs:
+        left, right = pairs.pop()
+        if left is right:
+            continue
+        if type(left) is not type(right) or type(left).__eq__ is not equal:
+            if left != right:
+                return False
+            continue
+        spec = spec_of(left)
+        children, statics = flat_form(left)
+        other_children, other_statics = flat_form(right)
+        if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
+            return False
+        for field in spec.children:
+            if not field.equal:
+                continue
+            ours, treedef = _opened(children[field.index])
+            theirs, other_treedef = _opened(other_children[field.index])
+            if treedef != other_treedef:
+                return False
+            for ours_here, theirs_here in zip(ours, theirs, strict=True):
+                if is_node(ours_here) or is_node(theirs_here):
+                    pairs.append((ours_here, theirs_here))
+                else:
+                    leaves.append((ours_here, theirs_here, f"{spec.cls.__qualname__}.{field.name}"))
+    # Every structure before the first leaf: a difference there needs no values.
+    return all(leaves_equal(*leaf) for leaf in leaves)
 
 
 def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
@@ -123,8 +134,6 @@ def leaves_equal(left: Any, right: Any, place: str) -> bool:
     """Whether two leaves are equal: nodes by their own `==`, arrays by shape, dtype and value, others as statics."""
     if left is right:
         return True
-    if is_node(left) or is_node(right):
-        return bool(left == right)
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return _scalars_equal(left, right)
     both = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right))
@@ -262,13 +271,14 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     if stored_pair(self) is not None:
         refuse_change(self, "__setstate__")
     children, statics = state
-    spec: Any = getattr(type(self), "__node_spec__", None)
-    names: list[str] = list(children) if spec is None else [field.name for field in spec.children]
-    if set(names) != set(children) or (spec is not None and statics.table is not spec.table):
+    table = table_in(type(self))
+    if table is not None and (statics.table is not table or {*children} != {*table.children}):
         raise TypeError(
-            f"The pickle holds the children {', '.join(children) or 'none'} of {type(self).__qualname__}, which "
-            f"now has {', '.join(names) or 'none'}. It was written by another version of the class."
+            f"The pickle holds the fields {', '.join((*children, *statics.names)) or 'none'} of "
+            f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
+            f"written by another version of the class."
         )
+    names = statics.table.children
     _store(self, PAIR, (tuple(children[name] for name in names), statics))
 
 

@@ -20,7 +20,7 @@ from treewright._core.definition import (
     own_annotations,
     refuse_keywords,
 )
-from treewright._core.fields import buffer, field, static
+from treewright._core.fields import buffer, field, specifier_in, static
 from treewright._core.functions import kept_in_pickles, public
 from treewright._core.instance import PAIR, ReplaceMethod, replaced
 from treewright._core.jax_private import GetAttrKey
@@ -123,7 +123,8 @@ def wrap_methods(cls: type[Any]) -> None:
     """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other methods."""
     fields = own_annotations(cls)
     for name, value in list(vars(cls).items()):
-        if (not is_special(name) or name == "__call__") and name not in fields and _is_method(value):
+        is_method = _is_method(value) and specifier_in(value) is None
+        if (not is_special(name) or name == "__call__") and name not in fields and is_method:
             setattr(cls, name, ModuleMethod(value))
 
 

@@ -74,13 +74,6 @@ class Options:
     match_args: bool = True
 
 
-class LeafTypes(set[type]):
-    """Types whose values need no look before they become a child: see `children.py`. Pickles leave them out."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (LeafTypes, ())
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class NodeSpec:
     """A node class: its fields in order, its table of statics, and how its instances are made."""
@@ -98,8 +91,8 @@ class NodeSpec:
     has_post_init: bool
     runs_post_init: bool  # the constructor does, if it is a generated one
     init_vars: dict[str, Any]  # the default of each, or MISSING
-    plain_children: frozenset[str]  # those without a specifier, whose values are looked at
-    leaf_types: LeafTypes
+    plain_children: frozenset[str]  # those without a specifier
+    unseen: list[None]  # one for each of the next nodes whose children are looked at: see `children.py`
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:

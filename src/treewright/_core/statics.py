@@ -200,7 +200,7 @@ def table_of(
 ) -> StaticTable:
     """The table of a class; a new one while `cloudpickle` rebuilds the class, whose spec is still to come."""
     table = table_in(owner)
-    if table is None or (table.names != names and not table.children and not table.names):  # a Module starts without
+    if table is None or (table.names, table.children) != (names, children):
         return StaticTable(owner, names, content, children)
     return table
 
@@ -208,10 +208,5 @@ def table_of(
 @kept_in_pickles
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of a class with these values, by name: how pickles come back."""
-    if set(names) != set(table.names):
-        raise TypeError(
-            f"The pickle holds the static fields {', '.join(names) or 'none'} of {table.owner.__qualname__}, which now "
-            f"has {', '.join(table.names) or 'none'}. It was written by another version of the class."
-        )
     by_name = dict(zip(names, values, strict=True))
     return table.intern(tuple(by_name[name] for name in table.names))
