@@ -15,14 +15,12 @@ from typing import Any, cast
 
 from treewright._core.annotations import own_annotations
 from treewright._core.functions import CONSTANTS, class_attribute, class_of, import_path, kept_in_pickles
-from treewright._core.keys import Check, ExactKeys, by_identity, compared_by_itself
-from treewright._core.plain import NoExactKeyError, problem_of, unanswered
+from treewright._core.keys import NoExactKeyError, by_identity, compared_by_itself, exact_key, problem_of, unanswered
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
 
 _WeakTable = dict[Hashable, "weakref.ref[Statics]"]
 _Keys = tuple[Hashable, ...]
-_Checks = tuple[tuple[Check, ...], ...]
 
 
 class Statics:
@@ -32,18 +30,14 @@ class Statics:
         table: The table that they stand in.
         values: In the order of the fields.
         keys: The exact key of each value. They live here, and not in the table: a value may refer to its own node.
-        checks: For each value what tells whether its key still holds; None where no key can change.
     """
 
-    __slots__ = ("__weakref__", "checks", "keys", "table", "values")
+    __slots__ = ("__weakref__", "keys", "table", "values")
 
-    def __init__(
-        self, table: "StaticTable", values: tuple[Any, ...], keys: _Keys, checks: _Checks | None = None
-    ) -> None:
+    def __init__(self, table: "StaticTable", values: tuple[Any, ...], keys: _Keys) -> None:
         self.table: StaticTable = table
         self.values: tuple[Any, ...] = values
         self.keys: _Keys = keys
-        self.checks: _Checks | None = checks
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,19 +57,6 @@ class Statics:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (interned, (self.table, self.table.names, tuple(map(_by_name, self.values))))
-
-    def still_hold(self, index: int | None = None) -> bool:
-        """Whether what the keys rest on is as it was, of one value or of all.
-
-        What no longer holds is forgotten: nodes that hold it keep it, and no node to come finds it.
-        """
-        if self.checks is None:
-            return True
-        checked = self.checks if index is None else self.checks[index : index + 1]
-        if all(check() for checks in checked for check in checks):
-            return True
-        self.table.forget(self)
-        return False
 
 
 class StaticTable:
@@ -117,21 +98,19 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields."""
-        keyed = [self._keyed(*column) for column in zip(self.names, values, self.content, strict=True)]
-        keys = tuple(key for key, _ in keyed)
+        keys = tuple([self._keyed(*column) for column in zip(self.names, values, self.content, strict=True)])
         place = hash(keys)
-        checks = tuple(checks for _, checks in keyed)
         made, by_value = None, False
         compared: tuple[weakref.ref[Statics], ...] = ()
         while True:
             bucket = self._buckets.get(place, ())
             for reference in bucket:
                 found = None if any(reference is one for one in compared) else reference()
-                if found is not None and self._equal(values, found.keys, keys) and found.still_hold():
+                if found is not None and self._equal(values, found.keys, keys):
                     return found
             compared = bucket
             if made is None:
-                made = Statics(self, values, keys, checks if any(checks) else None)
+                made = Statics(self, values, keys)
                 by_value = all(map(_found_by_value, values, keys))
             with self._lock:
                 if self._buckets.get(place, ()) is not bucket:  # another thread came first, or one was forgotten
@@ -139,15 +118,7 @@ class StaticTable:
                 self._buckets[place] = (*bucket, weakref.ref(made, self._forgetting(place)))
                 if by_value:
                     self._remember(made)
-            self._watch(made)
             return made
-
-    def forget(self, statics: Statics) -> None:
-        """Let no node to come find these."""
-        place = hash(statics.keys)
-        with self._lock:
-            kept = [reference for reference in self._buckets.get(place, ()) if reference() is not statics]
-            self._keep(place, kept)
 
     def _keep(self, place: int, references: "list[weakref.ref[Statics]]") -> None:
         if references:
@@ -172,22 +143,13 @@ class StaticTable:
 
         self.known[key] = weakref.ref(statics, forget)
 
-    def _watch(self, statics: Statics) -> None:
-        """Let the views of the class ask, when they are read, whether the keys of these still hold."""
-        for name, checks in zip(self.names, statics.checks or (), strict=False):
-            view = class_attribute(self.owner, name) if checks else None
-            if hasattr(view, "watch"):
-                cast("Any", view).watch(self.owner)
-
-    def _keyed(self, name: str, value: object, content: bool) -> tuple[Hashable, tuple[Check, ...]]:  # noqa: FBT001
-        keys = ExactKeys(content=content)
+    def _keyed(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001
         try:
-            key = keys.key(value)
+            return exact_key(value, content=content)
         except NoExactKeyError as problem:
             raise self._refusal(name, value, problem) from None
         except RecursionError:  # nested deeper than Python's own stack
-            return by_identity(value), ()
-        return key, tuple(keys.checks)
+            return by_identity(value)
 
     def _equal(self, values: tuple[Any, ...], left: _Keys, right: _Keys) -> bool:
         """Whether two combinations are one; the field is named whose `==` fails."""
