@@ -7,7 +7,7 @@ from treewright._core.functions import read_by as globals_read
 from treewright._core.instance import flat_form, from_flat_form, is_node, replace
 from treewright._core.keys import exact_key
 from treewright._core.module import Module
-from treewright._core.plain import NoExactKeyError
+from treewright._core.keys import NoExactKeyError
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 

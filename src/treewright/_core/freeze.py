@@ -1,16 +1,20 @@
-"""Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
+"""Hashable, immutable forms of lists, dicts, sets, numpy arrays and objects of settings, for static fields."""
 
 # mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
+import argparse
+import operator
 import sys
+import types
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
+import jax
 import numpy as np
 
-from treewright._core.functions import class_of, is_library, kept_in_pickles, public
-from treewright._core.keys import ExactKeys
-from treewright._core.plain import is_frozen_mapping, mapping
+from treewright._core.functions import class_attribute, is_library, kept_in_pickles, public
+from treewright._core.kinds import DATACLASS, NAMEDTUPLE, Kind, is_frozen_mapping, kind_of
+from treewright._core.text import short_text
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
 
@@ -35,6 +39,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
+    _kind_: ClassVar[Kind]
 
     def __init__(self, items: Mapping[K, V_co]) -> None:
         object.__setattr__(self, "_items", dict(items))
@@ -60,11 +65,31 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     def __repr__(self) -> str:
         return f"FrozenMapping({self._items!r})"
 
-    def __reduce__(self) -> tuple[type, tuple[dict[K, V_co]]]:
-        return (FrozenMapping, (self._items,))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._items,))
 
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
-        return mapping(self, keys.key)
+
+@public("treewright")
+class FrozenNamespace(FrozenMapping[str, V_co]):
+    """A `FrozenMapping` whose items are attributes too: of an `argparse.Namespace`, or a config.
+
+    Examples:
+        >>> import argparse
+        >>> freeze(argparse.Namespace(rate=0.1)).rate
+        0.1
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> V_co:
+        try:
+            return self._items[name]
+        except KeyError:
+            known = ", ".join(map(str, self._items)) or "none"
+            raise AttributeError(f"There is no setting {name!r}. The settings: {known}.", name=name, obj=self) from None
+
+    def __repr__(self) -> str:
+        return f"FrozenNamespace({self._items!r})"
 
 
 @public("treewright")
@@ -122,9 +147,13 @@ class FrozenArray(np.ndarray[Any, Any]):
     def _content(self) -> tuple[Any, ...]:
         return (self.dtype, self.shape, self.tobytes())
 
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
-        dtype, *content = self._content()
-        return (FrozenArray, keys.key(dtype), *content)
+
+def _items_as_parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value.items())
+
+
+FrozenMapping._kind_ = Kind("FrozenMapping", _items_as_parts, lambda *items: FrozenMapping(dict(items)))
+FrozenNamespace._kind_ = Kind("FrozenNamespace", _items_as_parts, lambda *items: FrozenNamespace(dict(items)))
 
 
 class ComputedArray(np.ndarray[Any, Any]):
@@ -135,9 +164,6 @@ class ComputedArray(np.ndarray[Any, Any]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
-
-
-_FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
 
 
 class _AsConverter:
@@ -168,30 +194,55 @@ if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
 def freeze(value: Any) -> Any:
     """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
 
-    Lists become tuples, dicts `FrozenMapping`s, sets frozensets, bytearrays bytes and numpy arrays read-only
-    `FrozenArray`s, all the way down. Anything else is returned as it is.
+    Lists become tuples, sets frozensets, bytearrays bytes and numpy arrays read-only `FrozenArray`s. Dicts and other
+    mappings become `FrozenMapping`s; where their items are attributes too, as in an `argparse.Namespace`, a
+    `types.SimpleNamespace` or a config of OmegaConf, `FrozenNamespace`s. All the way down, in named tuples and frozen
+    dataclasses too. Anything else is returned as it is.
+
+    Raises:
+        TypeError: For a node with children, or an array of JAX: these are part of the tree, not settings.
 
     Examples:
         >>> freeze({"sizes": [64, 64], "names": {"a"}})
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
-    kind = class_of(value)
-    if kind in {np.ndarray, FrozenArray, ComputedArray}:  # masked arrays and the like hold more than their data
-        array: Any = value
-        unchanged = kind is FrozenArray or array.dtype.hasobject
-        return array if unchanged else frozen_array(array.dtype, array.shape, array.tobytes())
-    if hasattr(kind, "_fields") and issubclass(kind, tuple):
-        return cast("Any", kind)(*map(freeze, value))
-    if kind is tuple:
+    cls = type(value)
+    is_node = hasattr(cls, "__node_spec__") and bool(jax.tree.leaves(value))
+    if is_node or isinstance(value, jax.Array):
+        what = "a node with children" if is_node else "an array of JAX, which may be a part of a model"
+        raise TypeError(
+            f"freeze makes settings static, and {short_text(value)} is {what}. Declare it as a child: drop static(); "
+            f"for a table that never changes, freeze(numpy.asarray(...))."
+        )
+    if cls in {np.ndarray, ComputedArray}:  # masked arrays and the like hold more than their data
+        return value if value.dtype.hasobject else frozen_array(value.dtype, value.shape, value.tobytes())
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, list):
         return tuple(map(freeze, value))
-    if issubclass(kind, dict | FrozenMapping):
-        return FrozenMapping({key: freeze(item) for key, item in value.items()})
-    if is_frozen_mapping(kind) and is_library(kind.__module__):  # such as frozendict
-        return kind({key: freeze(item) for key, item in value.items()})
-    for mutable, frozen in _FROZEN:
-        if issubclass(kind, mutable):
-            return frozen(map(freeze, value))
-    return bytes(value) if issubclass(kind, bytearray) else value
+    if isinstance(value, set | frozenset):
+        return frozenset(map(freeze, value))
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        return FrozenNamespace({name: freeze(item) for name, item in vars(value).items()})
+    if isinstance(value, Mapping):
+        return _frozen_mapping(cls, value)
+    kind = kind_of(cls)
+    return _frozen_parts(kind, value) if cls is tuple or kind in {NAMEDTUPLE, DATACLASS} else value
+
+
+def _frozen_mapping(cls: type[Any], value: Mapping[Any, Any]) -> Any:
+    items = {key: freeze(item) for key, item in value.items()}
+    if is_frozen_mapping(cls) and is_library(cls.__module__):  # such as flax's FrozenDict
+        return FrozenMapping(items) if cls is FrozenMapping else cls(items)
+    has_attributes = class_attribute(cls, "__getattr__") is not None
+    return FrozenNamespace(items) if has_attributes else FrozenMapping(items)
+
+
+def _frozen_parts(kind: Any, value: Any) -> Any:
+    """The value itself, where all its parts are frozen already."""
+    parts = tuple(kind.parts(value))
+    frozen = tuple(part if isinstance(part, type) else freeze(part) for part in parts)
+    return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
 
 
 @kept_in_pickles
@@ -200,3 +251,6 @@ def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
     array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
     return array
+
+
+FrozenArray._kind_ = Kind("FrozenArray", lambda value: value._content(), frozen_array)

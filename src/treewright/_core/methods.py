@@ -25,8 +25,7 @@ from treewright._core.instance import (
     stored_pair,
 )
 from treewright._core.jax_private import is_key_dtype, jax_trees
-from treewright._core.keys import ExactKeys, compared_by_itself, exact_key
-from treewright._core.plain import NoExactKeyError, problem_of
+from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._core.spec import NodeSpec, spec_of
 from treewright._core.statics import Statics, table_in
 from treewright._core.text import (
@@ -224,7 +223,7 @@ def _kind_text(value: object) -> str:
     return repr(type(value).__name__) if shown is None else f"an array, {shown}"
 
 
-def exact_key_of(self: Any, keys: ExactKeys) -> Hashable:
+def exact_key_of(self: Any, keys: Keys) -> Hashable:
     """A node as a static of another: by class, statics and the exact keys of its children."""
     if is_open(self):
         raise problem_of(self)

@@ -24,8 +24,7 @@ from treewright._core.fields import buffer, field, specifier_in, static
 from treewright._core.functions import kept_in_pickles, public
 from treewright._core.instance import PAIR, ReplaceMethod, replaced
 from treewright._core.jax_private import GetAttrKey
-from treewright._core.keys import ExactKeys, method_key
-from treewright._core.plain import NoExactKeyError
+from treewright._core.keys import Keys, NoExactKeyError, method_key
 from treewright._core.registration import register_function_node, register_once
 from treewright._core.spec import Options, spec_of
 from treewright._core.statics import StaticTable
@@ -109,7 +108,7 @@ class BoundMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return (bound_method, (self.__func__, self.__self__))
 
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+    def _exact_key_(self, keys: Keys) -> Hashable:
         return keys.method(BoundMethod, self.__func__, self.__self__)
 
 
