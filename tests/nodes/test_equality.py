@@ -36,6 +36,7 @@ class Crate:
     value: Any
 
 
+@pytree_dataclass
 class SmallBox(Box):
     pass
 

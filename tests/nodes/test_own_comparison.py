@@ -223,13 +223,3 @@ def test_with_an_eq_of_its_own_and_eq_false_a_class_has_no_hash() -> None:
             hash(node)
 
 
-def test_an_undecorated_subclass_with_an_eq_of_its_own_is_hashed_by_value() -> None:
-    @pytree_dataclass
-    class Base:
-        x: Any
-
-    class Sub(Base):  # noqa: PLW1641  that is the point
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    assert hash(Sub(1)) == hash((1,))

@@ -33,7 +33,7 @@ class Box:
 
 @pytree_dataclass
 class Layer:
-    kernel: Any
+    kernel: Any = field()
     bias: Any = None
     activation: Any = static(default="relu")
 

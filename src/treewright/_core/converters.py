@@ -166,7 +166,8 @@ def converter_in(annotation: Any, cls: type[Any], name: str) -> Callable[[Any], 
             )
         return None
     if hasattr(inner, "_is_static_wrapper_"):  # an alias has what its class has
-        held = ", ".join(annotation_text(part, cls) for part in typing.get_args(inner)) or "..."
+        wrapper = inner.__origin__ if typing.get_origin(inner) is Annotated else inner
+        held = ", ".join(annotation_text(part, cls) for part in typing.get_args(wrapper)) or "..."
         return functools.partial(only_static, place, f"{name}: {held} = static()")
     _refuse_specifiers(hint, cls, name)
     found = _converters(inner, cls)

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import sys
 import types
@@ -234,7 +235,8 @@ def _refuse_default(cls: type[Any], name: str, annotation: Any, value: Any) -> N
             f"{place} has a {type(default).__name__} around {specifier_in(default[0])}() as default, which would be a "
             f"leaf. Drop the comma or the brackets: {line}{specifier_in(default[0])}()."
         )
-    is_property = isinstance(default, property) and not default.__isabstractmethod__  # which a subclass overrides
+    is_property = isinstance(default, property | functools.cached_property)
+    is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
     if is_property or (isinstance(function, types.FunctionType) and function.__qualname__ == place):
         what = "property" if is_property else "method"
         raise NodeDefinitionError(
@@ -306,7 +308,7 @@ def _is_class_variable(annotation: Any, cls: type[Any]) -> bool:
 
 def _first_array_in(value: Any) -> Any:
     """An array that a value is, or that it holds as a tree; None if there is none."""
-    if isinstance(value, str | int | float | property | type | types.FunctionType) or callable(value):
+    if isinstance(value, str | int | float | property | type | types.FunctionType):
         return None
     seen: set[int] = set()
 

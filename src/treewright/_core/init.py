@@ -136,12 +136,12 @@ class _InitText:
         table, names = self.spec.table, [field.name for field in self.spec.statics]
         if names:
             statics, values = self.fresh("statics"), ", ".join(names)
-            known, intern = self.helper("known", table.known), self.helper("intern", table.intern)
+            table_name = self.helper("table", table)
             lines += [
-                f"try: {statics} = {known}[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
+                f"try: {statics} = {table_name}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
             ]
-            interned = f"{statics} or {intern}(({values},))"
+            interned = f"{statics} or {table_name}.intern(({values},))"
         else:
             interned = self.helper("no_statics", table.empty)
         pair = f"(({''.join(f'{field.name}, ' for field in self.spec.children)}), {interned})"
