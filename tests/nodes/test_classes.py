@@ -214,7 +214,7 @@ class Base:
 
 
 class Undecorated(Base):
-    y: Any
+    y: Any = 1.0
 
 
 class WithInit(Base):
@@ -231,7 +231,7 @@ class BelowWithInit(WithInit):
     pass
 
 
-ByDataclasses: Any = dataclasses.dataclass(frozen=True)(type("ByDataclasses", (Base,), {"__annotations__": {"z": int}}))
+ByDataclasses: Any = dataclasses.dataclass(frozen=True)(type("ByDataclasses", (Base,), {"__annotations__": {"z": int}, "z": 3}))
 
 
 @pytest.mark.parametrize(

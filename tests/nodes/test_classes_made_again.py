@@ -72,7 +72,7 @@ def test_on_the_class_a_field_is_its_view_which_dataclasses_refuses_as_a_default
 
     with pytest.raises(ValueError, match=r"mutable default <class '.*View'> for field x is not allowed"):
         dataclasses.dataclass(frozen=True)(Net)
-    assert (type(Net.x).__name__, type(Net.y).__name__) == ("ChildView", "ChildView")
+    assert (type(Net.x).__name__, type(Net.y).__name__) == ("FieldView", "FieldView")
 
 
 def update_class(old: type[Any], new: type[Any]) -> None:

@@ -426,7 +426,7 @@ def test_a_post_init_may_override_one_that_a_base_runs() -> None:
     assert Net().x == 3.0
 
 
-def test_a_subclass_is_a_node_whether_or_not_init_subclass_calls_super() -> None:
+def test_where_an_init_subclass_does_not_call_super_the_first_instance_says_so() -> None:
     seen: list[str] = []
 
     class Base(Module):
@@ -444,8 +444,8 @@ def test_a_subclass_is_a_node_whether_or_not_init_subclass_calls_super() -> None
             seen.append(cls.__name__)
 
     net: Any = type("Net", (Base,), {"__annotations__": {"y": Any}}, named="net")
-    assert jax.tree.leaves(net(1.0, 2.0)) == [1.0, 2.0]
-    assert Base.__init_subclass__.__doc__ == "Registers."
+    with pytest.raises(NodeDefinitionError, match=r"Let each __init_subclass__ of its bases call super\(\)"):
+        net(1.0)
     made: Any = type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)
     assert jax.tree.leaves(made(1.0, y=2.0)) == [1.0, 2.0]
     assert seen == ["net", "Sub"]

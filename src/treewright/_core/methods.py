@@ -277,7 +277,7 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
             f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
             f"written by another version of the class."
         )
-    names = statics.table.children
+    names = statics.table.children if table is None else table.children
     _store(self, PAIR, (tuple(children[name] for name in names), statics))
 
 

@@ -200,7 +200,7 @@ def table_of(
 ) -> StaticTable:
     """The table of a class; a new one while `cloudpickle` rebuilds the class, whose spec is still to come."""
     table = table_in(owner)
-    if table is None or (table.names, table.children) != (names, children):
+    if table is None or ({*table.names}, {*table.children}) != ({*names}, {*children}):
         return StaticTable(owner, names, content, children)
     return table
 
