@@ -5,6 +5,7 @@ A form is a plain scalar, or a list of the name of a kind and its parts, each of
 written by its name, `module:qualname`. Equal values have equal forms, whatever the order of a set.
 """
 
+import functools
 import hashlib
 import importlib
 import json
@@ -169,7 +170,7 @@ class _Encoder:
 
 def _holds_more(kind: Kind, value: Any) -> bool:
     """Whether a value has attributes that its parts leave out."""
-    if kind in {NODE, ENUM} or isinstance(value, np.generic | np.dtype | np.ndarray | FrozenMapping):
+    if kind not in {NAMEDTUPLE, DATACLASS} and type(value) is not functools.partial:
         return False
     fields = fields_of(value) if kind is DATACLASS else ()
     return any(name not in fields and not is_cached_property(type(value), name) for name in state_of(value))

@@ -12,6 +12,7 @@ import datetime as dt
 import decimal
 import enum
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -29,6 +30,7 @@ from treewright._core.functions import (
     captured,
     class_attribute,
     closed_reads,
+    contents,
     free_names,
     import_path,
     is_cached_property,
@@ -117,6 +119,7 @@ class Keys:
     def __init__(self, *, content: bool) -> None:
         self.content = content
         self.reason: str | None = None  # why a function in the value goes by identity
+        self.inside: _Inside | None = None  # the walk through functions and the like, until it fails
 
     def key(self, value: Any) -> Hashable:
         """The exact key of a value, or of one inside it.
@@ -128,6 +131,8 @@ class Keys:
         cls = type(value)
         if cls in BY_VALUE:
             return (cls, value)
+        if cls is types.FunctionType:
+            return self.function(value)
         read = _READERS.get(cls)
         if read is not None:
             return read(self, value)
@@ -171,10 +176,21 @@ class Keys:
     def closed(self, value: Any) -> Hashable:
         """The key of a function, partial, method or the like; by identity where it depends on what can change."""
         try:
-            return _Inside(content=self.content).whole(value)
+            return self.read_inside(value, Keys.key)
+        except OpenError:
+            return by_identity(value)
+
+    def read_inside(self, value: Any, read: "Callable[[_Inside, Any], Hashable]") -> Hashable:
+        """A key with those of the functions that are met in it first."""
+        inside = self.inside = self.inside or _Inside(content=self.content)
+        count = len(inside.met.rows)
+        try:
+            key = read(inside, value)
         except OpenError as reason:
             self.reason = self.reason or str(reason)
-            return by_identity(value)
+            self.inside = None  # whose numbers stand for keys that are in no whole
+            raise
+        return (type(value), key, *itertools.islice(inside.met.rows, count, None))
 
     def function(self, value: types.FunctionType) -> Hashable:
         return by_identity(value) if import_path(value) is not None else self.closed(value)
@@ -182,13 +198,12 @@ class Keys:
     def method(self, cls: type[Any], function: Any, instance: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
         try:
-            return _Inside(content=self.content).whole((function, instance), lambda keys, pair: keys.method(cls, *pair))
-        except OpenError as reason:
-            self.reason = self.reason or str(reason)
+            return self.read_inside((function, instance), lambda keys, pair: keys.method(cls, *pair))
+        except OpenError:
             return (cls, "identity", ThisObject(function), ThisObject(instance))
 
-    def unordered(self, keys: Iterable[Hashable]) -> Hashable:
-        return frozenset(keys)
+    def unordered(self, parts: Iterable[Any]) -> Hashable:
+        return frozenset([Keys(content=self.content).key(part) for part in parts])
 
     def container(self, value: Any) -> Hashable:
         """A list, a dict, an array."""
@@ -220,8 +235,7 @@ class Keys:
         parts = kind.parts(value)
         if parts is None:
             return self.hashable(value)
-        keys = map(self.key, parts)
-        return (type(value), *keys) if kind.is_ordered else (type(value), self.unordered(keys))
+        return (type(value), *map(self.key, parts)) if kind.is_ordered else (type(value), self.unordered(parts))
 
     def holds_more(self, value: Any) -> bool:
         """Whether an instance of a subclass of a plain class has attributes."""
@@ -323,10 +337,7 @@ class _Inside(Keys):
         super().__init__(content=content)
         self.in_library = in_library  # what a library's function captured does not change: lists, dicts, small arrays
         self.met: _Met = _Met() if of is None else of.met
-
-    def whole(self, value: Any, read: Callable[["_Inside", Any], Hashable] = Keys.key) -> Hashable:
-        key = read(self, value)
-        return (type(value), key, *self.met.rows) if self.met.rows else key
+        self.other = of  # the same walk, inside a function of the other sort
 
     def numbered(self, value: Any, read: Callable[[Any], Hashable]) -> Hashable:
         """A number in place of the key, which stands once in the whole."""
@@ -360,19 +371,23 @@ class _Inside(Keys):
         is_library = library_made(value)
         if is_library and not free_names(value) and import_path(value) is not None:
             return by_identity(value)
-        inside = _Inside(content=self.content, of=self, in_library=is_library)
+        inside = self if self.in_library is is_library else self.switched()
         try:
             return inside.of_library(value) if is_library else inside.of_user(value)
         except NoExactKeyError as problem:
             raise OpenError(f"it holds {problem.found}") from problem
 
+    def switched(self) -> "_Inside":
+        if self.other is None:
+            self.other = _Inside(content=self.content, of=self, in_library=not self.in_library)
+        return self.other
+
     def of_library(self, value: types.FunctionType) -> Hashable:
         """By content: nobody assigns to what a library's function captured."""
-        return (ThisObject(value.__code__), self.names(value), *self.held(value, captured(value)))
+        return (ThisObject(value.__code__), self.names(value), *self.held(value, contents(value)))
 
     def of_user(self, value: types.FunctionType, *, in_class: bool = False) -> Hashable:
         """By code and what is read, if it is closed. The `__class__` of a method is that of the instance."""
-        contents = {name: part for name, part in captured(value).items() if not (in_class and name == "__class__")}
         free = [name for name in free_names(value) if not (in_class and name == "__class__")]
         own = [name for name in vars(value) if not (in_class and name in _OF_METHODS)]
         if free and not self.content:
@@ -381,18 +396,19 @@ class _Inside(Keys):
             raise OpenError(f"it has the attributes {first_names(own)}")
         reads = tuple(map(ThisObject, closed_reads(value)))
         if import_path(value) is not None:
-            return (by_identity(value), reads, *self.held(value, contents))
+            return (by_identity(value), reads, *self.held(value, ()))
         code = (inspected.code_key(value.__code__), id(value.__globals__))
-        key = (code, self.names(value), _annotations(value), reads, *self.held(value, contents))
-        return _Content(value, key) if contents else key
+        held = self.held(value, contents(value) if free else ())
+        key = (code, self.names(value), _annotations(value), reads, *held)
+        return _Content(value, key) if free else key
 
-    def held(self, value: types.FunctionType, contents: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    def held(self, value: types.FunctionType, captures: tuple[Any, ...]) -> tuple[Hashable, ...]:
         """The keys of defaults, captures and attributes; most functions have few, and an empty loop is not free."""
-        given, named, own = value.__defaults__, value.__kwdefaults__, vars(value)
+        given, named, own = value.__defaults__, value.__kwdefaults__, value.__dict__
         return (
             tuple(map(self.key, given)) if given else (),
             self.items(named) if named else (),
-            self.items(contents) if contents else (),
+            tuple(map(self.key, captures)) if captures else (),
             self.items(own) if own else (),
         )
 
@@ -411,7 +427,7 @@ class _Inside(Keys):
 
     def method(self, cls: type[Any], function: Any, instance: Any) -> Hashable:
         try:
-            inside = _Inside(content=self.content, of=self)
+            inside = self.switched() if self.in_library else self
             key = (cls, inside.key(instance), inside.function_of_class(function))
         except (NoExactKeyError, OpenError) as problem:
             tracer = None
@@ -482,8 +498,8 @@ class _Inside(Keys):
     def is_cache(self, cls: type[Any], name: str) -> bool:
         return False
 
-    def unordered(self, keys: Iterable[Hashable]) -> Hashable:
-        return tuple(keys)  # in the order in which a function finds them
+    def unordered(self, parts: Iterable[Any]) -> Hashable:
+        return tuple(map(self.key, parts))  # in the order in which a function finds them
 
     def statics(self, statics: Any) -> Hashable:
         for content, value in zip(statics.table.content, statics.values, strict=True):
@@ -555,7 +571,7 @@ class _Content:
 
 def _parts_now(value: Any) -> tuple[Any, ...]:
     if isinstance(value, types.FunctionType):
-        return tuple(captured(value).values())
+        return contents(value)
     if isinstance(value, np.ndarray):
         return tuple(value.tobytes())  # small ints, each of which is one object
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
@@ -589,7 +605,6 @@ def _annotations(value: Any) -> Hashable:
 _REDUCED = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _READERS: types.MappingProxyType[type[Any], Callable[[Keys, Any], Hashable]] = types.MappingProxyType(
     {
-        types.FunctionType: lambda keys, value: keys.function(value),
         types.MethodType: lambda keys, value: keys.bound(value),
         types.BuiltinFunctionType: lambda keys, value: keys.built_in(value),
         types.MethodWrapperType: lambda keys, value: keys.built_in(value),
