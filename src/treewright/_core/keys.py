@@ -65,7 +65,9 @@ _TEXTS = frozenset({str, types.NoneType})
 _OF_METHODS = frozenset({"__wrapped__", "__isabstractmethod__", "compact", "method_handler_wrapped", "nowrap"})
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 # Compiled classes, whose subclasses are read by the methods of these.
-_BASES = (tuple, frozenset, float, complex, str, int, bytes, dt.datetime, dt.time, dt.date, dt.timedelta, decimal.Decimal)
+_BASES = frozenset(
+    {tuple, frozenset, float, complex, str, int, bytes, dt.datetime, dt.time, dt.date, dt.timedelta, decimal.Decimal}
+)
 _BY_FIELDS = (None, DATACLASS, NAMEDTUPLE)  # these may have an == of their own
 _SINGLE = frozenset({NotImplemented, dataclasses.MISSING, getattr(functools, "Placeholder", NotImplemented)})
 
@@ -113,6 +115,19 @@ def _class_key(cls: type[Any]) -> Hashable:
     return cls if is_plain else ThisObject(cls)
 
 
+def _base_of(cls: type[Any]) -> type[Any] | None:
+    """The plain class that a class extends."""
+    for base in cls.__mro__:
+        if base in KINDS:
+            return base
+    return None
+
+
+def _may_hold_more(cls: type[Any], base: type[Any]) -> bool:
+    """Whether instances have room for more than the base has: a `__dict__`, or slots."""
+    return bool(cls.__dictoffset__) or cls.__basicsize__ > base.__basicsize__
+
+
 class Keys:
     """One walk through a static value. Functions, partials and methods are read by `_Inside`."""
 
@@ -129,7 +144,7 @@ class Keys:
             OpenError: Inside a function, partial or method, if it has no exact key of its own.
         """
         cls = type(value)
-        if cls in BY_VALUE:
+        if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
             return (cls, value)
         if cls is types.FunctionType:
             return self.function(value)
@@ -143,8 +158,8 @@ class Keys:
             return self.member(value)
         if hasattr(cls, "_exact_key_"):  # nodes, and methods of nodes
             return self.of_class(cls, value._exact_key_(self))
-        base = next((base for base in cls.__mro__ if base in KINDS), None)
-        if base is not None and self.holds_more(value):
+        base = _base_of(cls)
+        if base is not None and _may_hold_more(cls, base) and self.holds_more(value):
             self.refuse_unhashable(value)
             return by_identity(value)
         if base in _BASES and cls.__eq__ is base.__eq__:
@@ -183,14 +198,14 @@ class Keys:
     def read_inside(self, value: Any, read: "Callable[[_Inside, Any], Hashable]") -> Hashable:
         """A key with those of the functions that are met in it first."""
         inside = self.inside = self.inside or _Inside(content=self.content)
-        count = len(inside.met.rows)
+        count = len(inside.rows)
         try:
             key = read(inside, value)
         except OpenError as reason:
             self.reason = self.reason or str(reason)
             self.inside = None  # whose numbers stand for keys that are in no whole
             raise
-        return (type(value), key, *itertools.islice(inside.met.rows, count, None))
+        return (type(value), key, *itertools.islice(inside.rows, count, None))
 
     def function(self, value: types.FunctionType) -> Hashable:
         return by_identity(value) if import_path(value) is not None else self.closed(value)
@@ -317,15 +332,6 @@ class Keys:
         return self.method(types.MethodType, value.__func__, value.__self__)
 
 
-class _Met:
-    """The functions, containers and classes that one walk has met."""
-
-    def __init__(self) -> None:
-        self.rows: dict[Hashable, int] = {}  # their keys, numbered
-        self.numbers: dict[int, tuple[Any, Any]] = {}  # by id, the number; until it is known, which visit it is
-        self.cycles = 0  # how often one was met while it was read
-
-
 class _Inside(Keys):
     """The walk inside a function, partial or method, which goes by identity if a part has no exact key of its own.
 
@@ -333,26 +339,26 @@ class _Inside(Keys):
     equal, are read and compared once.
     """
 
-    def __init__(self, *, content: bool, of: "_Inside | None" = None, in_library: bool = False) -> None:
-        super().__init__(content=content)
-        self.in_library = in_library  # what a library's function captured does not change: lists, dicts, small arrays
-        self.met: _Met = _Met() if of is None else of.met
-        self.other = of  # the same walk, inside a function of the other sort
+    def __init__(self, *, content: bool) -> None:
+        self.content = content
+        self.in_library = False  # what a library's function captured does not change: lists, dicts, small arrays
+        self.rows: dict[Hashable, int] = {}  # the keys of functions, containers and classes, numbered
+        self.numbers: dict[int, tuple[int, Any]] = {}  # by id; while one is read, a negative one by the visit
+        self.cycles = 0  # how often one was met while it was read
 
     def numbered(self, value: Any, read: Callable[[Any], Hashable]) -> Hashable:
         """A number in place of the key, which stands once in the whole."""
-        met = self.met
-        known = met.numbers.get(id(value))
+        known = self.numbers.get(id(value))
         if known is not None:
-            met.cycles += type(known[0]) is tuple
+            self.cycles += known[0] < 0
             return known[0]
-        visit, cycles = ("within", len(met.numbers)), met.cycles
-        met.numbers[id(value)] = visit, value
+        visit, cycles = ~len(self.numbers), self.cycles
+        self.numbers[id(value)] = visit, value
         key = read(value)
         # What refers to what holds it, or can change, is like no other that is met.
-        row = key if met.cycles == cycles and type(key) is not _Content else (visit, key)
-        number = met.rows.setdefault(row, len(met.rows))
-        met.numbers[id(value)] = number, value
+        row = key if self.cycles == cycles and type(key) is not _Content else (visit, key)
+        number = self.rows.setdefault(row, len(self.rows))
+        self.numbers[id(value)] = number, value
         return number
 
     def closed(self, value: Any) -> Hashable:
@@ -371,20 +377,18 @@ class _Inside(Keys):
         is_library = library_made(value)
         if is_library and not free_names(value) and import_path(value) is not None:
             return by_identity(value)
-        inside = self if self.in_library is is_library else self.switched()
+        before, self.in_library = self.in_library, is_library
         try:
-            return inside.of_library(value) if is_library else inside.of_user(value)
+            return self.of_library(value) if is_library else self.of_user(value)
         except NoExactKeyError as problem:
             raise OpenError(f"it holds {problem.found}") from problem
-
-    def switched(self) -> "_Inside":
-        if self.other is None:
-            self.other = _Inside(content=self.content, of=self, in_library=not self.in_library)
-        return self.other
+        finally:
+            self.in_library = before
 
     def of_library(self, value: types.FunctionType) -> Hashable:
         """By content: nobody assigns to what a library's function captured."""
-        return (ThisObject(value.__code__), self.names(value), *self.held(value, contents(value)))
+        code = value.__code__  # this one: equal code may stand in another file; a tuple compares it without Python
+        return (id(code), code, self.names(value), *self.held(value, contents(value)))
 
     def of_user(self, value: types.FunctionType, *, in_class: bool = False) -> Hashable:
         """By code and what is read, if it is closed. The `__class__` of a method is that of the instance."""
@@ -427,8 +431,7 @@ class _Inside(Keys):
 
     def method(self, cls: type[Any], function: Any, instance: Any) -> Hashable:
         try:
-            inside = self.switched() if self.in_library else self
-            key = (cls, inside.key(instance), inside.function_of_class(function))
+            return (cls, self.key(instance), self.function_of_class(function))
         except (NoExactKeyError, OpenError) as problem:
             tracer = None
             with contextlib.suppress(ValueError):  # of a node that is not finished, which has no leaves yet
@@ -437,7 +440,6 @@ class _Inside(Keys):
                 raise problem_of(tracer) from None
             reason = f": {problem}" if isinstance(problem, OpenError) else ""
             raise OpenError(f"it is a method of {text_with_class(instance)}{reason}") from problem
-        return key
 
     def function_of_class(self, value: Any) -> Hashable:
         if not isinstance(value, types.FunctionType) or library_made(value):
