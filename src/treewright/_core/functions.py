@@ -177,12 +177,12 @@ def home_of(function: types.FunctionType) -> types.ModuleType | None:
 
 def is_library(module: object) -> bool:
     """Whether a module of this name belongs to a library, as the lists above and a package's own mark say."""
-    if not isinstance(module, str) or module.startswith(_RANDOM):
+    if not isinstance(module, str):
         return False
     package = module.partition(".")[0]
     found = sys.modules.get(package)
     if package in LIBRARIES:  # and no file of the user's that has the same name
-        return package in _SINGLE_FILES or hasattr(found, "__path__")
+        return (package in _SINGLE_FILES or hasattr(found, "__path__")) and not module.startswith(_RANDOM)
     if package.removeprefix("_") in STANDARD:  # _operator is the part of operator that is written in C
         origin = str(getattr(getattr(found, "__spec__", None), "origin", None))
         return origin in _BUILT_IN_MODULES or (origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin)
@@ -372,13 +372,26 @@ def free_names(function: types.FunctionType) -> tuple[str, ...]:
     return function.__code__.co_freevars
 
 
+def contents(function: types.FunctionType) -> tuple[Any, ...]:
+    """The values of the captured variables, in the order of `free_names`; `MISSING` before they are bound."""
+    cells = function.__closure__ or ()
+    try:
+        return tuple([cell.cell_contents for cell in cells])
+    except ValueError:  # one is not bound yet
+        return tuple(map(_content_of, cells))
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    found = {}
-    for name, cell in zip(free_names(function), function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):
-            found[name] = cell.cell_contents
-    return found
+    pairs = zip(free_names(function), contents(function), strict=True)
+    return {name: value for name, value in pairs if value is not MISSING}
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -493,7 +506,7 @@ def state_of(value: Any) -> dict[str, Any]:
     except AttributeError:
         found = {}
     for base in type(value).__mro__:
-        if base.__flags__ & _HEAP_TYPE and not of_python(base):
+        if vars(base).get("__slots__") and not of_python(base):
             slots = [(name, slot) for name, slot in vars(base).items() if isinstance(slot, types.MemberDescriptorType)]
             for name, slot in slots:
                 with contextlib.suppress(AttributeError):

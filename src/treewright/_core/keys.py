@@ -12,6 +12,7 @@ import datetime as dt
 import decimal
 import enum
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -29,6 +30,7 @@ from treewright._core.functions import (
     captured,
     class_attribute,
     closed_reads,
+    contents,
     free_names,
     import_path,
     is_cached_property,
@@ -63,7 +65,9 @@ _TEXTS = frozenset({str, types.NoneType})
 _OF_METHODS = frozenset({"__wrapped__", "__isabstractmethod__", "compact", "method_handler_wrapped", "nowrap"})
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 # Compiled classes, whose subclasses are read by the methods of these.
-_BASES = (tuple, frozenset, float, complex, str, int, bytes, dt.datetime, dt.time, dt.date, dt.timedelta, decimal.Decimal)
+_BASES = frozenset(
+    {tuple, frozenset, float, complex, str, int, bytes, dt.datetime, dt.time, dt.date, dt.timedelta, decimal.Decimal}
+)
 _BY_FIELDS = (None, DATACLASS, NAMEDTUPLE)  # these may have an == of their own
 _SINGLE = frozenset({NotImplemented, dataclasses.MISSING, getattr(functools, "Placeholder", NotImplemented)})
 
@@ -111,12 +115,26 @@ def _class_key(cls: type[Any]) -> Hashable:
     return cls if is_plain else ThisObject(cls)
 
 
+def _base_of(cls: type[Any]) -> type[Any] | None:
+    """The plain class that a class extends."""
+    for base in cls.__mro__:
+        if base in KINDS:
+            return base
+    return None
+
+
+def _may_hold_more(cls: type[Any], base: type[Any]) -> bool:
+    """Whether instances have room for more than the base has: a `__dict__`, or slots."""
+    return bool(cls.__dictoffset__) or cls.__basicsize__ > base.__basicsize__
+
+
 class Keys:
     """One walk through a static value. Functions, partials and methods are read by `_Inside`."""
 
     def __init__(self, *, content: bool) -> None:
         self.content = content
         self.reason: str | None = None  # why a function in the value goes by identity
+        self.inside: _Inside | None = None  # the walk through functions and the like, until it fails
 
     def key(self, value: Any) -> Hashable:
         """The exact key of a value, or of one inside it.
@@ -126,8 +144,10 @@ class Keys:
             OpenError: Inside a function, partial or method, if it has no exact key of its own.
         """
         cls = type(value)
-        if cls in BY_VALUE:
+        if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
             return (cls, value)
+        if cls is types.FunctionType:
+            return self.function(value)
         read = _READERS.get(cls)
         if read is not None:
             return read(self, value)
@@ -138,8 +158,8 @@ class Keys:
             return self.member(value)
         if hasattr(cls, "_exact_key_"):  # nodes, and methods of nodes
             return self.of_class(cls, value._exact_key_(self))
-        base = next((base for base in cls.__mro__ if base in KINDS), None)
-        if base is not None and self.holds_more(value):
+        base = _base_of(cls)
+        if base is not None and _may_hold_more(cls, base) and self.holds_more(value):
             self.refuse_unhashable(value)
             return by_identity(value)
         if base in _BASES and cls.__eq__ is base.__eq__:
@@ -171,10 +191,21 @@ class Keys:
     def closed(self, value: Any) -> Hashable:
         """The key of a function, partial, method or the like; by identity where it depends on what can change."""
         try:
-            return _Inside(content=self.content).whole(value)
+            return self.read_inside(value, Keys.key)
+        except OpenError:
+            return by_identity(value)
+
+    def read_inside(self, value: Any, read: "Callable[[_Inside, Any], Hashable]") -> Hashable:
+        """A key with those of the functions that are met in it first."""
+        inside = self.inside = self.inside or _Inside(content=self.content)
+        count = len(inside.rows)
+        try:
+            key = read(inside, value)
         except OpenError as reason:
             self.reason = self.reason or str(reason)
-            return by_identity(value)
+            self.inside = None  # whose numbers stand for keys that are in no whole
+            raise
+        return (type(value), key, *itertools.islice(inside.rows, count, None))
 
     def function(self, value: types.FunctionType) -> Hashable:
         return by_identity(value) if import_path(value) is not None else self.closed(value)
@@ -182,13 +213,12 @@ class Keys:
     def method(self, cls: type[Any], function: Any, instance: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
         try:
-            return _Inside(content=self.content).whole((function, instance), lambda keys, pair: keys.method(cls, *pair))
-        except OpenError as reason:
-            self.reason = self.reason or str(reason)
+            return self.read_inside((function, instance), lambda keys, pair: keys.method(cls, *pair))
+        except OpenError:
             return (cls, "identity", ThisObject(function), ThisObject(instance))
 
-    def unordered(self, keys: Iterable[Hashable]) -> Hashable:
-        return frozenset(keys)
+    def unordered(self, parts: Iterable[Any]) -> Hashable:
+        return frozenset([Keys(content=self.content).key(part) for part in parts])
 
     def container(self, value: Any) -> Hashable:
         """A list, a dict, an array."""
@@ -220,8 +250,7 @@ class Keys:
         parts = kind.parts(value)
         if parts is None:
             return self.hashable(value)
-        keys = map(self.key, parts)
-        return (type(value), *keys) if kind.is_ordered else (type(value), self.unordered(keys))
+        return (type(value), *map(self.key, parts)) if kind.is_ordered else (type(value), self.unordered(parts))
 
     def holds_more(self, value: Any) -> bool:
         """Whether an instance of a subclass of a plain class has attributes."""
@@ -303,15 +332,6 @@ class Keys:
         return self.method(types.MethodType, value.__func__, value.__self__)
 
 
-class _Met:
-    """The functions, containers and classes that one walk has met."""
-
-    def __init__(self) -> None:
-        self.rows: dict[Hashable, int] = {}  # their keys, numbered
-        self.numbers: dict[int, tuple[Any, Any]] = {}  # by id, the number; until it is known, which visit it is
-        self.cycles = 0  # how often one was met while it was read
-
-
 class _Inside(Keys):
     """The walk inside a function, partial or method, which goes by identity if a part has no exact key of its own.
 
@@ -319,29 +339,26 @@ class _Inside(Keys):
     equal, are read and compared once.
     """
 
-    def __init__(self, *, content: bool, of: "_Inside | None" = None, in_library: bool = False) -> None:
-        super().__init__(content=content)
-        self.in_library = in_library  # what a library's function captured does not change: lists, dicts, small arrays
-        self.met: _Met = _Met() if of is None else of.met
-
-    def whole(self, value: Any, read: Callable[["_Inside", Any], Hashable] = Keys.key) -> Hashable:
-        key = read(self, value)
-        return (type(value), key, *self.met.rows) if self.met.rows else key
+    def __init__(self, *, content: bool) -> None:
+        self.content = content
+        self.in_library = False  # what a library's function captured does not change: lists, dicts, small arrays
+        self.rows: dict[Hashable, int] = {}  # the keys of functions, containers and classes, numbered
+        self.numbers: dict[int, tuple[int, Any]] = {}  # by id; while one is read, a negative one by the visit
+        self.cycles = 0  # how often one was met while it was read
 
     def numbered(self, value: Any, read: Callable[[Any], Hashable]) -> Hashable:
         """A number in place of the key, which stands once in the whole."""
-        met = self.met
-        known = met.numbers.get(id(value))
+        known = self.numbers.get(id(value))
         if known is not None:
-            met.cycles += type(known[0]) is tuple
+            self.cycles += known[0] < 0
             return known[0]
-        visit, cycles = ("within", len(met.numbers)), met.cycles
-        met.numbers[id(value)] = visit, value
+        visit, cycles = ~len(self.numbers), self.cycles
+        self.numbers[id(value)] = visit, value
         key = read(value)
         # What refers to what holds it, or can change, is like no other that is met.
-        row = key if met.cycles == cycles and type(key) is not _Content else (visit, key)
-        number = met.rows.setdefault(row, len(met.rows))
-        met.numbers[id(value)] = number, value
+        row = key if self.cycles == cycles and type(key) is not _Content else (visit, key)
+        number = self.rows.setdefault(row, len(self.rows))
+        self.numbers[id(value)] = number, value
         return number
 
     def closed(self, value: Any) -> Hashable:
@@ -360,19 +377,21 @@ class _Inside(Keys):
         is_library = library_made(value)
         if is_library and not free_names(value) and import_path(value) is not None:
             return by_identity(value)
-        inside = _Inside(content=self.content, of=self, in_library=is_library)
+        before, self.in_library = self.in_library, is_library
         try:
-            return inside.of_library(value) if is_library else inside.of_user(value)
+            return self.of_library(value) if is_library else self.of_user(value)
         except NoExactKeyError as problem:
             raise OpenError(f"it holds {problem.found}") from problem
+        finally:
+            self.in_library = before
 
     def of_library(self, value: types.FunctionType) -> Hashable:
         """By content: nobody assigns to what a library's function captured."""
-        return (ThisObject(value.__code__), self.names(value), *self.held(value, captured(value)))
+        code = value.__code__  # this one: equal code may stand in another file; a tuple compares it without Python
+        return (id(code), code, self.names(value), *self.held(value, contents(value)))
 
     def of_user(self, value: types.FunctionType, *, in_class: bool = False) -> Hashable:
         """By code and what is read, if it is closed. The `__class__` of a method is that of the instance."""
-        contents = {name: part for name, part in captured(value).items() if not (in_class and name == "__class__")}
         free = [name for name in free_names(value) if not (in_class and name == "__class__")]
         own = [name for name in vars(value) if not (in_class and name in _OF_METHODS)]
         if free and not self.content:
@@ -381,18 +400,19 @@ class _Inside(Keys):
             raise OpenError(f"it has the attributes {first_names(own)}")
         reads = tuple(map(ThisObject, closed_reads(value)))
         if import_path(value) is not None:
-            return (by_identity(value), reads, *self.held(value, contents))
+            return (by_identity(value), reads, *self.held(value, ()))
         code = (inspected.code_key(value.__code__), id(value.__globals__))
-        key = (code, self.names(value), _annotations(value), reads, *self.held(value, contents))
-        return _Content(value, key) if contents else key
+        held = self.held(value, contents(value) if free else ())
+        key = (code, self.names(value), _annotations(value), reads, *held)
+        return _Content(value, key) if free else key
 
-    def held(self, value: types.FunctionType, contents: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    def held(self, value: types.FunctionType, captures: tuple[Any, ...]) -> tuple[Hashable, ...]:
         """The keys of defaults, captures and attributes; most functions have few, and an empty loop is not free."""
-        given, named, own = value.__defaults__, value.__kwdefaults__, vars(value)
+        given, named, own = value.__defaults__, value.__kwdefaults__, value.__dict__
         return (
             tuple(map(self.key, given)) if given else (),
             self.items(named) if named else (),
-            self.items(contents) if contents else (),
+            tuple(map(self.key, captures)) if captures else (),
             self.items(own) if own else (),
         )
 
@@ -411,8 +431,7 @@ class _Inside(Keys):
 
     def method(self, cls: type[Any], function: Any, instance: Any) -> Hashable:
         try:
-            inside = _Inside(content=self.content, of=self)
-            key = (cls, inside.key(instance), inside.function_of_class(function))
+            return (cls, self.key(instance), self.function_of_class(function))
         except (NoExactKeyError, OpenError) as problem:
             tracer = None
             with contextlib.suppress(ValueError):  # of a node that is not finished, which has no leaves yet
@@ -421,7 +440,6 @@ class _Inside(Keys):
                 raise problem_of(tracer) from None
             reason = f": {problem}" if isinstance(problem, OpenError) else ""
             raise OpenError(f"it is a method of {text_with_class(instance)}{reason}") from problem
-        return key
 
     def function_of_class(self, value: Any) -> Hashable:
         if not isinstance(value, types.FunctionType) or library_made(value):
@@ -482,8 +500,8 @@ class _Inside(Keys):
     def is_cache(self, cls: type[Any], name: str) -> bool:
         return False
 
-    def unordered(self, keys: Iterable[Hashable]) -> Hashable:
-        return tuple(keys)  # in the order in which a function finds them
+    def unordered(self, parts: Iterable[Any]) -> Hashable:
+        return tuple(map(self.key, parts))  # in the order in which a function finds them
 
     def statics(self, statics: Any) -> Hashable:
         for content, value in zip(statics.table.content, statics.values, strict=True):
@@ -555,7 +573,7 @@ class _Content:
 
 def _parts_now(value: Any) -> tuple[Any, ...]:
     if isinstance(value, types.FunctionType):
-        return tuple(captured(value).values())
+        return contents(value)
     if isinstance(value, np.ndarray):
         return tuple(value.tobytes())  # small ints, each of which is one object
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
@@ -589,7 +607,6 @@ def _annotations(value: Any) -> Hashable:
 _REDUCED = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _READERS: types.MappingProxyType[type[Any], Callable[[Keys, Any], Hashable]] = types.MappingProxyType(
     {
-        types.FunctionType: lambda keys, value: keys.function(value),
         types.MethodType: lambda keys, value: keys.bound(value),
         types.BuiltinFunctionType: lambda keys, value: keys.built_in(value),
         types.MethodWrapperType: lambda keys, value: keys.built_in(value),
