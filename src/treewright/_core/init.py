@@ -4,7 +4,6 @@ The only file that calls `exec`. Names in the text are parameters, which are the
 identifiers, and helpers, which get a name that no field has.
 """
 
-import inspect
 import keyword
 import linecache
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 from treewright._core.fields import MISSING
 from treewright._core.functions import class_attribute
-from treewright._core.instance import PAIR, assign_all, assign_given, checked, refuse_keyword
+from treewright._core.instance import PAIR, assign_all, assign_given, checked
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
@@ -78,14 +77,6 @@ class _InitText:
         self.refuse_order(positional)
         by_keyword = [self.parameter(argument) for argument in taken if argument.kw_only]
         return ", ".join([self_name, *map(self.parameter, positional), *(["*", *by_keyword] if by_keyword else [])])
-
-    def unknown(self, self_name: str) -> tuple[str, list[str]]:
-        """A parameter for misspelt keywords and the line that refuses them; from 3.13 on Python itself guesses."""
-        if sys.version_info >= (3, 13):
-            return "", []
-        name = self.fresh("unknown")
-        refuse, cls = self.helper("refuse_keyword", refuse_keyword), self.helper("class_", self.spec.cls)
-        return f", **{name}", [f"if {name}: {refuse}({cls}, {name})"]
 
     def refuse_order(self, positional: list[Any]) -> None:
         default = None
@@ -170,9 +161,8 @@ class _InitText:
         cls = self.spec.cls
         self_name = self.fresh("self")
         parameters = self.parameters(self_name)
-        unknown, refusal = self.unknown(self_name)
-        body = [*refusal, *self.body(self_name)]
-        lines = [f"  def __init__({parameters}{unknown}):", *(f"    {line}" for line in body), "  return __init__"]
+        body = (f"    {line}" for line in self.body(self_name))
+        lines = [f"  def __init__({parameters}):", *body, "  return __init__"]
         source = "\n".join([f"def make({', '.join(self.helpers)}):", *lines, ""])
         filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -184,9 +174,6 @@ class _InitText:
         init.__qualname__ = f"{cls.__qualname__}.__init__"
         init.__module__ = cls.__module__
         _annotate(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
-        if unknown:
-            signature = inspect.signature(init)
-            init.__signature__ = signature.replace(parameters=list(signature.parameters.values())[:-1])  # type: ignore[attr-defined]
         return init
 
 

@@ -324,14 +324,6 @@ def _wrong_keywords(
     return TypeError(f"{said}{'' if 'Did you mean' in said else next(filter(None, hints), '')}")
 
 
-def refuse_keyword(cls: type[Any], unknown: Mapping[str, Any]) -> Never:
-    """Raise what Python 3.13 raises for keywords that a generated `__init__` does not take."""
-    name = next(iter(unknown))
-    taken = [*(field.name for field in spec_of(cls).fields if field.init), *spec_of(cls).init_vars]
-    hint = did_you_mean(name, taken)
-    raise TypeError(f"{cls.__qualname__}.__init__() got an unexpected keyword argument {name!r}{hint}")
-
-
 def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """What a generated `__init__` does when there is more to it than storing the pair."""
     build(node, _assign_all, values, post_init)
@@ -357,7 +349,7 @@ def check(node: Any) -> None:
 
 
 def checked(node: Any) -> None:
-    """Both checks of a node that has just been stored: the look at its children, and every `__check_init__`."""
+    """The checks of a node that has just been stored: a look at the children, and every `__check_init__`."""
     try:
         if spec_of(node).unseen:
             check_children(node)
@@ -508,7 +500,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
         values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
         statics = spec.table.find(tuple(values))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
-    if changes and (spec.checks or spec.unseen):
+    if changes and spec.checks:
         checked(copy)
     return copy
 
