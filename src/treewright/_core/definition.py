@@ -589,19 +589,22 @@ def _install_comparison(spec: NodeSpec, flavor: Flavor) -> None:
     """
     cls, body, options = spec.cls, dict(vars(spec.cls)), spec.options
     asked = (options.eq, options.eq or options.unsafe_hash, options.repr)
-    by_dataclasses = [name for name in methods.COMPARISON if _is_generated(class_attribute(cls, name))]
-    if "__eq__" in by_dataclasses and class_attribute(cls, "__hash__") is None:
-        by_dataclasses.append("__hash__")
     for (name, ours), wanted in zip(methods.COMPARISON.items(), asked, strict=True):
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
         inherited, pythons = class_attribute(cls, name), getattr(object, name)
-        generated = inherited is ours or inherited is pythons or name in by_dataclasses
+        generated = inherited is ours or inherited is pythons or _is_of_dataclass(cls, name)
         method = ours if wanted else pythons
         if inherited is not method and (generated or (wanted and (unsaid or not flavor.inherits))):
             setattr(cls, name, method)
+
+
+def _is_of_dataclass(cls: type[Any], name: str) -> bool:
+    """Whether a class inherits a method from a dataclass that is not a node."""
+    writer = next((base for base in cls.__mro__ if name in vars(base)), object)
+    return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
 
 def _install_methods(cls: type[Any], flavor: Flavor) -> None:
@@ -609,7 +612,7 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
     body = dict(vars(cls))
     for name, method in _METHODS.items():
         inherited = class_attribute(cls, name)
-        if name not in body and inherited is not method and (name in flavor.methods or _is_generated(inherited)):
+        if name not in body and inherited is not method and (name in flavor.methods or _is_of_dataclass(cls, name)):
             setattr(cls, name, method)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replaced
