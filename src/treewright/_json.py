@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
-from treewright._core.freeze import FrozenArray, FrozenMapping, FrozenNamespace
+from treewright._core.freeze import FrozenArray, FrozenMapping
 from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import finished_pair, from_pair
 from treewright._core.jax_private import is_key_dtype
@@ -46,7 +46,7 @@ def _node_parts(node: Any) -> tuple[Any, ...]:
 
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
     if not hasattr(cls, "__node_spec__"):
-        raise ValueError(f"{getattr(cls, '__qualname__', cls)} is not a node")
+        raise ValueError(f"{type(cls).__name__} is not a node")
     spec, values = spec_of(cls), dict(statics)
     names = [field.name for field in spec.statics]
     if {*values} != {*names} or len(children) != len(spec.children):
@@ -69,7 +69,7 @@ _MAKERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyTyp
         for kind in (
             *BUILTIN_KINDS,
             *_OF_OTHERS.values(),
-            *(vars(cls)["_kind_"] for cls in (FrozenArray, FrozenMapping, FrozenNamespace)),
+            *(vars(cls)["_kind_"] for cls in (FrozenArray, FrozenMapping)),
             NODE,
         )
         if kind.make is not None
@@ -374,7 +374,7 @@ def _finder(modules: Iterable[str | types.ModuleType]) -> Find:
 # For messages
 
 _BRACKETS = types.MappingProxyType({"tuple": "()", "list": "[]", "set": "{}"})
-_CONTAINERS = frozenset({*_BRACKETS, "frozenset", "partial", "dict", "FrozenMapping", "FrozenNamespace", *_OF_CLASS})
+_CONTAINERS = frozenset({*_BRACKETS, "frozenset", "partial", "dict", "FrozenMapping", *_OF_CLASS})
 
 
 def shown(form: Form) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._core.functions import class_attribute, is_library, kept_in_pickles, public
+from treewright._core.functions import is_library, kept_in_pickles, public
 from treewright._core.kinds import DATACLASS, NAMEDTUPLE, Kind, is_frozen_mapping, kind_of
 from treewright._core.text import short_text
 
@@ -28,7 +28,7 @@ Fixed = TypeVar("Fixed", bound=Hashable)
 class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     """A dict that can't change, so that it can be static. Made by `freeze`.
 
-    Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
+    Items whose keys are names can be read as attributes, too. Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
     a program can read it.
 
     Examples:
@@ -50,6 +50,15 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"FrozenMapping can't change: {name} was to be deleted. Make a new one.")
 
+    if not TYPE_CHECKING:  # or no checker would find a misspelt method
+
+        def __getattr__(self, name):
+            """An item by attribute, as in the namespace or config that it was made of."""
+            if name in self._items:
+                return self._items[name]
+            known = ", ".join(map(str, self._items)) or "none"
+            raise AttributeError(f"This FrozenMapping has no {name!r}, and can't change. Its items: {known}.")
+
     def __getitem__(self, key: K) -> V_co:
         return self._items[key]
 
@@ -66,30 +75,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         return f"FrozenMapping({self._items!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self._items,))
-
-
-@public("treewright")
-class FrozenNamespace(FrozenMapping[str, V_co]):
-    """A `FrozenMapping` whose items are attributes too: of an `argparse.Namespace`, or a config.
-
-    Examples:
-        >>> import argparse
-        >>> freeze(argparse.Namespace(rate=0.1)).rate
-        0.1
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> V_co:
-        try:
-            return self._items[name]
-        except KeyError:
-            known = ", ".join(map(str, self._items)) or "none"
-            raise AttributeError(f"There is no setting {name!r}. The settings: {known}.", name=name, obj=self) from None
-
-    def __repr__(self) -> str:
-        return f"FrozenNamespace({self._items!r})"
+        return (FrozenMapping, (self._items,))
 
 
 @public("treewright")
@@ -153,7 +139,6 @@ def _items_as_parts(value: Any) -> tuple[Any, ...]:
 
 
 FrozenMapping._kind_ = Kind("FrozenMapping", _items_as_parts, lambda *items: FrozenMapping(dict(items)))
-FrozenNamespace._kind_ = Kind("FrozenNamespace", _items_as_parts, lambda *items: FrozenNamespace(dict(items)))
 
 
 class ComputedArray(np.ndarray[Any, Any]):
@@ -195,9 +180,9 @@ def freeze(value: Any) -> Any:
     """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
 
     Lists become tuples, sets frozensets, bytearrays bytes and numpy arrays read-only `FrozenArray`s. Dicts and other
-    mappings become `FrozenMapping`s; where their items are attributes too, as in an `argparse.Namespace`, a
-    `types.SimpleNamespace` or a config of OmegaConf, `FrozenNamespace`s. All the way down, in named tuples and frozen
-    dataclasses too. Anything else is returned as it is.
+    mappings, configs of OmegaConf among them, `argparse.Namespace` and `types.SimpleNamespace` become
+    `FrozenMapping`s, whose items are attributes too. All the way down, in named tuples and frozen dataclasses as well.
+    Anything else is returned as it is.
 
     Raises:
         TypeError: For a node with children, or an array of JAX: these are part of the tree, not settings.
@@ -223,19 +208,13 @@ def freeze(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
-        return FrozenNamespace({name: freeze(item) for name, item in vars(value).items()})
+        value = vars(value)
     if isinstance(value, Mapping):
-        return _frozen_mapping(cls, value)
+        items = {key: freeze(item) for key, item in value.items()}
+        keeps_class = is_frozen_mapping(cls) and is_library(cls.__module__)  # such as flax's FrozenDict
+        return cls(items) if keeps_class else FrozenMapping(items)
     kind = kind_of(cls)
     return _frozen_parts(kind, value) if cls is tuple or kind in {NAMEDTUPLE, DATACLASS} else value
-
-
-def _frozen_mapping(cls: type[Any], value: Mapping[Any, Any]) -> Any:
-    items = {key: freeze(item) for key, item in value.items()}
-    if is_frozen_mapping(cls) and is_library(cls.__module__):  # such as flax's FrozenDict
-        return FrozenMapping(items) if cls is FrozenMapping else cls(items)
-    has_attributes = class_attribute(cls, "__getattr__") is not None
-    return FrozenNamespace(items) if has_attributes else FrozenMapping(items)
 
 
 def _frozen_parts(kind: Any, value: Any) -> Any:

@@ -261,7 +261,7 @@ def _make_scalar(dtype: Any, data: bytes) -> Any:
 
 def _expect(cls: Any, what: str, is_so: bool) -> None:  # noqa: FBT001
     if not is_so:
-        raise ValueError(f"{getattr(cls, '__qualname__', cls)} is not {what}")
+        raise ValueError(f"{cls.__qualname__ if isinstance(cls, type) else type(cls).__name__} is not {what}")
 
 
 ENUM = Kind("enum", lambda v: (type(v), v.value if isinstance(v, enum.Flag) else v.name), _make_member)
