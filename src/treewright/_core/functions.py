@@ -473,7 +473,9 @@ def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
     return None if None in found else tuple(function for functions in found for function in functions or ())
 
 
-_VIEWS = frozenset({"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"})
+_VIEWS = frozenset(
+    {"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"}
+)
 _WRAPPERS = frozenset({"ModuleMethod", "PjitFunction", "_lru_cache_wrapper"})
 _SLOTS = (
     types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType | types.MethodDescriptorType
