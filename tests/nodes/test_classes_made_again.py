@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -88,26 +87,42 @@ def update_class(old: type[Any], new: type[Any]) -> None:
                 continue
 
 
-def in_autoreload() -> Any:
-    """The same function as if it stood in IPython."""
-    return types.FunctionType(
-        update_class.__code__, {"__name__": "IPython.extensions.autoreload", "__builtins__": __builtins__}
-    )
-
-
 @pytest.mark.parametrize(("rate", "times"), [(0.1, 2), (0.2, 1)])
 def test_after_autoreload_the_old_class_works_like_the_new_one(module: Any, rate: float, times: int) -> None:
     old_net, old_data = module.Net, module.Data
     reload(module, rate=rate, times=times)
 
-    in_autoreload()(old_net, module.Net)
-    in_autoreload()(old_data, module.Data)
+    update_class(old_net, module.Net)
+    update_class(old_data, module.Data)
 
     for net, data in ((old_net, old_data), (module.Net, module.Data)):
         assert (net(jnp.ones(2), 0.5).rate, net(jnp.ones(2)).rate) == (0.5, rate)
         assert net(jnp.ones(2)).times() == times
         assert (data(1.0, 3.0).y, data(1.0).y) == (3.0, rate)
         assert jax.jit(lambda net: net)(net(jnp.ones(2), 0.5)).rate == 0.5
+
+
+@pytest.mark.parametrize("becomes_new", [False, True], ids=["old class", "assigned the new class"])
+def test_an_instance_from_before_an_autoreload_reads_its_own_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes_new: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path, source = tmp_path / "reordered.py", "import treewright\nclass Net(treewright.Module):\n"
+    path.write_text(source + "    mean: float\n    std: float\n    act: str = treewright.static(default='relu')\n")
+    module: Any = importlib.import_module("reordered")
+    old, net = module.Net, module.Net(mean=1.0, std=2.0)
+    path.write_text(source + "    bias: float\n    std: float\n    mean: float\n    mode: str = treewright.static()\n")
+    importlib.invalidate_caches()
+    importlib.reload(module)
+    update_class(old, module.Net)
+    if becomes_new:
+        object.__setattr__(net, "__class__", module.Net)
+
+    assert (net.mean, net.std, jax.tree.leaves(net)) == (1.0, 2.0, [1.0, 2.0])
+    for missing in ("bias", "mode"):
+        with pytest.raises(AttributeError, match=rf"has no field {missing}: it was made by an earlier class of that name"):
+            getattr(net, missing)
 
 
 EARLIER = (

@@ -36,7 +36,8 @@ def portable(value: Any) -> Any:
         parts = [portable(part) for part in value]
         if all(map(operator.is_, parts, value)):
             return value
-        return tuple(parts) if kind is tuple else kind._make(parts)
+        make: Any = tuple if kind is tuple else kind._make
+        return make(parts)
     if kind is functools.partial and not vars(value):
         parts = [portable(part) for part in (value.func, *value.args, *value.keywords.values())]
         if all(map(operator.is_, parts, (value.func, *value.args, *value.keywords.values()))):
