@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -85,6 +86,9 @@ def update_class(old: type[Any], new: type[Any]) -> None:
                 setattr(old, name, getattr(new, name))
             except (AttributeError, TypeError):
                 continue
+    for name in vars(new).keys() - vars(old).keys():
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(old, name, getattr(new, name))
 
 
 @pytest.mark.parametrize(("rate", "times"), [(0.1, 2), (0.2, 1)])
@@ -110,6 +114,7 @@ def test_an_instance_from_before_an_autoreload_reads_its_own_values(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path, source = tmp_path / "reordered.py", "import treewright\nclass Net(treewright.Module):\n"
     path.write_text(source + "    mean: float\n    std: float\n    act: str = treewright.static(default='relu')\n")
+    monkeypatch.delitem(sys.modules, "reordered", raising=False)
     module: Any = importlib.import_module("reordered")
     old, net = module.Net, module.Net(mean=1.0, std=2.0)
     path.write_text(source + "    bias: float\n    std: float\n    mean: float\n    mode: str = treewright.static()\n")
