@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import omegaconf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,6 +114,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "argparse.Namespace": lambda: argparse.Namespace(sizes=[1, 2]),
     "types.SimpleNamespace": lambda: types.SimpleNamespace(sizes=[1, 2]),
     "mapping with attributes": lambda: Attributes(sizes=[1, 2]),
+    "OmegaConf": lambda: omegaconf.OmegaConf.create({"sizes": [1, 2]}),
     "frozen dataclass": lambda: Config([1, 2]),
     "named tuple": lambda: Size([1, 2]),
 }

@@ -6,7 +6,7 @@ import operator
 import sys
 import types
 import zlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
 import jax
@@ -203,9 +203,9 @@ def freeze(value: Any) -> Any:
         return value if value.dtype.hasobject else frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)
-    if isinstance(value, list):
+    if isinstance(value, MutableSequence):
         return tuple(map(freeze, value))
-    if isinstance(value, set | frozenset):
+    if isinstance(value, MutableSet | frozenset):
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         value = vars(value)

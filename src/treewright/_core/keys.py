@@ -50,6 +50,7 @@ from treewright._core.kinds import (
     kind_of,
 )
 from treewright._core.text import first_names, short_text, text, text_with_class
+from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
 BY_VALUE = frozenset(
     {
@@ -57,7 +58,6 @@ BY_VALUE = frozenset(
         type(getattr(functools, "Placeholder", None)),  # a partial's, from Python 3.14 on
     }
 )
-MUTABLE = (list, dict, set, bytearray)
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _TEXTS = frozenset({str, types.NoneType})
@@ -178,7 +178,7 @@ class Keys:
             self.refuse_unhashable(value)
             items = [(self.key(name), self.key(value[name])) for name in value]
             return self.of_class(cls, (*items, *own))
-        if isinstance(value, (*MUTABLE, np.ndarray, jax.Array, jax.Ref)):
+        if isinstance(value, MUTABLE):
             return self.container(value)
         return self.dataclass(value) if dataclasses.is_dataclass(cls) else self.hashable(value)
 
@@ -615,87 +615,5 @@ _READERS: types.MappingProxyType[type[Any], Callable[[Keys, Any], Hashable]] = t
 )
 
 
-# What has no exact key
-
-# What to give instead of these: `freeze` makes it of them.
-_FROZEN = types.MappingProxyType(
-    {
-        list: "Give it a tuple",
-        set: "Give it a frozenset",
-        dict: "Give it treewright.freeze(...) of the dict",
-        np.ndarray: "Give it treewright.freeze(...) of a table that never changes",
-    }
-)
-
-
-class NoExactKeyError(TypeError):
-    """A value that can't be compared exactly: what it is, what would follow, and what to give instead, if anything."""
-
-    def __init__(
-        self,
-        found: str,
-        consequence: str,
-        instead: str | None = "Give it a hashable form, such as a tuple, or its class __hash__ and __eq__, as "
-        "dataclass(frozen=True) does",
-        *,
-        freezes: bool = False,
-    ) -> None:
-        super().__init__(found)
-        self.found, self.consequence, self.instead = found, consequence, instead
-        self.freezes = freezes  # whether `freeze` makes that of it
-
-
-def problem_of(value: Any) -> NoExactKeyError:
-    if isinstance(value, Tracer):
-        return NoExactKeyError(
-            f"a tracer, {text(value)}",
-            "A tracer stands for a value of one trace only, and a static outlives the trace.",
-            None,
-        )
-    if type(value) is jax.Ref:
-        return NoExactKeyError(
-            f"a ref, {text(value)}",
-            "What a ref holds changes in place, and jit would take it for a part of the program, not of the tree: no "
-            "checkpoint would save it, and a program compiled for one ref would not run with another.",
-        )
-    if isinstance(value, np.ndarray | jax.Array):
-        return NoExactKeyError(
-            f"an array, {text(value)}",
-            "jit compares statics with ==, which gives an array and no answer, and changes of its values "
-            "would give stale results.",
-            _FROZEN[np.ndarray] if isinstance(value, np.ndarray) else None,
-            freezes=isinstance(value, np.ndarray),
-        )
-    if isinstance(value, MUTABLE):
-        consequence = "jit compares statics and never copies them, so a change in place would give stale results."
-    else:
-        consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    instead = next((cure for kind, cure in _FROZEN.items() if isinstance(value, kind)), None)
-    if instead is None:
-        return NoExactKeyError(text_with_class(value), consequence)
-    return NoExactKeyError(text_with_class(value), consequence, instead, freezes=True)
-
-
-def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
-    """Why a value can't be a static whose `==` raised this error, or gave this answer."""
-    raised = (
-        f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {short_text(why)}, not a bool"
-    )
-    return NoExactKeyError(
-        text_with_class(value),
-        f"{type(value).__qualname__}.__eq__ {raised}, so jit could not tell whether it is the value that it "
-        f"compiled for.",
-    )
-
-
-def refuse_equality(value: Any) -> None:
-    """Ask a user's `==` once, where the class and the field can still be named: it has to answer with a bool."""
-    try:
-        answer = value == value  # noqa: PLR0124
-    except Exception as error:
-        raise unanswered(value, error) from error
-    if not isinstance(answer, bool | np.bool_):
-        raise unanswered(value, answer)
-
-
+__all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]
 ExactKeys = Keys  # its former name, until nobody imports it
