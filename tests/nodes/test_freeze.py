@@ -86,9 +86,13 @@ def test_anything_else_is_returned_as_it_is(value: Any) -> None:
     assert freeze(value) is value
 
 
-@pytest.mark.parametrize("value", [jnp.ones(2), [{"a": jnp.ones(2)}], Layer(jnp.ones(2), 1)], ids=["array", "deep", "node"])
+@pytest.mark.parametrize(
+    "value", [jnp.ones(2), [{"a": jnp.ones(2)}], Layer(jnp.ones(2), 1)], ids=["array", "deep", "node"]
+)
 def test_a_part_of_a_model_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"):
+    with pytest.raises(
+        TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"
+    ):
         freeze(value)
 
 
@@ -129,8 +133,10 @@ def test_objects_of_settings_become_static_and_keep_their_attributes(make: Calla
 
 
 def test_an_attribute_that_is_no_item_is_answered_with_those_that_are() -> None:
-    with pytest.raises(AttributeError, match=r"^This FrozenMapping has no 'size', and can't change\. Its items: sizes\.$"):
-        freeze(argparse.Namespace(sizes=[1])).size
+    with pytest.raises(
+        AttributeError, match=r"^This FrozenMapping has no 'size', and can't change\. Its items: sizes\.$"
+    ):
+        _ = freeze(argparse.Namespace(sizes=[1])).size
 
 
 def test_what_holds_nothing_that_can_change_is_the_same_object() -> None:

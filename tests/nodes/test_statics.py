@@ -20,7 +20,7 @@ import pydantic
 import pytest
 
 from tests.conftest import count_traces, trace_counts
-from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, replace, static
+from treewright import FrozenMapping, Module, Static, field, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -287,7 +287,10 @@ class Options:
 CONFIGS: dict[str, tuple[Any, str]] = {
     "pydantic": (Settings(), r"treewright\.freeze\(config\.model_dump\(\)\)"),
     "attrs": (Options(), r"treewright\.freeze\(attrs\.asdict\(config\)\), or make its class @attrs\.frozen"),
-    "OmegaConf": (omegaconf.OmegaConf.create({"rate": 0.1}), r"treewright\.freeze\(config\), or let the field freeze it"),
+    "OmegaConf": (
+        omegaconf.OmegaConf.create({"rate": 0.1}),
+        r"treewright\.freeze\(config\), or let the field freeze it",
+    ),
     "list of OmegaConf": (omegaconf.OmegaConf.create([1]), r"treewright\.freeze\(OmegaConf\.to_container\(config, "),
     "Namespace": (argparse.Namespace(rate=0.1), r"treewright\.freeze\(args\), or let the field freeze it"),
     "SimpleNamespace": (types.SimpleNamespace(rate=0.1), r"treewright\.freeze\(config\), or let the field freeze it"),

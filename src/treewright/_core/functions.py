@@ -451,6 +451,19 @@ def class_body(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
                 yield base, name, value
 
 
+def is_linen(cls: type[Any]) -> bool:
+    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
+    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+
+
+def is_of_python(base: type[Any], name: str) -> bool:
+    """Whether Python, `enum`, `abc` or `NamedTuple` put this name into a class."""
+    is_special = name.startswith("__") and name.endswith("__")
+    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
+    of_namedtuple = issubclass(base, tuple) and name in {"_fields", "_field_defaults"}
+    return is_special or of_enum or of_namedtuple or name == "_abc_impl"
+
+
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
     """The user's functions behind a method, property or the like; None for anything else."""
     if isinstance(value, types.FunctionType):
@@ -473,7 +486,9 @@ def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
     return None if None in found else tuple(function for functions in found for function in functions or ())
 
 
-_VIEWS = frozenset({"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"})
+_VIEWS = frozenset(
+    {"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"}
+)
 _WRAPPERS = frozenset({"ModuleMethod", "PjitFunction", "_lru_cache_wrapper"})
 _SLOTS = (
     types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType | types.MethodDescriptorType

@@ -46,7 +46,6 @@ from treewright._core.kinds import (
     Kind,
     field_values,
     is_frozen_mapping,
-    is_namedtuple,
     kind_of,
 )
 from treewright._core.text import first_names, short_text, text, text_with_class
@@ -109,7 +108,7 @@ def compared_by_itself(value: object, key: Any) -> bool:
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-def _class_key(cls: type[Any]) -> Hashable:
+def _class_key(cls: Any) -> Hashable:
     """A class by identity, whatever `==` its metaclass has."""
     is_plain = type(cls) is type or class_attribute(type(cls), "__eq__") is object.__eq__
     return cls if is_plain else ThisObject(cls)
@@ -130,6 +129,8 @@ def _may_hold_more(cls: type[Any], base: type[Any]) -> bool:
 
 class Keys:
     """One walk through a static value. Functions, partials and methods are read by `_Inside`."""
+
+    reads_all = False  # whether fields that `==` leaves out, and cached properties, are part of a dataclass
 
     def __init__(self, *, content: bool) -> None:
         self.content = content
@@ -205,7 +206,8 @@ class Keys:
             self.reason = self.reason or str(reason)
             self.inside = None  # whose numbers stand for keys that are in no whole
             raise
-        return (type(value), key, *itertools.islice(inside.rows, count, None))
+        kind: Any = type(value)
+        return (kind, key, *itertools.islice(inside.rows, count, None))
 
     def function(self, value: types.FunctionType) -> Hashable:
         return by_identity(value) if import_path(value) is not None else self.closed(value)
@@ -224,7 +226,7 @@ class Keys:
         """A list, a dict, an array."""
         raise problem_of(value)
 
-    def statics(self, statics: Any) -> Hashable:
+    def statics(self, statics: Any) -> Any:
         """The statics of a node: one object for equal values."""
         return statics
 
@@ -260,7 +262,7 @@ class Keys:
         """By identity, as members are single; some compare by the `==` of a number, or of the user's."""
         cls = type(value)
         is_plain = class_attribute(cls, "__eq__") is object.__eq__
-        return self.of_class(cls, ()) and (cls, value) if is_plain else by_identity(value)
+        return (cls, value) if is_plain else by_identity(value)
 
     def dataclass(self, value: Any) -> Hashable:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
@@ -277,28 +279,22 @@ class Keys:
                 return self.hashable(value)
             raise
         # One that can change is compared as it is then, too.
-        settled = frozen or equality == "library" or library_class(cls) or _is_linen(cls)
+        settled = frozen or equality == "library" or library_class(cls) or inspected.is_linen(cls)
         live = () if settled else (self.hashable(value),)
         return self.of_class(cls, (*keys, *live))
 
     def parts_of_dataclass(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The fields that `==` compares, and the attributes that are no fields, by name."""
         cls = type(value)
-        left_out = {field.name for field in dataclasses.fields(cls) if not self.is_compared(field)}
+        left_out = {field.name for field in dataclasses.fields(cls) if not (field.compare or self.reads_all)}
         fields = dict(field_values(value))
         yield from ((name, part) for name, part in fields.items() if name not in left_out)
         if library_class(cls):
             return
         for name, part in state_of(value).items():
-            internal = _is_linen(cls) and name.startswith("_")
-            if name not in fields and not internal and not self.is_cache(cls, name):
+            internal = inspected.is_linen(cls) and name.startswith("_")
+            if name not in fields and not internal and (self.reads_all or not is_cached_property(cls, name)):
                 yield name, part
-
-    def is_compared(self, field: "dataclasses.Field[Any]") -> bool:
-        return field.compare
-
-    def is_cache(self, cls: type[Any], name: str) -> bool:
-        return is_cached_property(cls, name)
 
     def hashable(self, value: Any) -> Hashable:
         """Anything else: by type, `hash` and `==`, or by identity where the type defines neither."""
@@ -338,6 +334,8 @@ class _Inside(Keys):
     Functions, containers and classes that are met are numbered by their keys, so that those that are met often, or are
     equal, are read and compared once.
     """
+
+    reads_all = True
 
     def __init__(self, *, content: bool) -> None:
         self.content = content
@@ -471,7 +469,7 @@ class _Inside(Keys):
                 held.extend(map(self.function_of_class, functions))
             elif name in getattr(base, "__dataclass_fields__", ()):
                 held.append(self.within(base, value))
-            elif not isinstance(value, cls) and not _is_of_python(base, name):
+            elif not isinstance(value, cls) and not inspected.is_of_python(base, name):
                 raise OpenError(f"it can read {base.__qualname__}.{name}, which can change")
         return tuple(held)
 
@@ -494,16 +492,10 @@ class _Inside(Keys):
             raise OpenError(f"{short_text(value)} has attributes of its own")
         return False
 
-    def is_compared(self, field: "dataclasses.Field[Any]") -> bool:
-        return True  # a function can read what `==` leaves out
-
-    def is_cache(self, cls: type[Any], name: str) -> bool:
-        return False
-
     def unordered(self, parts: Iterable[Any]) -> Hashable:
         return tuple(map(self.key, parts))  # in the order in which a function finds them
 
-    def statics(self, statics: Any) -> Hashable:
+    def statics(self, statics: Any) -> Any:
         for content, value in zip(statics.table.content, statics.values, strict=True):
             _Inside(content=content).key(value)
         return statics
@@ -579,19 +571,6 @@ def _parts_now(value: Any) -> tuple[Any, ...]:
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
 
 
-def _is_linen(cls: type[Any]) -> bool:
-    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
-    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
-
-
-def _is_of_python(base: type[Any], name: str) -> bool:
-    """Whether Python, `enum`, `abc` or `NamedTuple` put this name into a class."""
-    is_special = name.startswith("__") and name.endswith("__")
-    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
-    of_namedtuple = is_namedtuple(base) and name in {"_fields", "_field_defaults"}
-    return is_special or of_enum or of_namedtuple or name == "_abc_impl"
-
-
 def _annotations(value: Any) -> Hashable:
     if sys.version_info >= (3, 12) and value.__type_params__:
         raise OpenError("it has type parameters, which are made anew with it")
@@ -616,4 +595,3 @@ _READERS: types.MappingProxyType[type[Any], Callable[[Keys, Any], Hashable]] = t
 
 
 __all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]
-ExactKeys = Keys  # its former name, until nobody imports it

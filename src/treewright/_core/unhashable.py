@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._core.functions import class_attribute
 from treewright._core.text import short_text, text, text_with_class
 
 MUTABLE: tuple[type[Any], ...] = (
@@ -69,12 +70,13 @@ def problem_of(value: Any) -> NoExactKeyError:
             "Give it treewright.freeze(...) of a table that never changes" if isinstance(value, np.ndarray) else None,
             freezes=isinstance(value, np.ndarray),
         )
-    found, instead, freezes = text_with_class(value), *_cure(value)
-    consequence = _IN_PLACE
-    if not isinstance(value, MUTABLE):
-        consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    return NoExactKeyError(found, consequence) if instead is None else NoExactKeyError(
-        found, consequence, f"Give it {instead}", freezes=freezes
+    found, (instead, freezes) = text_with_class(value), _cure(value)
+    unhashed = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
+    consequence = _IN_PLACE if isinstance(value, MUTABLE) else unhashed
+    return (
+        NoExactKeyError(found, consequence)
+        if instead is None
+        else NoExactKeyError(found, consequence, f"Give it {instead}", freezes=freezes)
     )
 
 
@@ -86,13 +88,13 @@ def _cure(value: Any) -> tuple[str | None, bool]:
         return call, isinstance(value, MutableMapping | argparse.Namespace | types.SimpleNamespace)
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or make its class @attrs.frozen", False
-    if dataclasses.is_dataclass(cls) and cls.__hash__ is None:
+    if dataclasses.is_dataclass(cls) and class_attribute(cls, "__hash__") is None:
         return "treewright.freeze(dataclasses.asdict(config)), or make its class @dataclass(frozen=True)", False
     if isinstance(value, list):
         return "a tuple", True
     if isinstance(value, set):
         return "a frozenset", True
-    if isinstance(value, dict | MutableMapping):
+    if isinstance(value, MutableMapping):
         return f"treewright.freeze(...) of the {'dict' if isinstance(value, dict) else 'mapping'}", True
     return None, False
 
