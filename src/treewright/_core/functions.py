@@ -281,16 +281,11 @@ def reads_of(function: types.FunctionType) -> Iterator[Read]:
             yield Read(name, value, library_object(value) and getattr(value, "__name__", None) == name)
         elif attribute in vars(value):
             found = vars(value)[attribute]
-            closed = not isinstance(found, types.ModuleType) or is_library(found.__name__)
-            yield Read(f"{name}.{attribute}", found, closed and is_library(value.__name__) and not _holds_state(found))
+            home = found.__name__ if isinstance(found, types.ModuleType) else value.__name__
+            fixed = callable(found) or type(found) in CONSTANTS or isinstance(found, types.ModuleType)
+            yield Read(f"{name}.{attribute}", found, fixed and is_library(value.__name__) and is_library(home))
         else:
             yield Read(name, value, is_library(value.__name__))
-
-
-def _holds_state(value: Any) -> bool:
-    """Whether an attribute of a library's module is an object that changes, such as `jax.config`."""
-    named = isinstance(value, types.ModuleType | type) or callable(value)
-    return not named and type(value) not in CONSTANTS
 
 
 def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:

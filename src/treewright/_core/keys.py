@@ -31,7 +31,6 @@ from treewright._core.functions import (
     class_attribute,
     closed_reads,
     contents,
-    free_names,
     import_path,
     is_cached_property,
     library_class,
@@ -373,7 +372,7 @@ class _Inside(Keys):
 
     def read_function(self, value: types.FunctionType) -> Hashable:
         is_library = library_made(value)
-        if is_library and not free_names(value) and import_path(value) is not None:
+        if is_library and not value.__code__.co_freevars and import_path(value) is not None:
             return by_identity(value)
         before, self.in_library = self.in_library, is_library
         try:
@@ -390,12 +389,13 @@ class _Inside(Keys):
 
     def of_user(self, value: types.FunctionType, *, in_class: bool = False) -> Hashable:
         """By code and what is read, if it is closed. The `__class__` of a method is that of the instance."""
-        free = [name for name in free_names(value) if not (in_class and name == "__class__")]
-        own = [name for name in vars(value) if not (in_class and name in _OF_METHODS)]
-        if free and not self.content:
-            raise OpenError(f"it captures {first_names(free)}")
-        if own and not self.content:
-            raise OpenError(f"it has the attributes {first_names(own)}")
+        free, own = value.__code__.co_freevars, value.__dict__
+        if in_class:
+            free = tuple(name for name in free if name != "__class__")
+            own = {name: part for name, part in own.items() if name not in _OF_METHODS}
+        if (free or own) and not self.content:
+            which = "it captures" if free else "it has the attributes"
+            raise OpenError(f"{which} {first_names(free or own)}")
         reads = tuple(map(ThisObject, closed_reads(value)))
         if import_path(value) is not None:
             return (by_identity(value), reads, *self.held(value, ()))
@@ -577,8 +577,9 @@ def _annotations(value: Any) -> Hashable:
     if sys.version_info >= (3, 14) and value.__annotate__ is not None:  # not evaluated, see PEP 649
         annotate = value.__annotate__
         return (inspected.code_key(annotate.__code__), *map(ThisObject, captured(annotate).values()))
+    given = value.__annotations__
     try:
-        return tuple([(name, exact_key(item)) for name, item in value.__annotations__.items()])
+        return tuple([(name, exact_key(item)) for name, item in given.items()]) if given else ()
     except NoExactKeyError as problem:
         raise OpenError(f"it is annotated with {problem.found}") from problem
 

@@ -236,7 +236,7 @@ def field_values(value: Any) -> tuple[tuple[str, Any], ...]:
 
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Past its constructor, which would run code of whoever forged a file."""
-    _expect(cls, "a frozen dataclass", is_frozen_dataclass(cls))
+    _expect(cls, "a frozen dataclass", isinstance(cls, type) and is_frozen_dataclass(cls))
     _expect(cls, f"of the fields {', '.join(name for name, _ in fields)}", {*fields_of(cls)} == {n for n, _ in fields})
     made = object.__new__(cls)
     for name, value in fields:
