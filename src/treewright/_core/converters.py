@@ -198,7 +198,7 @@ def _parts(hint: Any, cls: type[Any]) -> list[Any]:
     """All arguments of a generic annotation, and theirs."""
     parts: list[Any] = []
     waiting = list(typing.get_args(hint))
-    while waiting and len(parts) < 100:  # noqa: PLR2004  no annotation has more, but a recursive alias
+    while waiting and len(parts) < 100:
         part = looked_through(waiting.pop(), cls)
         parts.append(part)
         waiting.extend(part if isinstance(part, list) else typing.get_args(part))

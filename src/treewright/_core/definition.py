@@ -155,7 +155,7 @@ def _has_own_init(cls: type[Any], flavor: Flavor, writer: type[Any], init: Calla
     if writer is object or (writer is not cls and not flavor.inherits) or _is_generated(init):
         return False
     spec = None if writer is cls else vars(writer).get("__node_spec__")
-    return True if spec is None else bool(spec.has_own_init)
+    return spec is None or bool(spec.has_own_init)
 
 
 # 2. Checks of the class body: definitions that can't work, and mistakes that Python runs without a word
@@ -188,9 +188,7 @@ def _refuse_methods(cls: type[Any]) -> None:
             )
 
 
-def _refuse_slips(
-    cls: type[Any], own: Mapping[str, Any], reserved: frozenset[str], *, has_own_init: bool
-) -> None:
+def _refuse_slips(cls: type[Any], own: Mapping[str, Any], reserved: frozenset[str], *, has_own_init: bool) -> None:
     for name in own:
         if name in _RESERVED or name in reserved or is_special(name):
             raise NodeDefinitionError(
@@ -446,7 +444,7 @@ def _field_spec(cls: type[Any], field_: Any, options: FieldOptions, index: int) 
 
 
 def _or_missing(value: Any) -> Any:
-    """`MISSING` itself for a copy of it: `cloudpickle` makes one. (From 3.15 on it is a sentinel, and stays itself.)"""
+    """`MISSING` itself for the copy that `cloudpickle` makes of it, where it is not yet a sentinel, as before 3.15."""
     return MISSING if type(value).__name__ == "_MISSING_TYPE" else value
 
 
@@ -469,7 +467,7 @@ def _refuse_field(cls: type[Any], field_: FieldSpec, specified: FieldOptions | N
         raise NodeDefinitionError(f"{place}: sharding={field_.sharding!r} {problem}.")
     if field_.stack is not None and not isinstance(field_.stack, str) and not callable(field_.stack):
         raise NodeDefinitionError(
-            f'{place}: stack={field_.stack!r} is not a name. It takes the name of one leading axis, such as '
+            f"{place}: stack={field_.stack!r} is not a name. It takes the name of one leading axis, such as "
             f'stack="layers", or a function of the node that gives it.'
         )
     # A field that was marked for another library was annotated for it too: there the value is what counts.
@@ -589,19 +587,22 @@ def _install_comparison(spec: NodeSpec, flavor: Flavor) -> None:
     """
     cls, body, options = spec.cls, dict(vars(spec.cls)), spec.options
     asked = (options.eq, options.eq or options.unsafe_hash, options.repr)
-    by_dataclasses = [name for name in methods.COMPARISON if _is_generated(class_attribute(cls, name))]
-    if "__eq__" in by_dataclasses and class_attribute(cls, "__hash__") is None:
-        by_dataclasses.append("__hash__")
     for (name, ours), wanted in zip(methods.COMPARISON.items(), asked, strict=True):
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
         inherited, pythons = class_attribute(cls, name), getattr(object, name)
-        generated = inherited is ours or inherited is pythons or name in by_dataclasses
+        generated = inherited is ours or inherited is pythons or _is_of_dataclass(cls, name)
         method = ours if wanted else pythons
         if inherited is not method and (generated or (wanted and (unsaid or not flavor.inherits))):
             setattr(cls, name, method)
+
+
+def _is_of_dataclass(cls: type[Any], name: str) -> bool:
+    """Whether a class inherits a method from a dataclass that is not a node."""
+    writer = next((base for base in cls.__mro__ if name in vars(base)), object)
+    return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
 
 def _install_methods(cls: type[Any], flavor: Flavor) -> None:
@@ -609,7 +610,7 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
     body = dict(vars(cls))
     for name, method in _METHODS.items():
         inherited = class_attribute(cls, name)
-        if name not in body and inherited is not method and (name in flavor.methods or _is_generated(inherited)):
+        if name not in body and inherited is not method and (name in flavor.methods or _is_of_dataclass(cls, name)):
             setattr(cls, name, method)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replaced
@@ -617,20 +618,27 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
 
 def _enforce_abstract_methods(cls: type[Any]) -> None:
     """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
-    inherited = any([getattr(base, "__abstractmethods__", ()) for base in cls.__bases__])
-    if inherited or any([getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()]):
-        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  which the next line fills
+    inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
+    if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
+        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
         abc.update_abstractmethods(cls)
 
 
+def _signature(cls: type[Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+    else:  # before 3.14
+        signature = inspect.signature(cls)
+    return signature
+
+
 def _document(spec: NodeSpec) -> None:
-    """The docstring: the signature where the class has none, as `dataclasses` writes it, and a section for the fields."""
+    """Write the docstring: the signature where there is none, as `dataclasses` does, and a section for the fields."""
     cls = spec.cls
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__
-        formats = {"annotation_format": annotationlib.Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
         with contextlib.suppress(TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-            cls.__doc__ = cls.__name__ + str(inspect.signature(cls, **formats)).replace(" -> None", "")
+            cls.__doc__ = cls.__name__ + str(_signature(cls)).replace(" -> None", "")
     documented = [(field_.name, field_.doc) for field_ in spec.fields if field_.doc is not None]
     if documented:
         lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]
