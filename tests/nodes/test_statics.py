@@ -329,7 +329,7 @@ def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, [0-9, ]{67}\.\.\.\.\njit compares"):
+    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, 3, 4, 5, \.\.\.\]\.\njit compares"):
         Layer(1, list(range(1000)))
 
 

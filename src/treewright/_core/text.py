@@ -5,8 +5,6 @@ into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node cla
 which only `fields` is read.
 """
 
-import array
-import collections
 import difflib
 import functools
 import html
@@ -362,6 +360,9 @@ class _BoundedText(FullText):
         super().__init__(with_module=with_module)
         self.cut = reprlib.Repr()
         self.cut.maxstring = self.cut.maxother = LENGTH
+
+    def members(self, values: Collection[Any]) -> Iterable[str]:
+        return super().members(list(itertools.islice(values, _FEW + 1)))
 
     def whole(self, value: Any) -> str:
         kind = class_of(value)
