@@ -452,11 +452,12 @@ def is_linen(cls: type[Any]) -> bool:
 
 
 def is_of_python(base: type[Any], name: str) -> bool:
-    """Whether Python, `enum`, `abc` or `NamedTuple` put this name into a class."""
+    """Whether Python, `enum`, `abc`, `NamedTuple` or flax put this name into a class."""
     is_special = name.startswith("__") and name.endswith("__")
     of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
     of_namedtuple = issubclass(base, tuple) and name in {"_fields", "_field_defaults"}
-    return is_special or of_enum or of_namedtuple or name == "_abc_impl"
+    of_linen = is_linen(base) and name in {"scope", "_state", "_parent_ref", "_compact_name_scope_methods"}
+    return is_special or of_enum or of_namedtuple or of_linen or name == "_abc_impl"
 
 
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
