@@ -127,10 +127,12 @@ def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[s
 def _excerpts(texts: Sequence[str]) -> list[str]:
     """Texts that differ; long ones from a little before the difference, and of several lines the first that differs."""
     same = os.path.commonprefix([*texts])  # noqa: RUF071  by characters is what is asked
-    start = max(same.rfind("\n") + 1, len(same) - _WIDTH // 3) if max(map(len, texts)) > _WIDTH else 0
-    lines = [text[start:].partition("\n")[0].strip() for text in texts]
-    cut = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..." for line in lines]
-    return [f"...{line}" if start else line for line in cut]
+    line = same.rfind("\n") + 1
+    is_far = len(same) - line > _WIDTH // 2
+    start = 0 if max(map(len, texts)) <= _WIDTH else len(same) - _WIDTH // 3 if is_far else line
+    shown = [text[start:].partition("\n")[0].strip() for text in texts]
+    cut = [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..." for text in shown]
+    return [f"...{text}" if start > line else text for text in cut]
 
 
 def processes_text(processes: Iterable[int]) -> str:

@@ -66,20 +66,24 @@ def sharded_init(
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    if not hasattr(mesh, "devices"):
+    given: Any = mesh
+    if isinstance(given, AbstractMesh):
         raise TypeError(
             f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
             f"jax.make_mesh makes one of devices."
         )
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
-    with jax.set_mesh(_with_auto_axes(mesh)):
-        out_shardings = [leaf.sharding for leaf in plan.leaves]
-        lowered = untyped_jax.jit(plan.leaves_of, out_shardings=out_shardings).lower(plan.arrays)
+    auto = _with_auto_axes(mesh)
+    on_auto = [NamedSharding(auto, leaf.sharding.spec) for leaf in plan.leaves]
+    with jax.set_mesh(auto):
+        lowered = untyped_jax.jit(plan.leaves_of, out_shardings=on_auto).lower(plan.arrays)
         if process_count() > 1:
             texts = {name: portable_text(array) for name, array in zip(plan.names, plan.arrays, strict=True)}
-            texts |= tree_texts(plan.tree()) | {"the program": lowered.as_text()}
+            texts |= tree_texts(plan.treedef.unflatten(plan.leaves)) | {"the program": lowered.as_text()}
             compare(texts, name="sharded_init", timeout=timeout_seconds)
-        made: T = plan.treedef.unflatten(lowered.compile()(plan.arrays))
+        leaves = lowered.compile()(plan.arrays)
+    # No copy: the same devices in the same order.
+    made: T = plan.treedef.unflatten(jax.device_put(leaves, [leaf.sharding for leaf in plan.leaves]))
     return made
 
 
@@ -113,7 +117,8 @@ def abstract_state(
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
-    result: T = _plan(fn, (args, kwargs), mesh, rules, on_misfit).tree()
+    plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
+    result: T = plan.treedef.unflatten(plan.leaves)
     return result
 
 
@@ -127,10 +132,7 @@ class _Plan(NamedTuple):
     arrays: list[Any]
     names: list[str]  # `argument key`, or `argument 0` for the first without a name
     treedef: Any
-    leaves: list[jax.ShapeDtypeStruct]
-
-    def tree(self) -> Any:
-        return self.treedef.unflatten(self.leaves)
+    leaves: list[Any]  # of `jax.ShapeDtypeStruct`
 
 
 def _plan(fn: Callable[..., Any], given: tuple[Any, Any], mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Plan:

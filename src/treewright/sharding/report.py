@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -92,8 +92,13 @@ class ShardingReport:
     def __str__(self) -> str:
         folds = folded([(leaf.path, dataclasses.replace(leaf, path="")) for leaf in self.leaves])
         head = ("leaf", "array", "split over", "copies", "bytes", "on a device")
-        cells = [(path, *_cells([self.leaves[number] for number in members])) for path, members in folds]
-        lines = table([head, *cells], right=head[3:])
+        rows: list[tuple[str, ...]] = [head]
+        for path, members in folds:
+            leaf, count = self.leaves[members[0]], len(members)
+            array = f"{leaf.array} x {count}" if count > 1 else leaf.array
+            sizes = (bytes_text(count * size) for size in (leaf.nbytes, leaf.device_nbytes))
+            rows.append((path, array, spec_text(leaf.spec), str(leaf.copies), *sizes))
+        lines = table(rows, right=head[3:])
         lines += [f"{path}: {misfit}" for path, members in folds for misfit in self.leaves[members[0]].misfits]
         if self.absent:
             lines.append(f"not in the mesh, so not used: {', '.join(self.absent)}")
@@ -108,14 +113,6 @@ class ShardingReport:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-
-def _cells(leaves: Sequence[ShardedLeaf]) -> tuple[str, ...]:
-    """The columns of equal leaves, whose bytes are added up."""
-    leaf, count = leaves[0], len(leaves)
-    array = f"{leaf.array} x {count}" if count > 1 else leaf.array
-    sizes = (bytes_text(count * size) for size in (leaf.nbytes, leaf.device_nbytes))
-    return (array, spec_text(leaf.spec), str(leaf.copies), *sizes)
 
 
 def spec_text(spec: Iterable[Any]) -> str:

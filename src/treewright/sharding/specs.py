@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
@@ -32,7 +31,6 @@ partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructo
 ROOT = "The tree itself"
 _INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\d+")
-_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 _SHOWN = 20  # lines of one message
 
 
@@ -74,9 +72,9 @@ class MeshRules:
         misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
         if misspelt:
             raise ShardingError(
-                f"Unknown mesh ax{'es' if len(misspelt) > 1 else 'is'} {', '.join(misspelt)}. The mesh has "
-                f"{axes_text(self.sizes)}; an array would stay whole on every device. A rule for an axis of another "
-                f"mesh needs a name that is less like one of this mesh."
+                f"Unknown mesh ax{'es' if len(misspelt) > 1 else 'is'} {', '.join(misspelt)}: the mesh has "
+                f"{axes_text(self.sizes)}, and what is split over another axis would be whole on every device. If it "
+                f"is an axis of another mesh, give it a name that is less like those of this one."
             )
         self._fits: dict[tuple[Any, ...], Fit] = {}
 
@@ -177,9 +175,7 @@ def declared_leaves(
     tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: Names | None = None
 ) -> Iterator[DeclaredLeaf]:
     """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree."""
-    if isinstance(tree, _ARRAYS):
-        yield DeclaredLeaf(path, tree, stacks, names)
-    elif is_node(tree):
+    if is_node(tree):
         children, _ = flat_form(tree)
         for field, child in zip(spec_of(tree).children, children, strict=True):
             own_names, stack = _declared(field, tree, path)
