@@ -387,7 +387,7 @@ def test_a_mesh_axis_of_another_machine_is_none_that_is_misspelt(axis: str) -> N
 def test_a_rule_that_no_field_uses_is_a_warning_at_the_users_line() -> None:
     rules: Rules = {**RULES, "experts": "fsdp"}
     for function in (partition_specs, shardings):
-        with pytest.warns(ShardingWarning, match="name of this rule: 'experts'.*in the tree: embed, mlp") as caught:
+        with pytest.warns(ShardingWarning, match="which split nothing: 'experts'.*in the tree: embed, mlp") as caught:
             function(linear(), mesh(fsdp=2), rules)
         assert caught[0].filename == __file__
     assert sharding_report(linear(), mesh(fsdp=2), rules).unused == ("experts",)

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Path, jax_trees, path_text
-from treewright._core.text import counted, did_you_mean, text
+from treewright._core.text import counted, did_you_mean, first_of, text
 from treewright._processes import ranges_text
 from treewright._trees.partition import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
@@ -31,7 +31,6 @@ partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructo
 ROOT = "The tree itself"
 _INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\d+")
-_SHOWN = 20  # lines of one message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,10 +230,9 @@ def fitted_leaves(
     if whole and rules.unused:
         names = ", ".join(map(repr, rules.unused))
         known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
-        these, them = ("these rules", "them") if len(rules.unused) > 1 else ("this rule", "it")
         warn_user(
-            f"No field of the tree has the name of {these}: {names}. Nothing is split by {them}. The names in the "
-            f"tree: {', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            f"No field of the tree has a name of these rules, which split nothing: {names}. The names in the tree: "
+            f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
             ShardingWarning,
         )
     if whole and rules.all_absent:
@@ -262,14 +260,15 @@ def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
 
 
 def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
-    lines = [f"{len(wrong)} of {count} leaves can't be split as the rules say:"]
+    shown: list[str] = []
     rows = [(path_text(leaf.path), (text(leaf.value), fit.unknown or fit.misfits)) for leaf, fit in wrong]
-    folds = folded(rows)
-    for path, members in folds[:_SHOWN]:
+    for path, members in folded(rows):
         array, problems = rows[members[0]][1]
-        lines.append(f"  {path or ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
-    if len(folds) > _SHOWN:
-        lines.append(f"  and {sum(len(members) for _, members in folds[_SHOWN:])} more")
+        shown.append(f"{path or ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
+    lines = [
+        f"{len(wrong)} of {count} leaves can't be split as the rules say:",
+        *(f"  {line}" for line in first_of(shown)),
+    ]
     if any(fit.unknown for _, fit in wrong):
         lines.append("Each name needs a rule; None is the rule for an axis that is not split.")
         return "\n".join(lines)
