@@ -5,20 +5,14 @@ basedpyright is here for `make exhaustive`: it differs from pyright, which reads
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
-import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import skip_before_jax
+from tests.typing.checkers import errors
 
-SOURCE = Path(__file__).parents[2] / "src"
-SCRIPTS = Path(sys.executable).parent
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 from collections.abc import Callable
@@ -166,50 +160,6 @@ def wrong(net: Net, frozen: Frozen, layer: Layer, tx: Transformation, x: jax.Arr
     print(Wrong)
 """
 
-# The options of each, and how it begins a line about an error.
-CHECKERS = {
-    "ty": (("check", "--output-format=concise", f"--python={sys.prefix}", f"--extra-search-path={SOURCE}"), "error["),
-    "pyrefly": (
-        ("check", "--output-format=min-text", f"--python-interpreter-path={sys.executable}", f"--search-path={SOURCE}"),
-        "ERROR",
-    ),
-    "zuban": (("check", "--strict"), "error:"),
-    "basedpyright": (("--level=error",), "error:"),
-    "mypy": (("--strict",), "error:"),
-}
-# Where a checker finds JAX, unless it is told above.
-HERE = {
-    "zuban": (f"--python-executable={sys.executable}",),
-    "basedpyright": (f"--pythonpath={sys.executable}",),
-}
-
-
-def said(checker: str, program: str, folder: Path, *options: str) -> str:
-    """What a checker prints about a program."""
-    script = SCRIPTS / checker
-    if not script.exists():
-        pytest.skip(f"{checker} is not installed")
-    (folder / "program.py").write_text(program, encoding="utf-8")
-    settings = {"typeCheckingMode": "standard", "pythonVersion": "3.12", "extraPaths": [str(SOURCE)]}
-    (folder / "pyrightconfig.json").write_text(json.dumps({"include": ["program.py"], **settings}), encoding="utf-8")
-    (folder / "pyrefly.toml").write_text("", encoding="utf-8")
-    run = subprocess.run(
-        [str(script), *CHECKERS[checker][0], *options, "program.py"],
-        cwd=folder,
-        env={"PATH": str(SCRIPTS), "HOME": str(folder), "MYPYPATH": str(SOURCE), "PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode in {0, 1}, run.stdout + run.stderr
-    return run.stdout + run.stderr
-
-
-def lines_with_errors(checker: str, program: str, folder: Path, *options: str) -> set[int]:
-    found = said(checker, program, folder, *HERE.get(checker, ()), *options)
-    about = [line for line in found.splitlines() if CHECKERS[checker][1] in line]
-    return {int(line) for text in about for line in re.findall(r"program\.py:(\d+)", text)[:1]}
-
 
 @pytest.mark.parametrize(
     "checker", ["ty", "pyrefly", "zuban", pytest.param("basedpyright", marks=pytest.mark.exhaustive)]
@@ -224,17 +174,7 @@ def test_a_users_program_is_understood_by(checker: str, tmp_path: Path) -> None:
         if "  # refused" in line and checker not in line.partition("not by")[2]
     }
 
-    assert lines_with_errors(checker, PROGRAM, tmp_path, *target) == announced
-
-
-def test_ty_knows_what_replace_takes_from_3_13_on(tmp_path: Path) -> None:
-    skip_before_jax(0, 10, 2)
-    program = (
-        "from treewright import Module, replace\n\nclass Net(Module):\n    width: int\n\n"
-        "print(Net(3).replace(width=4).width)\nNet(3).replace(widht=4)\nreplace(Net(3), widht=4)\n"
-    )
-
-    assert lines_with_errors("ty", program, tmp_path, "--python-version=3.13") == {7, 8}
+    assert set(errors(checker, PROGRAM, tmp_path, *target)) == announced
 
 
 @pytest.mark.parametrize("checker", ["ty", "pyrefly", "zuban"])
@@ -242,40 +182,4 @@ def test_a_program_that_trains_in_place_in_a_loop_and_saves_has_no_error_in(chec
     skip_before_jax(0, 10, 2)
     program = (Path(__file__).parent / "cases" / "running.py").read_text(encoding="utf-8")
 
-    assert lines_with_errors(checker, program, tmp_path) == set()
-
-
-# What JAX needs: a user may have nothing else.
-NEEDED = ("jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "typing_extensions")
-EVERY_MODULE = """
-import treewright
-import treewright.checkpoint
-import treewright.sharding
-import treewright.testing
-import treewright.train
-import treewright.typed
-
-print(treewright, treewright.checkpoint, treewright.sharding, treewright.testing, treewright.train, treewright.typed)
-"""
-
-
-def without_optional_packages(folder: Path) -> Path:
-    """The Python of a new environment that has only what JAX needs."""
-    venv.create(folder, with_pip=False)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for name in NEEDED:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        found = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
-        (packages / found.name).symlink_to(found)
-    return folder / "bin" / "python"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("bare", [True, False])
-def test_a_checkout_on_the_path_shows_no_error_of_ours_in_mypy(bare: bool, tmp_path: Path) -> None:
-    skip_before_jax(0, 10, 2)
-    python = without_optional_packages(tmp_path / "venv") if bare else Path(sys.executable)
-
-    assert "Success" in said("mypy", EVERY_MODULE, tmp_path, f"--python-executable={python}")
+    assert errors(checker, program, tmp_path) == {}
