@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import treewright
 from tests.retrace.support import details, reported
 from treewright import TrainState
-from treewright.retrace.call import MeshInUse
+from treewright.retrace.signature import MeshInUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import treewright
 from tests.retrace.support import details, fresh
 from treewright._core.functions import innermost
 from treewright.retrace import jax_private as _jax
-from treewright.retrace.call import caller
+from treewright.retrace.signature import caller
 from treewright.retrace.history import described
 
 if TYPE_CHECKING:

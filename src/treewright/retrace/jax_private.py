@@ -352,18 +352,22 @@ class HeldCall:
     avals: tuple[Any, ...]
 
 
-def held_calls(function: Any) -> list[HeldCall] | None:
-    """The calls of a function that JAX has traces for. Without its cache, or its keys as they are now, None.
+def held_calls(function: Any) -> list[HeldCall]:
+    """The earlier calls of a function that JAX has traces for; one that is traced now has none yet.
 
-    Then a block can't say of a function's first trace in it that the function was compiled before.
+    Without the cache, or its keys as they are now, there are none: then a block can't say of a function's first trace
+    in it that the function was compiled before. Of calls under other settings, those that raised are among them.
     """
     from jax._src import pjit
 
-    try:
-        keys = getattr(pjit, CALLS_CACHE).cache_keys()
-        return [_held_call(*key[1:3]) for key in keys if key[0]() is function]
-    except Exception:  # noqa: BLE001  a key of another form
-        return None
+    found: list[HeldCall] = []
+    with contextlib.suppress(Exception):  # a key of another form
+        cache, context = getattr(pjit, CALLS_CACHE), trace_context()
+        for known, settings, arguments, _ in cache.cache_keys():
+            is_traced = settings != context or known() is not function
+            if known() is function and (is_traced or cache(function, *arguments).pjit_params is not None):
+                found.append(_held_call(settings, arguments))
+    return found
 
 
 def _held_call(context: Any, arguments: Any) -> HeldCall:

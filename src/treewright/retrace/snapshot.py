@@ -59,7 +59,8 @@ class Snapshot:
         self.parts: Mapping[Any, Any] = parts
         self.compared: Literal["parts", "object", "value"] = _compared(value)
         self.value: Any = value if self.compared == "value" else None
-        self.code: types.CodeType | None = value.__code__ if isinstance(value, types.FunctionType) else None
+        inner = inside_of_boundary(value)
+        self.code: types.CodeType | None = inner.__code__ if isinstance(inner, types.FunctionType) else None
         self.place: str = "" if self.code is None else place_of(self.code)
         self._id: int = id(owner)
         self._object: Any = None
@@ -152,8 +153,11 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from ((Part("attribute", text), text) for text in sorted(map(short_text, value)))
     elif isinstance(value, bytearray):
         yield Part("attribute", "content"), bytes(value)
+    elif getattr(value, "__wrapped__", None) is not None:
+        yield from _parts_of_wrapper(value)
     else:
-        yield from (parts_of(value) or _parts_of_object(value)).items()
+        attributes = ((Part("attribute", name), part) for name, part in attributes_of(value).items())
+        yield from (parts_of(value) or dict(attributes)).items()
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any]]:
@@ -171,16 +175,14 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Any]
     yield from ((Part("attribute", name), part) for name, part in vars(function).items() if name != "__wrapped__")
 
 
-def _parts_of_object(value: Any) -> dict[Any, Any]:
+def _parts_of_wrapper(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The function in it, and the options of `jit` or what else the wrapper has."""
+    wrapped = value.__wrapped__
+    yield Part("function", "__wrapped__"), wrapped
     options = options_of(value)
-    wrapped = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
-    parts: dict[Any, Any] = {} if wrapped is None else {Part("function", "__wrapped__"): wrapped}
-    if options is not None:
-        named = {Part("option", name): option for name, option in options.items() if name not in _NOT_OPTIONS}
-        return parts | named
-    role: Literal["option", "attribute"] = "attribute" if wrapped is None else "option"
-    attributes = {name: part for name, part in attributes_of(value).items() if part is not wrapped}
-    return parts | {Part(role, name): part for name, part in attributes.items()}
+    named = attributes_of(value) if options is None else options
+    others = ((name, part) for name, part in named.items() if part is not wrapped and name not in _NOT_OPTIONS)
+    yield from ((Part("option", name), part) for name, part in others)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -241,7 +243,8 @@ class Change(NamedTuple):
     in_place: bool = False
 
     def __str__(self) -> str:
-        where = f"{self.name} (changed in place)" if self.in_place else self.name
+        name = self.name.lstrip(".")
+        where = f"{name} (changed in place)" if self.in_place else name
         return f"{where}: {change_text(self.old, self.new)}"
 
 

@@ -269,21 +269,19 @@ class Watch:
         if event.signature is None:
             like = history.entries[-1].signature if history.entries else None
             event.signature = signature_of(call, like)
-        if not history.entries and not history.definition.traces:
+        if event.kind == "trace" and not history.entries and not history.definition.traces:
             self._remember_held(history, call, event.signature)
         return history, event.signature
 
     def _remember_held(self, history: History, call: Call, signature: Signature) -> None:
         """Learn the calls from before the block for which JAX has traces."""
-        held = held_calls(call.jit_function) or []
+        held = held_calls(call.jit_function)
         of_wrapper = call.jit_function is not call.function  # of equinox or flax, with arguments of its own
         if of_wrapper or any(isinstance(value, FlatTree) for value in call.args):
-            history.unseen = max(len(held) - 1, 0)
+            history.unseen = len(held)
             return
         for one in held[-_HELD:]:
-            earlier = held_signature(one, call, signature)
-            if call_differences(earlier, signature, reasons=False):  # else it is the call that is traced now
-                history.record(earlier, 0, compiled=None)
+            history.record(held_signature(one, call, signature), 0, compiled=None)
 
     def _new_trace(
         self,

@@ -157,8 +157,7 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     function, owner = Part("function", "__func__"), Part("object", "self")
     if not alike(old.parts.get(function), new.parts.get(function)):
         return None
-    found = [change for change in changes(old, new) if change.key == owner]
-    return Cause("other method", f"the same method of another object{_with(found)}")
+    return Cause("other method", f"the same method of another object{_with(changes(old.parts[owner], new.parts[owner]))}")
 
 
 def _of_partials(old: Snapshot, new: Snapshot) -> Cause | None:
@@ -218,7 +217,8 @@ def why_decorated(left: Sequence[Snapshot], right: Sequence[Snapshot]) -> Cause 
     if names != others:
         return Cause("other decorators", f"the same function under other decorators: {names} -> {others}")
     pairs = zip(left, right, strict=True)
-    found = [change for pair in pairs for change in changes(*pair) if change.key.role == "option"]
+    options = [change for pair in pairs for change in changes(*pair) if change.key.role == "option"]
+    found = [change._replace(name=change.name.rpartition(".")[2]) for change in options]
     return Cause("other decorators", f"the same function, decorated with {_listed(found)}") if found else None
 
 
@@ -234,7 +234,8 @@ def why_another(last: Any, this: Any) -> str:
     """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
     (outer, function), (others, other) = _unwrapped(last), _unwrapped(this)
     if not _is_one(function, other):
-        return cause_of(function, other) or "another function object; no difference was seen in what it holds"
+        unseen = "another function object; no difference was seen in what it holds"
+        return cause_of(function, other) or (unseen if short_text(function) == short_text(other) else "")
     again = Cause("wrapped again", "the same function, decorated and jitted again")
     return why_decorated(outer, others) or again
 
@@ -246,7 +247,8 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     kind = old.kind
     found = changes(old, new)
     if old.compared == "value":
-        return _of_answer(old, new) or (Cause("other attributes", f"here {_listed(found)}") if found else None)
+        by_attributes = Cause("other attributes", f"here {_listed(found)}") if found and old.text == new.text else None
+        return _of_answer(old, new) or by_attributes
     is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__  # and not kept by its values
     if old.compared != "object" or not is_one_each or old.is_object_of(new) or kind.__module__.startswith("jax"):
         return None
