@@ -183,9 +183,9 @@ class StaticComparison:
                 found.append((key, value, other))
         return found
 
-    def parts(self, value: Any) -> Mapping[Key, Any]:
-        """What a static value consists of, by key; nothing for what is not a container."""
-        return parts_of(value) or {}
+    def parts(self, left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
+        """What two static values consist of, by key; nothing for what is not a container."""
+        return (parts_of(left) or {}, parts_of(right) or {}) if type(left) is type(right) else ({}, {})
 
     def reason(self, left: Any, right: Any) -> str:
         """Why two values differ; empty where their texts say it all."""
@@ -251,8 +251,8 @@ def _changed_parts(
     path: Path, old: Any, new: Any, compare: StaticComparison, depth: int
 ) -> list[tuple[Path, Any, Any]]:
     """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the whole."""
-    ours, theirs = compare.parts(old), compare.parts(new)
-    if depth and type(old) is type(new) and ours and ours.keys() == theirs.keys():
+    ours, theirs = compare.parts(old, new)
+    if depth and ours and ours.keys() == theirs.keys():
         changed = [key for key in ours if not compare.same(ours[key], theirs[key])]
         if 0 < len(changed) <= _SEPARATE:
             inner = (_changed_parts((*path, key), ours[key], theirs[key], compare, depth - 1) for key in changed)
@@ -342,8 +342,10 @@ def _static_differences(path: Path, old: Level, new: Level, compare: StaticCompa
     if keys != other_keys:
         names, others = (tuple(getattr(key, "key", key) for key in order) for order in (keys, other_keys))
         yield Difference(path, names, others, "static", "the same entries in another order")
-    else:  # such as what aux_data holds besides named fields, or a user's hash that equal values do not share
+    elif old.content is None:  # what aux_data holds besides named fields
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
+    else:
+        yield Difference(path, old, new, "static", "no difference was seen in what its statics hold")
 
 
 # Leaves

@@ -325,11 +325,13 @@ class _Remembered(StaticComparison):
                 found.append((key, value, other))
         return found
 
-    def parts(self, value: Any) -> Mapping[Key, Any]:
-        """The parts of a container; those of a callable or an object are told by the reason."""
-        if not isinstance(value, Snapshot) or any(isinstance(key, Part) for key in value.parts):
-            return {}
-        return value.parts
+    def parts(self, left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
+        """The parts of containers; those of callables, and of one object that has changed, are told by the reason."""
+        if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
+            return {}, {}
+        is_one = left.is_alive and left.is_object_of(right)
+        is_container = not any(isinstance(key, Part) for key in left.parts)
+        return (left.parts, right.parts) if is_container and not is_one else ({}, {})
 
     def reason(self, left: Any, right: Any) -> str:
         """The cause in words; empty where the texts say it all."""
@@ -337,7 +339,7 @@ class _Remembered(StaticComparison):
 
 
 def _differ(live: tuple[Any, ...], old: Any, new: Any, *, content: bool) -> bool:
-    """Whether two values of a static field differ: by their exact keys, where both values live; else by what is kept."""
+    """Whether two values of a static field differ: by exact keys where both values live, else by what is kept."""
     if len(live) < 2 or live[0] is live[1]:
         return not alike(old, new)
     try:

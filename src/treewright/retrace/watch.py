@@ -184,12 +184,16 @@ class Watch:
         """Watch no more, and warn of what was not seen."""
         was_heard = OBSERVER.is_heard(unknown=True)
         OBSERVER.remove(self.hear)
-        for thread in list(self._begun):
-            self._end(self._begun.pop(thread, None))  # which may end in its own thread meanwhile
+        self.flush()
         if not was_heard:
             warnings.warn(_CLEARED, RetraceWarning, stacklevel=stacklevel + 1)
         if self._heard == {"trace"} and not tells_of_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
+
+    def flush(self) -> None:
+        """Report the traces for which nothing was compiled."""
+        for thread in list(self._begun):
+            self._end(self._begun.pop(thread, None))  # which may end in its own thread meanwhile
 
     def hear(self, event: Event) -> None:
         """Take note of what JAX tells of."""

@@ -157,7 +157,9 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     function, owner = Part("function", "__func__"), Part("object", "self")
     if not alike(old.parts.get(function), new.parts.get(function)):
         return None
-    return Cause("other method", f"the same method of another object{_with(changes(old.parts[owner], new.parts[owner]))}")
+    return Cause(
+        "other method", f"the same method of another object{_with(changes(old.parts[owner], new.parts[owner]))}"
+    )
 
 
 def _of_partials(old: Snapshot, new: Snapshot) -> Cause | None:
@@ -187,11 +189,16 @@ def _of_wrappers(old: Snapshot, new: Snapshot) -> Cause | None:
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
     if not outer and not others:
         return None
-    if not _is_one(function, other):
+    is_one = _is_one(function, other)
+    if not is_one and not alike(function, other):
         return cause_of(function, other)
-    return why_decorated(outer, others) or Cause(
-        "wrapped again", f"the same function, wrapped again by {', '.join(map(_decorator, outer))}"
+    decorated = why_decorated(
+        outer, others, "the same function" if is_one else "a function made again by the same code"
     )
+    if decorated is not None or not is_one:
+        return decorated or cause_of(function, other)
+    names = ", ".join(map(_decorator, outer))
+    return Cause("wrapped again", f"the same function, wrapped again by {names}")
 
 
 def _is_one(left: Any, right: Any) -> bool:
@@ -211,15 +218,17 @@ def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
     return wrappers, value
 
 
-def why_decorated(left: Sequence[Snapshot], right: Sequence[Snapshot]) -> Cause | None:
-    """How the wrappers around one function differ; None where they do not."""
+def why_decorated(
+    left: Sequence[Snapshot], right: Sequence[Snapshot], function: str = "the same function"
+) -> Cause | None:
+    """How the wrappers around one function, or two that are alike, differ; None where they do not."""
     names, others = (", ".join(map(_decorator, wrappers)) or "none" for wrappers in (left, right))
     if names != others:
-        return Cause("other decorators", f"the same function under other decorators: {names} -> {others}")
+        return Cause("other decorators", f"{function} under other decorators: {names} -> {others}")
     pairs = zip(left, right, strict=True)
     options = [change for pair in pairs for change in changes(*pair) if change.key.role == "option"]
     found = [change._replace(name=change.name.rpartition(".")[2]) for change in options]
-    return Cause("other decorators", f"the same function, decorated with {_listed(found)}") if found else None
+    return Cause("other decorators", f"{function}, decorated with {_listed(found)}") if found else None
 
 
 def _decorator(wrapper: Snapshot) -> str:
