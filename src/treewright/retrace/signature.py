@@ -209,7 +209,9 @@ class _Remembering:
     def tree(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
         """What to keep of a tree that hangs so deep in the whole."""
         kind = type(tree)
-        if kind is LeafType or self.leaves[kind]:
+        if kind is LeafType or kind is Level:  # of a call that JAX's cache holds
+            return tree  # type: ignore[no-any-return]
+        if self.leaves[kind]:
             return self.leaf(tree, like)
         if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:
             parts, statics = flat_form(tree)
