@@ -103,6 +103,7 @@ LATE = "if this is a last, smaller batch, drop or pad it"
 FRESH = "define it once, outside of what calls it, and reuse it"
 DEFAULT = "a default that is passed is an argument more: pass it each time or never"
 SAME = "keep the structure the same from call to call"
+NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 # The arguments of two calls, and the lines of the report but the last.
@@ -127,7 +128,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=1.0),),
         [
             "state.name (static): 1 -> 1.0",
-            "    if only its value is computed with, pass it as an array that is traced; a shape or a length must be static",
+            f"    {NUMBER}",
         ],
     ),
     "a field of a frozen config": (
@@ -135,9 +136,9 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=Config((64, 32), 0.2)),),
         [
             "state.name.sizes[1] (static): 64 -> 32",
-            "    if only its value is computed with, pass it as an array that is traced; a shape or a length must be static",
+            f"    {NUMBER}",
             "state.name.rate (static): 0.1 -> 0.2",
-            "    if only its value is computed with, pass it as an array that is traced; a shape or a length must be static",
+            f"    {NUMBER}",
         ],
     ),
     "a fresh closure": (

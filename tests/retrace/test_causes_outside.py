@@ -55,6 +55,7 @@ def ones(*shape: int) -> Any:
     return jnp.ones(shape)
 
 
+NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 
@@ -76,7 +77,7 @@ FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
             (lambda f: f(1.0, Config((1, 2))), lambda f: f(1.0, Config((1, 3)))),
             [
                 "batch.sizes[1] (static): 2 -> 3",
-                "    if only its value is computed with, pass it as an array that is traced; a shape or a length must be static",
+                f"    {NUMBER}",
             ],
         ),
         (

@@ -157,7 +157,9 @@ def test_a_name_that_is_never_traced_is_told() -> None:
 
 @pytest.mark.parametrize("make", [treewright.explain_retraces, lambda: treewright.max_traces(1)])
 def test_what_is_made_and_never_used_says_so_at_its_line(make: Any) -> None:
-    with pytest.warns(RetraceWarning, match=r"was made here and never used, so it sees nothing: write `with .* or `@") as told:
+    with pytest.warns(
+        RetraceWarning, match=r"was made here and never used, so it sees nothing: write `with .* or `@"
+    ) as told:
         make()
 
     [warning] = told
@@ -285,7 +287,8 @@ def test_of_wrappers_of_libraries_it_is_said_that_earlier_arguments_were_not_see
 
     [report] = reports
     assert details(report) == [
-        "JAX has traces for a call from before the block, whose arguments were not seen; now x: float32[3] (uncommitted)"
+        "JAX has traces for a call from before the block, whose arguments were not seen; now x: float32[3] "
+        "(uncommitted)"
     ]
 
 
@@ -313,11 +316,10 @@ def test_what_was_traced_before_the_block_and_is_compiled_in_it_is_reported() ->
     first, second = reports
     assert (first.event, second.event) == ("recompile", "recompile")
     assert details(first) == [
-        f"traced before the block, which was not seen; compiled in it for x: float32[2] (committed to {jax.devices()[0]})"
+        "traced before the block, which was not seen; compiled in it for x: float32[2] (committed to "
+        f"{jax.devices()[0]})"
     ]
-    assert details(second)[0] == (
-        f"x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}"
-    )
+    assert details(second)[0] == (f"x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}")
 
 
 # Decorators

@@ -111,8 +111,8 @@ def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
 
 
 def test_what_has_not_changed_is_shared_between_signatures() -> None:
-    from treewright.retrace.signature import signature_of
     from treewright.retrace.jax_private import Call
+    from treewright.retrace.signature import signature_of
 
     layers = [Layer(np.ones(2), "relu") for _ in range(10)]
     first = signature_of(Call(double, (layers,), {}))

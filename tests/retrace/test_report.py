@@ -49,9 +49,7 @@ def test_a_notebook_shows_the_text_of_a_report() -> None:
     assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
-def test_by_default_a_report_goes_to_standard_error(
-    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_by_default_a_report_goes_to_standard_error(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.handlers.clear()
     retrace()
 

@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
             raise
     retraces = recording.count()
     if options.max_retraces is not None and retraces > options.max_retraces:
-        sys.stderr.write(f"{retraces} retraces and recompiles, and --max-retraces allows {options.max_retraces}\n")
+        noun = "retrace" if retraces == 1 else "retraces"
+        sys.stderr.write(f"{retraces} {noun}, and --max-retraces allows {options.max_retraces}\n")
         return _TOO_MANY
     return 0
 
@@ -90,13 +91,16 @@ def _run(program: list[str]) -> None:
         sys.path[0] = program[0]
         runpy.run_path(program[0], run_name="__main__")
         return
+    file = str(path.absolute())
     sys.path[0] = str(path.absolute().parent)
     module = types.ModuleType("__main__")
-    module.__file__, module.__builtins__ = program[0], __builtins__  # type: ignore[attr-defined]  as Python sets it
-    with io.open_code(str(path.absolute())) as file:
-        code = compile(file.read(), program[0], "exec", dont_inherit=True)
+    ours = vars(sys.modules["__main__"])
+    vars(module).update({name: {} for name in ("__annotations__",) if name in ours}, __file__=file)
+    vars(module).update(__builtins__=ours["__builtins__"], __cached__=None)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
     sys.modules["__main__"] = module  # for good, as threads and pickles of the program expect
-    exec(code, module.__dict__)
+    exec(code, module.__dict__)  # noqa: S102  it is the user's
 
 
 def _hide_frames_of_ours() -> None:

@@ -89,11 +89,12 @@ class Observer:
     def remove(self, listener: Callable[[Event], object]) -> None:
         """Undo `add`. Without JAX's functions to stop a listener, it goes on telling one that has nobody to tell."""
         names = ("unregister_event_duration_listener", "unregister_event_listener")
+        both: list[Any] = [getattr(jax.monitoring, name, None) for name in names]
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
-            if not self._listeners and self.is_heard(unknown=True):
-                for name in names:
-                    getattr(jax.monitoring, name, nothing)(self)
+            if not self._listeners and None not in both and self.is_heard(unknown=True):
+                for unregister in both:
+                    unregister(self)
 
     def is_heard(self, *, unknown: bool) -> bool:
         """Whether JAX tells it of events; not after `jax.monitoring.clear_event_listeners()`, which is public.

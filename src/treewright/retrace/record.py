@@ -96,7 +96,9 @@ class Record:
         """All that a person wants to know at the end of a run."""
         command = " ".join(program)
         if not self._spans:
-            return f"treewright retraces: {command} ran for {_duration(seconds)}; JAX traced and compiled nothing in it."
+            return (
+                f"treewright retraces: {command} ran for {_duration(seconds)}; JAX traced and compiled nothing in it."
+            )
         spent = sum(span.own for span in self._spans)
         share = f"{_duration(spent)} of it ({spent / seconds:.0%}) tracing and compiling"
         lines = [f"treewright retraces: {command} ran for {_duration(seconds)}, {share}.", ""]
@@ -225,7 +227,11 @@ def _what_was_compiled(event: Event) -> tuple[str, str, bool]:
         place = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if hasattr(code, "co_filename") else ""
         return name_of(call.function), place, False
     frame = user_frame()
-    return event.name.removeprefix("jit(").removeprefix("jit_").removesuffix(")"), "" if frame is None else place_in(frame), True
+    return (
+        event.name.removeprefix("jit(").removeprefix("jit_").removesuffix(")"),
+        "" if frame is None else place_in(frame),
+        True,
+    )
 
 
 def _report_json(report: RetraceReport) -> dict[str, Any]:

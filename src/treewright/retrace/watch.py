@@ -187,7 +187,7 @@ class Watch:
         self.flush()
         if not was_heard:
             warnings.warn(_CLEARED, RetraceWarning, stacklevel=stacklevel + 1)
-        if self._heard == {"trace"} and not tells_of_compilations():
+        if "trace" in self._heard and "compile" not in self._heard and not tells_of_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
