@@ -146,11 +146,13 @@ class _Check:
     def value(self, path: Path, value: Any, depth: int) -> list[Hazard]:
         """Those of a value, and of what it consists of."""
         found = list(self._refused_by_ours(path, value)) if self.foreign else []
-        function = innermost(value)
-        if found or isinstance(value, _FINE) or import_path(value) is not None or isinstance(value, _ARRAYS):
+        if found or isinstance(value, (*_FINE, *_ARRAYS)):
             return found
+        function = value if isinstance(value, types.FunctionType) else innermost(value)
         if isinstance(function, types.FunctionType) and not isinstance(value, functools.partial):
             return [*_of_reads(path, function), *self._of_callable(path, value, function)]
+        if import_path(value) is not None:
+            return []
         inside = [(key, part) for key, part in _inside(value) if depth]
         found = [hazard for key, part in inside for hazard in self.value((*path, key), part, depth - 1)]
         if isinstance(value, functools.partial):
@@ -197,7 +199,10 @@ class _Check:
     def _is_other(self, value: Any) -> bool:
         """Whether a value made again in the same way is another static."""
         if self.foreign:
-            return True
+            return import_path(value) is None
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None and not isinstance(value, types.FunctionType):  # such as `jit`, of which ours know it
+            return self._is_other(wrapped)
         try:
             return bool(exact_key(_made_again(value), content=self.content) != exact_key(value, content=self.content))
         except NoExactKeyError:
@@ -205,13 +210,11 @@ class _Check:
 
 
 def _made_again(value: Any) -> Any:
-    """Another function, partial, method or jitted function with the same in it."""
+    """Another function, partial or method with the same in it."""
     if isinstance(value, functools.partial):
         return functools.partial(value.func, *value.args, **value.keywords)
     if isinstance(value, types.MethodType):
         return types.MethodType(value.__func__, copy.copy(value.__self__))
-    if not isinstance(value, types.FunctionType):
-        return object()
     made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
     made.__kwdefaults__ = value.__kwdefaults__
     return functools.update_wrapper(made, value, updated=("__dict__",)) if vars(value) else _named_like(made, value)
