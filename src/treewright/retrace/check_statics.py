@@ -306,7 +306,7 @@ def _is_of_module(function: types.FunctionType) -> bool:
 
 
 def _of_object(path: Path, value: Any) -> Iterator[Hazard]:
-    kind = type(value)
+    kind: Any = type(value)
     name = kind.__qualname__
     if kind.__eq__ is not object.__eq__:
         if _can_change(value):
@@ -326,7 +326,7 @@ def _is_sentinel(value: Any) -> bool:
 
 def _can_change(value: Any) -> bool:
     """Whether the public attributes of an object can be assigned."""
-    kind = type(value)
+    kind: Any = type(value)
     if isinstance(value, _FINE) or callable(value) or import_path(value) is not None or is_node(value):
         return False
     if dataclasses.is_dataclass(kind):

@@ -20,6 +20,7 @@ from treewright.retrace.watch import Definition, Watch, definition_of, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
+_WAYS = "`with explain_retraces():` around the calls, or `@explain_retraces()` above a function"
 
 
 def explain(
@@ -155,7 +156,7 @@ class explain_retraces(_Watcher):  # noqa: N801  it is used like a function
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
-    @cured(options_cure("on_report", "only", positional="`with explain_retraces():` around the calls"))
+    @cured(options_cure("on_report", "only", positional=_WAYS))
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
         self._on_report = on_report or to_log_and_stderr
         super().__init__(only)
@@ -209,9 +210,10 @@ class max_traces(_Watcher):  # noqa: N801  it is used like a function
 
     @cured(options_cure("limit", "only", "recompiles"))
     def __init__(self, limit: int, *, only: Only = None, recompiles: int | None = None) -> None:
-        if not isinstance(limit, int):
-            cure = "Write @max_traces(1) above the function" if callable(limit) else "Write max_traces(1)"
-            raise TypeError(f"max_traces takes a number of traces first, got {short_text(limit)}. {cure}.")
+        given: Any = limit
+        if not isinstance(given, int):
+            cure = "Write @max_traces(1) above the function" if callable(given) else "Write max_traces(1)"
+            raise TypeError(f"max_traces takes a number of traces first, got {short_text(given)}. {cure}.")
         self._limit, self._recompiles = limit, recompiles
         super().__init__(only)
 

@@ -33,11 +33,13 @@ CACHE_READ = "/jax/compilation_cache/cache_hits"
 CACHE_WRITTEN = "/jax/compilation_cache/cache_misses"
 CACHE_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
 
-_KINDS: Mapping[str, "EventKind"] = types.MappingProxyType(
-    {TRACED_EVENT: "trace", LOWERED_EVENT: "lower", COMPILED_EVENT: "compile"}
-    | dict.fromkeys((CACHE_ASKED, CACHE_READ, CACHE_WRITTEN, CACHE_SAVED), "cache")
-)
 EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
+_KINDS: Mapping[str, EventKind] = types.MappingProxyType(
+    {
+        **{TRACED_EVENT: "trace", LOWERED_EVENT: "lower", COMPILED_EVENT: "compile"},
+        **dict.fromkeys((CACHE_ASKED, CACHE_READ, CACHE_WRITTEN, CACHE_SAVED), "cache"),
+    }
+)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -69,12 +71,12 @@ class Observer:
         self._lock = threading.Lock()
         self._listeners: tuple[Callable[[Event], object], ...] = ()
 
-    def __call__(self, event: str, seconds: float = 0.0, **details: str | int) -> None:
+    def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
         """What JAX calls at each event."""
         kind = _KINDS.get(event)
         if kind is None:
             return
-        told = Event(kind, seconds, event if kind == "cache" else str(details.get("fun_name", "")))
+        told = Event(kind, duration_secs, event if kind == "cache" else str(details.get("fun_name", "")))
         for listener in self._listeners:
             listener(told)
 

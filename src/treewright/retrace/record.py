@@ -162,9 +162,9 @@ class Record:
         return sorted(several, key=lambda line: -sum(span.own for span in line[1]))
 
     def _cache_lines(self) -> Iterator[str]:
-        folder, least = jax.config.jax_compilation_cache_dir, getattr(jax.config, _MIN_SECONDS)
+        folder, least = _setting("jax_compilation_cache_dir"), _setting(_MIN_SECONDS)
         compiled = [span for span in self._spans if span.kind == "compile"]
-        if not folder or not jax.config.jax_enable_compilation_cache:
+        if not folder or not _setting("jax_enable_compilation_cache"):
             could = _duration(sum(span.seconds for span in compiled))
             yield "The persistent compilation cache is off. With JAX_COMPILATION_CACHE_DIR=FOLDER and"
             yield f"{_MIN_SECONDS.upper()}=0 the next start would save up to {could}."
@@ -232,6 +232,10 @@ def _what_was_compiled(event: Event) -> tuple[str, str, bool]:
         "" if frame is None else place_in(frame),
         True,
     )
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name, None)
 
 
 def _report_json(report: RetraceReport) -> dict[str, Any]:

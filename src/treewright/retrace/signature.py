@@ -117,7 +117,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = snapshot(value)
         else:
             traced[name] = remembering.tree(value, known.get(name), 0)
-    settings = _kept_settings(trace_settings() | dict(call.settings))
+    settings: Mapping[str, Any] = _kept_settings(trace_settings() | dict(call.settings))
     if like is not None and like.settings == settings:
         settings = like.settings
     of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state

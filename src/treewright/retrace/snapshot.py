@@ -97,7 +97,7 @@ def place_of(code: types.CodeType) -> str:
 
 
 def _compared(value: Any) -> Literal["parts", "object", "value"]:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _CONTAINERS or (isinstance(value, tuple) and kind.__eq__ is tuple.__eq__):
         return "parts"
     if kind.__eq__ is object.__eq__ or isinstance(value, (jax.Array, np.ndarray, types.MethodType)):

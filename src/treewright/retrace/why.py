@@ -253,7 +253,7 @@ def why_another(last: Any, this: Any) -> str:
 
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
-    kind = old.kind
+    kind: Any = old.kind
     found = changes(old, new)
     if old.compared == "value":
         by_attributes = Cause("other attributes", f"here {_listed(found)}") if found and old.text == new.text else None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from treewright.retrace.command import Recording
     from treewright.retrace.explain import max_traces as limit_class
     from treewright.retrace.report import RetraceReport
 
-
-_RECORDING = pytest.StashKey["Recording"]()
+_RECORDING: "pytest.StashKey[Recording]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
