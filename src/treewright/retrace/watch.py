@@ -94,11 +94,12 @@ class History:
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
         self.forgotten: int = 0  # signatures
         self.unseen: int = 0  # calls from before the block, of which JAX tells no more than how many
-        self._function = weakref.ref(function)
+        self.reference: weakref.ref[Any] = weakref.ref(function)
+        self.function: Any = None  # its snapshot, when it was traced first
 
     def is_of(self, function: Any) -> bool:
         """Whether this is the history of the very function; a method may have been looked up again."""
-        known = self._function()
+        known = self.reference()
         return known is function or (isinstance(function, types.MethodType) and known == function)
 
     def record(self, signature: Signature, number: int, *, compiled: bool | None) -> Entry:
@@ -125,7 +126,7 @@ class History:
             return best[1], tuple(call_differences(best[1].signature, signature))
         if self.entries or sharing or self.definition.last is None:
             return None, ()
-        (before, entry), this = self.definition.last, snapshot(self._function())
+        (before, entry), this = self.definition.last, snapshot(self.reference())
         other = Difference(("the function itself",), before, this, "function", why_another(before, this))
         return entry, (other, *call_differences(entry.signature, signature))
 
@@ -308,7 +309,9 @@ class Watch:
             history.unseen = 0
         of_trace = tuple(difference for difference in differences if not is_placement(difference))
         entry = history.record(signature, number, compiled=False)
-        definition.last = snapshot(history._function()), entry
+        if history.function is None:
+            history.function = snapshot(history.reference())
+        definition.last = history.function, entry
         report = RetraceReport(definition.name, "trace", number, of_trace, compared_with, seconds, caller(), unseen)
         try:
             self._begins(definition, report)
