@@ -352,7 +352,7 @@ def _is_of_a_library(frame: types.FrameType) -> bool:
 
 
 def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
-    return frame.f_locals.keys() >= {*names}
+    return all(name in frame.f_locals for name in names)
 
 
 # What JAX's cache of traces holds
