@@ -8,9 +8,11 @@ import json
 import math
 import operator
 import os
+import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, overload
 
@@ -118,7 +120,7 @@ def _remove_inside(folder: Any) -> None:
     """Delete all that a folder holds. What can't be deleted is a warning."""
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         try:
-            path.rmtree() if path.is_dir() and not path.is_symlink() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         except OSError as error:
             warnings.warn(f"{path}, a step that was thrown out, can't be deleted: {error}", CheckpointWarning, 2)
 
@@ -137,8 +139,8 @@ def _read_manifest(folder: Any) -> Manifest:
                 f"Step {folder.name} in {folder.parent} has no manifest: another program saved it with Orbax. "
                 f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
             )
-        if file.stat().length > 2 * LARGEST:
-            raise ValueError(f"it has {file.stat().length:,} bytes, more than any")
+        if isinstance(file, Path) and file.stat().st_size > 2 * LARGEST:  # its text is quoted once more
+            raise ValueError(f"it has {file.stat().st_size:,} bytes, more than any")
         document = json.loads(file.read_text())
         if isinstance(document, dict) and "differing" in document:
             raise ValueError(f"processes had saved different values for {cut_text(str(document['differing']), 200)}")
@@ -343,7 +345,8 @@ class CheckpointManager:
             )
         text = os.fsdecode(directory)
         self._is_local = "://" not in text
-        self.directory: Any = epath.Path(os.path.abspath(text) if self._is_local else text)
+        # A bucket's path has the same methods, and is none of `pathlib`.
+        self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
         if self._is_local and self.directory.is_file():
             raise CheckpointError(f"{text} is a file, and a CheckpointManager needs a folder. load(path) reads a file.")
         if (self.directory / _LISTING).is_file():
@@ -484,7 +487,7 @@ class CheckpointManager:
                 async_options=ocp.AsyncOptions(
                     timeout_secs=math.ceil(self._timeout),
                     post_finalization_callback=self._sync_unfinished,
-                    create_directories_asynchronously=False,
+                    create_directories_asynchronously=True,
                 ),
                 **best,
             ),
@@ -686,8 +689,11 @@ class CheckpointManager:
     def _steps_on_disk(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        steps = {info.step for info in ocp.path.step.standard_name_format().find_all(self.directory)}
-        return sorted(step for step in steps if (self.directory / str(step)).is_dir())  # a `007` is somebody else's
+        if not self._is_local:  # where a step without its file of success is unfinished
+            return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(self.directory))
+        with os.scandir(self.directory) as entries:
+            names = [entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()]
+        return sorted(int(name) for name in names if str(int(name)) == name)  # a `007` is somebody else's
 
     def _existing(self, step: int | None) -> int:
         """The number of a step that is on disk, by default the latest, with that which is still being saved."""
