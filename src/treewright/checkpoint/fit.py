@@ -281,7 +281,9 @@ def _lone_nodes(
             above.add(name)
     for branch in lone:
         if branch.name not in above and branch.name not in leaves:
-            shown = f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
+            shown = (
+                f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
+            )
             saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
             yield Mismatch(branch.shown_path, kind, saved, wanted)
 
@@ -378,7 +380,9 @@ def _are_alike(one: Branch, other: Branch) -> bool:
 
 def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
     """The manifest with other names. A key is a run of steps, as `out` or `params.out`, and is found at any depth."""
-    runs = sorted(((tuple(old.split(".")), new.split(".")) for old, new in renamed.items()), key=lambda run: -len(run[0]))
+    runs = sorted(
+        ((tuple(old.split(".")), new.split(".")) for old, new in renamed.items()), key=lambda run: -len(run[0])
+    )
     used: set[tuple[str, ...]] = set()
 
     def new_name(name: str) -> str:
@@ -465,7 +469,9 @@ def _refuse_nothing(count: int, target: Parts, advice: Sequence[str]) -> None:
     """Raise if a tree would come back as it was given: an untrained template for a trained model."""
     if not count and target.values:
         cures = "\n  ".join(["What to do:", *(advice or ["Look at what was saved: read_manifest(path).leaves."])])
-        raise CheckpointError(f"No leaf of the checkpoint has a place in the tree, so nothing would be loaded.\n{cures}")
+        raise CheckpointError(
+            f"No leaf of the checkpoint has a place in the tree, so nothing would be loaded.\n{cures}"
+        )
 
 
 def _refuse_values_left_abstract(target: Parts, names: "set[str]") -> None:
@@ -506,9 +512,12 @@ def _values(wanted: list[tuple[Leaf, Form, Any]], read: Read, *, keep_ties: bool
         for leaf, form, value in wanted:
             same_as[leaf.name] = first.setdefault((leaf.array, _tie_of(form, value)), leaf.name)
     once = [(leaf, form, value) for leaf, form, value in wanted if same_as[leaf.name] == leaf.name]
-    arrays = read([Request(leaf, None if form.kind in ON_HOST else sharding_of(value, form)) for leaf, form, value in once])
+    arrays = read(
+        [Request(leaf, None if form.kind in ON_HOST else sharding_of(value, form)) for leaf, form, value in once]
+    )
     values = {
-        leaf.name: leaf_from(array, form, value, leaf.path) for (leaf, form, value), array in zip(once, arrays, strict=True)
+        leaf.name: leaf_from(array, form, value, leaf.path)
+        for (leaf, form, value), array in zip(once, arrays, strict=True)
     }
     return {name: values[same] for name, same in same_as.items()}
 

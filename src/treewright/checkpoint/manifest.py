@@ -248,7 +248,9 @@ def _check_tree(branches: list[Branch], leaves: list[Leaf]) -> None:
     for branch in branches:
         if depths.get(branch.name, DEPTH) >= DEPTH:
             raise _WrongError(f"its nodes are out of order, or more than {DEPTH} levels deep")
-        depths.update(dict.fromkeys((join_name(branch.name, step) for step in branch.children), depths[branch.name] + 1))
+        depths.update(
+            dict.fromkeys((join_name(branch.name, step) for step in branch.children), depths[branch.name] + 1)
+        )
 
 
 def _check_ties(leaves: Iterable[Leaf]) -> None:

@@ -19,14 +19,13 @@ from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, 
 import jax
 import numpy as np
 
-from treewright._core import spec_of
 from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import cut_text, first_of, short_text
 from treewright._processes import exchange, processes_text, raise_in_all
 from treewright.checkpoint.arrays import DTYPES, contiguous, digest_of, local_blocks, stored, verify
 from treewright.checkpoint.file import StrPath, reading, sync
 from treewright.checkpoint.fit import MISSING, Alone, Fit, Request, checked_options, restored
-from treewright.checkpoint.manifest import DIGEST, LARGEST, TEXT, Leaf, Manifest, from_metadata
+from treewright.checkpoint.manifest import LARGEST, Leaf, Manifest, from_metadata
 from treewright.checkpoint.tree import Parts, parts_to_save, refuse
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, missing_extra, warn_user
 
@@ -104,7 +103,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orb
         raise NotImplementedError
 
     def restore(self, directory: Any, args: Any = None) -> Any:
-        """Read by `_read_manifest`, without Orbax."""
+        """Read by `read_manifest_of_step`, without Orbax."""
         raise NotImplementedError
 
 
@@ -125,7 +124,7 @@ def _remove_inside(folder: Any) -> None:
             warnings.warn(f"{path}, a step that was thrown out, can't be deleted: {error}", CheckpointWarning, 2)
 
 
-def _read_manifest(folder: Any) -> Manifest:
+def read_manifest_of_step(folder: Any) -> Manifest:
     """The manifest of a step.
 
     Raises:
@@ -165,29 +164,47 @@ def _problems(parts: Parts) -> Iterator[str]:
             )
 
 
-def _reader(folder: Any) -> Callable[[list[Request]], Iterator[Any]]:
+def reader_of_step(folder: Any) -> Callable[[list[Request]], Iterator[Any]]:
     """A reader of the arrays of a step: each process reads its own parts, and nothing is exchanged."""
 
     def read(requests: list[Request]) -> Iterator[Any]:
         for leaf, sharding in requests:
             if sharding is not None:
                 sharding.devices_indices_map(leaf.form.shape)  # an error of the target is raised as what it is
-        arrays: dict[int, Any] = {}
-        left = dict(enumerate(requests))
-        while left:  # an array that goes to several places is read once for each
-            part = {request.leaf.array: index for index, request in reversed(left.items())}
-            arrays |= _read_arrays(folder, {index: left.pop(index) for index in part.values()})
-        for index, (leaf, _) in enumerate(requests):
-            array = arrays.pop(index)
-            verify(array, leaf.digests, leaf.path)
-            yield array
+        for part in _in_parts(requests):
+            arrays = _read_arrays(folder, part)
+            for leaf, _ in part:
+                array = arrays.pop(leaf.array)
+                verify(array, leaf.digests, leaf.path)
+                yield array
 
     return read
 
 
-def _read_arrays(folder: Any, requests: dict[int, Request]) -> dict[int, Any]:
-    empty = {index: _empty(request) for index, request in requests.items() if 0 in request.leaf.form.shape}
-    full = {index: request for index, request in requests.items() if index not in empty}
+def _in_parts(requests: list[Request]) -> Iterator[list[Request]]:
+    """Parts that are read one after the other: an array on the host is copied once more, to its device.
+
+    An array that goes to two places is read once for each, in two parts.
+    """
+    enough = sum(leaf.form.nbytes for leaf, sharding in requests if sharding is None) // 8
+    part: list[Request] = []
+    names: set[str] = set()
+    size = 0
+    for request in requests:
+        if part and (request.leaf.array in names or (size and size >= enough)):
+            yield part
+            part, names, size = [], set(), 0
+        part.append(request)
+        names.add(request.leaf.array)
+        size += request.leaf.form.nbytes if request.sharding is None else 0
+    if part:
+        yield part
+
+
+def _read_arrays(folder: Any, requests: list[Request]) -> dict[str, Any]:
+    """Arrays by the names under which they are kept."""
+    empty = {request.leaf.array: _empty(request) for request in requests if 0 in request.leaf.form.shape}
+    full = {request.leaf.array: request for request in requests if request.leaf.array not in empty}
     if not full:
         return empty
     sizes = [leaf.form.nbytes for leaf, _ in full.values()]
@@ -195,19 +212,18 @@ def _read_arrays(folder: Any, requests: dict[int, Request]) -> dict[int, Any]:
     # and 1.25 GB with this one. It refuses an array that is larger.
     limit = max(sum(sizes) // 8, max(sizes)) + (1 << 20)
     handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)
-    by_name = {leaf.array: (leaf, sharding) for leaf, sharding in full.values()}
     arguments = ocp.args.PyTreeRestore(
-        item={name: _abstract(leaf, sharding) for name, (leaf, sharding) in by_name.items()},
-        restore_args={name: _restore_args(leaf, sharding) for name, (leaf, sharding) in by_name.items()},
+        item={name: _abstract(*request) for name, request in full.items()},
+        restore_args={name: _restore_args(*request) for name, request in full.items()},
         partial_restore=True,
     )
     with reading(f"Step {folder.name}"):
-        state = handler.restore(folder / _STATE, args=arguments)
-        for name, (leaf, _) in by_name.items():
+        state: dict[str, Any] = handler.restore(epath.Path(folder) / _STATE, args=arguments)
+        for name, (leaf, _) in full.items():
             array = state[name]
             if getattr(array, "shape", None) != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:
                 raise ValueError(f"{leaf.path} is {short_text(array)}, and a {leaf.form} was saved")
-    return empty | {index: state.pop(request.leaf.array) for index, request in full.items()}
+    return empty | state
 
 
 def _empty(request: Request) -> Any:
@@ -247,7 +263,7 @@ class _Retention:
         ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self.metrics_of(x.step) or None) for x in whole]
         stay = self.policy.should_preserve(ranked, context=context)
         kept = {info.step for info, stays in zip(whole, stay, strict=True) if stays} | {whole[-1].step}
-        return [info.step in kept or info.step in self.damaged and info.step > whole[-1].step for info in checkpoints]
+        return [info.step in kept or (info.step in self.damaged and info.step > whole[-1].step) for info in checkpoints]
 
 
 def _policy(keep: int | None, every: int | None, best: int | None, rank: Callable[[Any], float]) -> Any:
@@ -454,7 +470,9 @@ class CheckpointManager:
                 leaf.digests = {"all": digest_of(contiguous(array))}
         numbers = self._checked_metrics(metrics)
         manifest = dataclasses.replace(parts.manifest, metrics=numbers, items=(_checked_items(items),))
-        entries = {"step": str(number), "metrics": json.dumps(numbers), **_entries(parts)} if process_count() > 1 else {}
+        entries = (
+            {"step": str(number), "metrics": json.dumps(numbers), **_entries(parts)} if process_count() > 1 else {}
+        )
         return _Agreement((Parts(manifest, parts.values), arrays), entries, json.dumps(manifest.items[0]))
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
@@ -667,14 +685,14 @@ class CheckpointManager:
         with self._mutex:
             number = self._existing(None if step is None else _step_number(step))
             return self._in_all(
-                "the manifest of a step", lambda: _Agreement(_read_manifest(self.directory / str(number)))
+                "the manifest of a step", lambda: _Agreement(read_manifest_of_step(self.directory / str(number)))
             )
 
     def _metrics_of(self, step: int) -> Mapping[str, float]:
         """The metrics of a step; none of a damaged one."""
         if step not in self._metrics:
             try:
-                self._metrics[step] = _read_manifest(self.directory / str(step)).metrics
+                self._metrics[step] = read_manifest_of_step(self.directory / str(step)).metrics
             except CheckpointError:
                 self._metrics[step] = {}
         return self._metrics[step]
@@ -780,7 +798,7 @@ class CheckpointManager:
         folder = self.directory / str(step)
 
         def work() -> _Agreement[Any]:
-            return _Agreement(restored(_read_manifest(folder), _reader(folder), like, options))
+            return _Agreement(restored(read_manifest_of_step(folder), reader_of_step(folder), like, options))
 
         try:
             return self._in_all(f"restoring step {step}", work)

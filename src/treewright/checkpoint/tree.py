@@ -1,6 +1,5 @@
 """From a tree to its manifest and leaves, and from a manifest and arrays to a tree, without a tree to load into."""
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -14,8 +13,8 @@ import jax
 import numpy as np
 
 from treewright._core import Statics, flat_form, from_flat_form, is_node, spec_of
-from treewright._json import StaticSerializationError, decode, encode, shown
 from treewright._core.text import cut_text, first_names, first_of
+from treewright._json import StaticSerializationError, decode, encode, shown
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import SHARED, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import DEPTH, DICTS, ROOT_LEAF, Branch, Leaf, Manifest, join_name
@@ -143,7 +142,9 @@ class _Walk:
         if not depth and level is None:
             name = ROOT_LEAF
         if name in self.paths:
-            self.problems.append(f"{path} would get the name {name!r}, which {self.paths[name] or 'the tree'} has already")
+            self.problems.append(
+                f"{path} would get the name {name!r}, which {self.paths[name] or 'the tree'} has already"
+            )
             return
         self.paths[name] = path
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
