@@ -189,8 +189,8 @@ _REMEDIES: MappingProxyType[str, str] = MappingProxyType(
         "kind": "A number in place of an array or the other way: allow_cast=True.",
         "key": "A key of another kind: make it in migrate=, by jax.random.wrap_key_data(...) or jax.random.key(...).",
         "class": "A class that moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
-        "static": "Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has. One "
-        "that became a child: on_static='warn' and its value in migrate=.",
+        "static": "Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has.",
+        "child": "A static that became a child: on_static='warn', and its value in migrate=. The other way: strict=False.",
     }
 )
 
@@ -228,8 +228,12 @@ class Mismatch:
     @property
     def remedy(self) -> str:
         """The option or the line that lets it through."""
-        is_key = self.kind == "kind" and "(key" in self.saved + self.wanted
-        return _REMEDIES["key" if is_key else self.kind]
+        key: str = self.kind
+        if self.kind == "kind" and "(key" in self.saved + self.wanted:
+            key = "key"
+        elif self.kind == "static" and "a child" in {self.saved, self.wanted}:
+            key = "child"
+        return _REMEDIES[key]
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:

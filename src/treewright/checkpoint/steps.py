@@ -22,7 +22,7 @@ import numpy as np
 from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import cut_text, first_of, short_text
 from treewright._processes import exchange, processes_text, raise_in_all
-from treewright.checkpoint.arrays import DTYPES, contiguous, digest_of, local_blocks, stored, verify
+from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, local_blocks, stored, verify
 from treewright.checkpoint.file import StrPath, reading, sync
 from treewright.checkpoint.fit import MISSING, Alone, Fit, Request, checked_options, restored
 from treewright.checkpoint.manifest import LARGEST, Leaf, Manifest, from_metadata
@@ -66,6 +66,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orb
         blocks = {
             name: {place: np.asarray(block) for place, block in local_blocks(array).items()}
             for name, array in args.arrays.items()
+            if array.size
         }
         writing = self._write(directory, args.manifest, blocks, args.left)
         return [future.CommitFutureAwaitingContractedSignals(writing, name="manifest")]
@@ -268,8 +269,6 @@ class _Retention:
 
 def _policy(keep: int | None, every: int | None, best: int | None, rank: Callable[[Any], float]) -> Any:
     policies = ocp.checkpoint_managers
-    if keep is None:
-        return policies.PreserveAll()
     parts = [policies.LatestN(keep)]
     if every is not None:
         parts.append(policies.EveryNSteps(every))
@@ -467,7 +466,9 @@ class CheckpointManager:
         for leaf in parts.manifest.untied():
             array = arrays[leaf.name]
             if not isinstance(array, jax.Array):  # now: it may be changed while Orbax writes its copy
-                leaf.digests = {"all": digest_of(contiguous(array))}
+                leaf.digests = {WHOLE: digest_of(contiguous(array))}
+            elif not array.size:
+                leaf.digests = {WHOLE: digest_of(b"")}
         numbers = self._checked_metrics(metrics)
         manifest = dataclasses.replace(parts.manifest, metrics=numbers, items=(_checked_items(items),))
         entries = (
@@ -887,7 +888,7 @@ def _entries(parts: Parts) -> dict[str, str]:
         entries |= {f"{branch.path}.{name}": json.dumps(static) for name, static in branch.statics.items()}
     for leaf in parts.manifest.leaves:
         value = parts.values[leaf.name]
-        shown = "" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digests.get('all', '')[:12]}"
+        shown = "" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digests.get(WHOLE, '')[:12]}"
         entries[leaf.path] = f"{leaf.form}{shown}{f' is {leaf.tied}' if leaf.tied else ''}"
     return entries
 

@@ -191,19 +191,19 @@ class _Walk:
             if known is None:
                 fields = {field.name: str(field.kind) for field in spec.fields}
                 values = zip([field.name for field in spec.statics], statics.values, strict=True)
-                encoded = {name: encode(value, describe=True) for name, value in values}
+                encoded = {name: static_json(value) for name, value in values}
                 known = statics, {"kind": "node", "cls": class_name(cls), "fields": fields, "statics": encoded}
                 self.statics[id(statics)] = known
             return known[1]
         if cls in _DICTS:
-            keys = tuple(encode(key.key, describe=True) for key, _ in level.children)
-            factory = {"default_factory": encode(part.default_factory, describe=True)} if cls is defaultdict else {}
+            keys = tuple(static_json(key.key) for key, _ in level.children)
+            factory = {"default_factory": static_json(part.default_factory)} if cls is defaultdict else {}
             return {"kind": cls.__name__, "keys": keys, "statics": factory}
         if cls in _SEQUENCES:
             return {"kind": "none" if part is None else cls.__name__}
         if is_namedtuple(cls):
             return {"kind": "namedtuple", "cls": class_name(cls)}
-        statics_of_other = {str(key).lstrip("."): encode(value, describe=True) for key, value in level.statics}
+        statics_of_other = {str(key).lstrip("."): static_json(value) for key, value in level.statics}
         return {"kind": "other", "cls": class_name(cls), "statics": statics_of_other}
 
 
@@ -223,6 +223,15 @@ def _equinox_class(cls: type[Any]) -> str:
 
 
 # Statics as JSON
+
+
+def static_json(value: Any) -> Any:
+    """A static as JSON; what has no exact form is described. Other libraries have lists and dicts among them."""
+    if type(value) is list:
+        return ["list", *map(static_json, value)]
+    if type(value) is dict:
+        return ["dict", *(["tuple", static_json(key), static_json(item)] for key, item in value.items())]
+    return encode(value, describe=True)
 
 
 def likeness(saved: Any, wanted: Any) -> str:
@@ -481,7 +490,7 @@ class Blueprint:
                 f"value: statics={{{place!r}: ...}}, or a tree that has it: load(path, like=...)."
             )
         value = self.given.pop(place)
-        given = encode(value, describe=True)
+        given = static_json(value)
         if likeness(form, given) != "same":
             saved, now = (cut_text(shown_static(one), 200) for one in (form, given))
             warn_user(f"{branch.path}.{name}: saved was {saved}, given is {now}", CheckpointWarning)
