@@ -339,6 +339,9 @@ class Finder:
         Raises:
             CheckpointError: If it can't be read, or names something outside of the modules.
         """
+        if is_described(form):
+            shown_form = cut_text(shown_static(form), 200)
+            raise CheckpointError(f"it was saved as a description only, {shown_form}: load(path, like=...).")
         homes: set[str] = set()
         try:
             return decode(self.with_real_names(form, homes), modules=homes)
