@@ -247,7 +247,9 @@ def test_a_forged_static_calls_nothing_and_imports_nothing(form: Any, tmp_path: 
     assert {name for name in set(sys.modules) - before if name.startswith(("os", "posix", "evil"))} == set()
 
 
-@pytest.mark.parametrize("name", ["tests.checkpoint.models:twice", "os:system", "builtins:list", "", "a:b:c", "x" * 10**5])
+@pytest.mark.parametrize(
+    "name", ["tests.checkpoint.models:twice", "os:system", "builtins:list", "", "a:b:c", "x" * 10**5]
+)
 def test_a_forged_class_calls_nothing(name: str, tmp_path: Path) -> None:
     save(tmp_path / "x", Settings(1))
     forge(tmp_path / "x", lambda document: document["nodes"][0].update({"class": name}))

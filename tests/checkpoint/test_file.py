@@ -91,7 +91,9 @@ def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -
     assert load(tmp_path / "x") == [{"__metadata__": 1}]
 
 
-@pytest.mark.parametrize("name", ["a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"])
+@pytest.mark.parametrize(
+    "name", ["a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"]
+)
 def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
     save(tmp_path / "x", {name: 1, "other": {name: 2}})
 
@@ -101,7 +103,9 @@ def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
 
 def test_only_public_names_complete() -> None:
     assert dir(treewright.checkpoint) == sorted(treewright.checkpoint.__all__)
-    assert not [name for name in dir(treewright.checkpoint) if isinstance(getattr(treewright.checkpoint, name), type(os))]
+    assert not [
+        name for name in dir(treewright.checkpoint) if isinstance(getattr(treewright.checkpoint, name), type(os))
+    ]
 
 
 def test_paths_and_trees_that_change_places_and_addresses_are_refused(tmp_path: Path) -> None:
@@ -109,7 +113,9 @@ def test_paths_and_trees_that_change_places_and_addresses_are_refused(tmp_path: 
         save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="gs://b/x is not on a local or mounted disk, where a file can appear"):
         save("gs://b/x", 1)
-    with pytest.raises(TypeError, match=r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"):
+    with pytest.raises(
+        TypeError, match=r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"
+    ):
         load(tmp_path / "x", like=1, stric=False)  # type: ignore[call-overload]  # pyright: ignore
     with pytest.raises(TypeError, match=r"unexpected option 'template' Write like= instead"):
         load(tmp_path / "x", template=1)  # type: ignore[call-overload]  # pyright: ignore
@@ -178,7 +184,9 @@ def test_a_full_disk_raises_and_the_earlier_file_stays(tmp_path: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))\n"
         "save(sys.argv[1], {'a': numpy.ones(10**6)})"
     )
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=False
+    )
 
     assert "x could not be written, and is as it was: " in run.stderr
     assert load(tmp_path / "x") == {"a": 1}
@@ -313,11 +321,16 @@ FORGED: dict[str, Any] = {
     "a block outside": lambda d: d["leaves"][0].update(digest={"0:10000": "0" * 32}),
     "a block of another rank": lambda d: d["leaves"][0].update(digest={"0:1,0:2": "0" * 32}),
     "a block that is text": lambda d: d["leaves"][0].update(digest={"a:b": "0" * 32}),
-    "fields without statics": lambda d: d["nodes"][0].update(kind="node", **{"class": "a:b", "fields": {"x": "static"}}),
+    "fields without statics": lambda d: d["nodes"][0].update(
+        kind="node", **{"class": "a:b", "fields": {"x": "static"}}
+    ),
     "a field of no kind": lambda d: d["nodes"][0].update(fields={"x": "y"}),
     "a metric that is text": lambda d: d.update(metrics={"loss": "low"}),
     "items that are a list": lambda d: d.update(items=[[1]]),
-    "deep": lambda d: d.update(nodes=[{"name": ".".join("a" * i), "path": "", "kind": "list", "children": ["a"]} for i in range(3000)], leaves=[]),
+    "deep": lambda d: d.update(
+        nodes=[{"name": ".".join("a" * i), "path": "", "kind": "list", "children": ["a"]} for i in range(3000)],
+        leaves=[],
+    ),
 }
 
 
@@ -330,7 +343,9 @@ def test_a_forged_manifest_is_damage(name: str, tmp_path: Path) -> None:
         load(tmp_path / "x")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null"]
+)
 def test_a_manifest_that_is_other_json_is_damage(text: str, tmp_path: Path) -> None:
     save(tmp_path / "x", TREE)
     forge(tmp_path / "x", text)

@@ -55,7 +55,9 @@ def table_of(values: Any) -> Any:
 
 
 def with_rate(rate: float) -> Any:
-    return optax.multi_transform({str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)}, lambda _: "last")
+    return optax.multi_transform(
+        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)}, lambda _: "last"
+    )
 
 
 # Each has no exact form, and a twin that does something else.
