@@ -36,7 +36,12 @@ def test_flatten_with_path(name: str, children: int) -> Statement:
     return "flatten(tree)", {"flatten": jax.tree_util.tree_flatten_with_path, "tree": nodes(name, children)}
 
 
-@group(*NAMES, title="a jitted call that takes and returns 100 nodes, {children} children each", children=CHILDREN)
+@group(
+    *NAMES,
+    title="a jitted call that takes and returns 100 nodes, {children} children each",
+    rounds=100,
+    children=CHILDREN,
+)
 def test_jitted_call(name: str, children: int) -> Statement:
     tree = nodes(name, children)
     call = jax.jit(lambda tree: tree)
@@ -44,7 +49,7 @@ def test_jitted_call(name: str, children: int) -> Statement:
     return "call(tree)", {"call": call, "tree": tree}
 
 
-@group(*NAMES, title="a jitted call that reads 100 nodes, {children} children each", children=[4])
+@group(*NAMES, title="a jitted call that reads 100 nodes, {children} children each", rounds=100, children=[4])
 def test_jitted_read(name: str, children: int) -> Statement:
     tree = nodes(name, children)
     call = jax.jit(lambda tree: jax.tree.leaves(tree)[0])

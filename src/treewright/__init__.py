@@ -47,7 +47,6 @@ __all__ = [
     "static",
     "summary",
     "testing",
-    "traced",
     "trainable",
     "typed",
     "unstack",
@@ -59,11 +58,12 @@ if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
     from treewright._core.converters import AsArray, Converted, Converter
-    from treewright._core.dataclass import Static, pytree_dataclass, register_dataclass
+    from treewright._core.definition import Static, pytree_dataclass
     from treewright._core.fields import StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
+    from treewright._core.registration import register_dataclass
     from treewright._loop import loop
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
-    from treewright.retrace.traced import traced
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -88,16 +87,17 @@ else:
         homes = {
             "_loop": ("loop",),
             "_core.converters": ("AsArray", "Converted", "Converter"),
-            "_core.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
+            "_core.definition": ("Static", "pytree_dataclass"),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
+            "_core.registration": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
             "_trees.partition": ("combine", "partition"),
-            "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.specs": ("spec_like", "trainable"),
+            "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
             "_core.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
@@ -105,7 +105,6 @@ else:
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),
-            "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }
         if name in {"checkpoint", "errors", "sharding", "testing", "typed"}:
@@ -122,4 +121,4 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import package_or_absent
-from treewright import Module, diff, replace, static
+from treewright import Module, diff, replace, static, field
 from treewright._trees.at import place_of
 from treewright._trees.diff import ABSENT
 from treewright.errors import TracedComparisonError, UnfinishedNodeError
 
 
 class Layer(Module):
-    kernel: Any = None
-    bias: Any = None
+    kernel: Any = field(default=None)
+    bias: Any = field(default=None)
     activation: Any = static(default="relu")
     size: Any = static(default=1)
 
@@ -31,7 +31,7 @@ class Layer(Module):
 
 
 class Net(Module):
-    layers: Any
+    layers: Any = field()
 
 
 class Point(NamedTuple):

@@ -38,7 +38,7 @@ class Layer(Module):
 
 @pytree_dataclass
 class Norm:
-    scale: Any
+    scale: Any = field()
     mean: Any = buffer(default=0.0)
     inner: Any = buffer(default=None)
 

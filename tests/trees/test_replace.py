@@ -33,7 +33,7 @@ class Layer:
     scale: dataclasses.InitVar[float] = 1.0
     mean: Any = buffer(default=0.5, init=False)
     width: Any = static(default=3, converter=noting("width"))
-    key: Any = dataclasses.field(default=None, kw_only=True)
+    key: Any = field(default=None, kw_only=True)
 
     def __post_init__(self, scale: float) -> None:
         ran.append("__post_init__")

@@ -254,7 +254,7 @@ def program_of(library: Library) -> str:
     return fields.sub(lambda found: static_field(library, found[1], found[2], found[3]), text)
 
 
-def share(checker: str, library: Library, folder: Path, *, show: bool) -> float:
+def share(checker: str, library: Library, folder: Path, *, show: bool = False) -> float:
     """The share of marked lines that a checker understands; with `show`, print the others."""
     folder.mkdir()
     program = program_of(library)
