@@ -55,7 +55,7 @@ __all__ = [
     "unstack",
 ]
 
-TYPE_CHECKING: bool = False  # for checkers it is true; importing it from typing would take most of the time that this takes
+TYPE_CHECKING: bool = False  # true for checkers; importing it from typing would take most of the time
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
