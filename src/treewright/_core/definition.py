@@ -115,7 +115,7 @@ def _is_generated(value: Any) -> bool:
     """Whether `dataclasses` wrote a method: its code says so, whatever module it claims."""
     if not isinstance(value, types.FunctionType):
         return False
-    written = inspect.unwrap(value)
+    written: types.FunctionType = inspect.unwrap(value)
     return written.__module__ == dataclasses.__name__ or written.__code__.co_qualname.startswith("__create_fn__.")
 
 
