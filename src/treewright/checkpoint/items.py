@@ -8,6 +8,7 @@ import json
 import math
 import operator
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,10 +58,13 @@ class ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orba
             for name, array in args.arrays.items()
             if array.size
         }
-        writing = self._write(directory, args.manifest, blocks, args.left)
+        writing = self._write(directory, args.manifest, blocks, args.left, args.returned)
         return [future.CommitFutureAwaitingContractedSignals(writing, name="manifest")]
 
-    async def _write(self, directory: Any, manifest: Manifest, blocks: dict[str, Any], left: Any) -> None:
+    async def _write(
+        self, directory: Any, manifest: Manifest, blocks: dict[str, Any], left: Any, returned: threading.Event
+    ) -> None:
+        returned.wait()
         if process_index() == 0:
             remove_inside(left)
         for leaf in manifest.untied():
@@ -105,6 +109,7 @@ class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
     manifest: Manifest
     arrays: dict[str, Any]  # the jax.Arrays, by name: the digests of all others are in the manifest already
     left: Any  # the folder of steps that were thrown out
+    returned: threading.Event  # set when `save` lets the loop go on: digests take the cores that it needs until then
 
 
 def remove_inside(folder: Any) -> None:
@@ -217,12 +222,12 @@ def _restored_state(folder: Any, arguments: Any, requests: list[Request]) -> dic
     """What Orbax reads, with a limit on what it holds at a time.
 
     It holds what it reads twice until an array is whole: of 1 GB in 8 arrays the peak is 1.6 GB without a limit, and
-    1.25 GB with an eighth of what this process gets. It refuses a block above the limit, one that the new mesh cuts.
+    1.25 GB with a sixteenth of what this process gets. It refuses a block above the limit, one that the new mesh cuts.
     """
     shares = [_local_bytes(*request) for request in requests]
     whole = max(leaf.form.nbytes for leaf, _ in requests)
     for largest in (max(share for _, share in shares), whole):
-        limit = max(sum(size for size, _ in shares) // 8, largest) + (1 << 20)
+        limit = max(sum(size for size, _ in shares) // 16, largest) + (1 << 20)
         handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)
         try:
             state: dict[str, Any] = handler.restore(folder, args=arguments)

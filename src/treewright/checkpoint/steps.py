@@ -184,12 +184,13 @@ class CheckpointManager:
             )
             manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
             self._open_for_saving()
+            returned = threading.Event()
             try:
                 if number in self._damaged:
                     self._saver.delete(number)  # renames it first
                     self._damaged.discard(number)
                 jax_arrays = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
-                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT)
+                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT, returned)
                 full = {name: array for name, array in arrays.items() if 0 not in array.shape}
                 saved = {STATE: ocp.args.PyTreeSave(full)} if full else {}
                 self._metrics[number] = manifest.metrics
@@ -201,10 +202,13 @@ class CheckpointManager:
                 )
                 self._pending = number
             except Exception as error:
+                returned.set()
                 self._let_go()
                 raise CheckpointError(
                     f"Step {number} could not be saved in {self.directory}; earlier steps are as they were: {error}"
                 ) from error
+            finally:
+                returned.set()
             if not self._asynchronous:
                 self._settle()
 
