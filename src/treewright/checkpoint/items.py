@@ -294,8 +294,9 @@ def policy_of(keep: int | None, every: int | None, best: int | None, rank: Calla
     Raises:
         ValueError: If one of the numbers is less than 1.
     """
-    for name, count in {"keep": keep, "keep_every": every, "keep_best": best}.items():
-        if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
+    counts: dict[str, Any] = {"keep": keep, "keep_every": every, "keep_best": best}
+    for name, count in counts.items():
+        if count is not None and not (isinstance(count, SupportsIndex) and operator.index(count) >= 1):
             raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
     policies = ocp.checkpoint_managers
     parts = [policies.LatestN(keep)]
