@@ -18,7 +18,6 @@ from jax.experimental import multihost_utils
 import treewright
 from treewright import _processes as _jax_processes
 from treewright._core import jax_private as _jax
-from treewright._core import jax_refs as _jax_refs
 from treewright._trees import level
 
 # Untyped and young
@@ -67,10 +66,6 @@ def test_without_the_question_whether_a_class_is_registered_an_instance_is_asked
     monkeypatch.delattr(_jax.jax_trees, "is_tree_node", raising=False)
 
     assert answers == [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)] == [True, False, False]
-
-
-def test_without_kinds_of_refs_a_ref_is_of_the_only_one() -> None:
-    assert _jax_refs.new_ref(jnp.ones(2), kind=None)[...].tolist() == [1.0, 1.0]
 
 
 # Treedefs and options

@@ -149,8 +149,6 @@ def test_a_mixin_that_leaves_a_field_out_is_an_error() -> None:
         Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
-
-
 # Abstract methods
 
 

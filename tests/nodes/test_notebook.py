@@ -36,8 +36,6 @@ def in_a_notebook(node: Any) -> str:
     return str(show())
 
 
-
-
 def test_without_treescope_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "treescope", None)
     shown = in_a_notebook(net())

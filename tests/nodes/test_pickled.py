@@ -28,10 +28,6 @@ def modules_named(pickled: bytes) -> set[str]:
     return {text.split(" ")[0] for text in arguments if text.startswith("treewright")}
 
 
-
-
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("name", VALUES)
 def test_a_pickle_names_no_private_module_but_the_one_that_never_moves(name: str, protocol: int) -> None:
@@ -39,8 +35,6 @@ def test_a_pickle_names_no_private_module_but_the_one_that_never_moves(name: str
 
     assert named
     assert named <= NEVER_MOVE
-
-
 
 
 def test_what_pickles_call_is_in_the_list() -> None:

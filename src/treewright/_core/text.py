@@ -24,7 +24,7 @@ from jax.core import Tracer
 
 from treewright._core import functions as reach
 from treewright._core.functions import class_of
-from treewright._core.jax_refs import is_ref
+from treewright._core.jax_private import typeof, untyped_jax
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cure = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
@@ -70,7 +70,7 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
-    if is_ref(value):
+    if type(value) is jax.Ref or (isinstance(value, Tracer) and isinstance(typeof(value), untyped_jax.ref.AbstractRef)):
         mark = "(traced ref)" if mark else "(ref)"
     if mark is None:
         return None
