@@ -19,7 +19,7 @@ import typing_extensions
 
 import treewright
 from treewright import Module, Static, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError, NodeInitError
+from treewright.errors import NodeInitError
 
 # Whose __init__ runs
 

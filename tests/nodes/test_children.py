@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import gc
-import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, field, pytree_dataclass, static
-from treewright.errors import NodeInitError, StaticFieldError
+from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

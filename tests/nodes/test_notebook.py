@@ -4,10 +4,8 @@ import html
 import sys
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
-import treescope
 
 from treewright import Module, field, pytree_dataclass, static
 

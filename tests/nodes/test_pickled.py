@@ -11,12 +11,11 @@ from typing import Any
 import cloudpickle
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import treewright
-from tests.nodes.kept_values import FILE, kept_values
-from treewright import FrozenArray, Static, checkpoint, errors, sharding
+from tests.nodes.kept_values import kept_values
+from treewright import Static, checkpoint, errors, sharding
 
 VALUES = kept_values()
 NEVER_MOVE = {"treewright", "treewright.train", "treewright._pickled"}
