@@ -1,13 +1,14 @@
-"""For the reference: what `doc=` says of a field is the docstring of the attribute."""
+"""For the reference: what `doc=` says of a field is its docstring, and a private default is shown as `...`."""
 
 import ast
+import re
 from typing import Any
 
 import griffe
 
 
 class FieldDocs(griffe.Extension):
-    """Reads it where the call of `field`, `static` or `buffer` stands; nothing is imported."""
+    """Both are read from the source; nothing is imported."""
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Give the attribute its docstring."""
@@ -15,3 +16,9 @@ class FieldDocs(griffe.Extension):
         for argument in arguments:
             if isinstance(argument, griffe.ExprKeyword) and argument.name == "doc":
                 attr.docstring = griffe.Docstring(ast.literal_eval(str(argument.value)), parent=attr)
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show defaults that have no public name, such as `MISSING`, as `...`."""
+        for parameter in func.parameters:
+            if re.search(r"\b_\w|\bMISSING\b|\bUNSET\b", str(parameter.default)):
+                parameter.default = "..."
