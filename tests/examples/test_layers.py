@@ -93,7 +93,7 @@ def test_batch_norm() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention(causal: bool) -> None:  # noqa: FBT001
+def test_attention(causal: bool) -> None:
     theirs = eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, use_key_bias=True, use_value_bias=True,
                                        use_output_bias=True, key=KEY)  # fmt: skip
     ours = layers.Attention(8, 2, key=KEY)
