@@ -20,9 +20,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import treewright
 from tests.conftest import count_traces
 from treewright import Module, TrainState, buffer, loop, replace, static
-from treewright._core.jax_private import EventListener
 from treewright.checkpoint import load, save
 from treewright.errors import DonatedStateError, LoopStateError
+from treewright.retrace.jax_private import EventListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable

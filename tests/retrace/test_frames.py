@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 import treewright
 from tests.retrace.support import details, fresh
-from treewright._core import jax_private as _jax
 from treewright._core.functions import innermost
+from treewright.retrace import jax_private as _jax
 from treewright.retrace.call import caller
 from treewright.retrace.history import described
 

@@ -17,10 +17,10 @@ from jax._src import monitoring
 
 import treewright
 from tests.retrace.support import fresh
-from treewright._core import jax_private as _jax
-from treewright._core.jax_private import EventListener
 from treewright.errors import RetraceWarning, TooManyTracesError
+from treewright.retrace import jax_private as _jax
 from treewright.retrace import watch
+from treewright.retrace.jax_private import EventListener
 from treewright.retrace.traced import PROCESS
 
 if TYPE_CHECKING:

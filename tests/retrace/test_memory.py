@@ -103,8 +103,8 @@ def test_a_history_holds_the_last_32_signatures() -> None:
 
 
 def treewright_signature(number: int) -> Any:
-    from treewright._core.jax_private import Call
     from treewright.retrace.call import signature_of
+    from treewright.retrace.jax_private import Call
 
     return signature_of(Call(double, (np.ones(number),), {}))
 
@@ -155,8 +155,8 @@ def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
 
 
 def test_what_has_not_changed_is_shared_between_signatures() -> None:
-    from treewright._core.jax_private import Call
     from treewright.retrace.call import signature_of
+    from treewright.retrace.jax_private import Call
 
     layers = [Layer(np.ones(2), "relu") for _ in range(10)]
     first = signature_of(Call(double, (layers,), {}))

@@ -16,7 +16,7 @@ from jax._src import monitoring
 
 import treewright
 from tests.retrace.support import fresh
-from treewright._core import jax_private as _jax
+from treewright.retrace import jax_private as _jax
 from treewright.retrace import recorder
 from treewright.retrace.record import Record, RecordReader
 from treewright.retrace.recorder import EventRecorder

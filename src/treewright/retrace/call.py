@@ -13,7 +13,6 @@ from jax.core import Tracer
 
 from treewright._core.functions import class_of
 from treewright._core.instance import finished_pair
-from treewright._core.jax_private import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 from treewright._core.jax_refs import is_ref
 from treewright._core.statics import Statics
 from treewright._core.text import first_names, mesh_text, short_text
@@ -22,6 +21,7 @@ from treewright._trees.diff import ABSENT, Difference, DifferenceKind, Why, diff
 from treewright._trees.level import LeafType, Level, SureLeaves, leaf_type_of, level_of
 from treewright._trees.snapshot import Remembered, facts_of, remembered
 from treewright._trees.why import same_exactly, same_to_jit, why
+from treewright.retrace.jax_private import UNNAMED_SETTINGS, Call, trace_settings, user_frame
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

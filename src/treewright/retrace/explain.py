@@ -8,11 +8,12 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
-from treewright._core.jax_private import Call, is_jitted, jit_call, options_of, user_frame
+from treewright._core.jax_private import is_jitted, options_of
 from treewright._core.text import cured, did_you_mean, first_text, options_cure
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import call_differences, is_placement, signature_of
 from treewright.retrace.history import definition_of, name_of
+from treewright.retrace.jax_private import Call, jit_call, user_frame
 from treewright.retrace.report import Event, RetraceReport, tell, to_log_and_stderr, too_many
 from treewright.retrace.traced import PROCESS, traced
 from treewright.retrace.watch import Watch

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from treewright._core import functions as reach
 from treewright._core.functions import class_of, innermost
-from treewright._core.jax_private import inside_of_boundary
 from treewright._trees.diff import Difference
 from treewright._trees.snapshot import Remembered, remembered, remembered_function
 from treewright._trees.why import Cause, cause_of_partials, why, why_decorated
 from treewright.retrace.call import Signature, call_differences, distance, is_placement
+from treewright.retrace.jax_private import inside_of_boundary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from treewright._core.jax_private import CACHE_EVENTS, frames_above
+from treewright.retrace.jax_private import CACHE_EVENTS, frames_above
 
 # A program is looked for, was read, was written; and the seconds that reading it saved. JAX calls the third a miss, and
 # tells nothing of a program that was neither read nor written. Without them, nothing is said to have been read or kept.

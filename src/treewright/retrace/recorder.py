@@ -9,7 +9,12 @@ from typing import Any
 
 import jax
 
-from treewright._core.jax_private import (
+from treewright._core.text import array_text, first_names
+from treewright._trees.diff import Difference
+from treewright.retrace.call import caller, place_in
+from treewright.retrace.history import definition_of, name_of
+from treewright.retrace.jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
+from treewright.retrace.jax_private import (
     LOOKING,
     Call,
     EventKind,
@@ -17,11 +22,6 @@ from treewright._core.jax_private import (
     frames_above,
     is_inside_another_trace,
 )
-from treewright._core.text import array_text, first_names
-from treewright._trees.diff import Difference
-from treewright.retrace.call import caller, place_in
-from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.jax_cache import ASKED, READ, SAVED, WRITTEN, CacheRequest, cache_request_on_stack
 from treewright.retrace.record import LOWERED, Record
 from treewright.retrace.remedies import remedy_of
 from treewright.retrace.report import RetraceReport, change_and_reason, place_of

@@ -11,12 +11,12 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 import jax
 
 from treewright._core.functions import class_of
-from treewright._core.jax_private import Call, Sight, called_by_a_library, look, tells_of_compilations
 from treewright._core.keys import tracer_in
 from treewright._core.text import first_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.call import caller, signature_of
 from treewright.retrace.history import Entry, Histories, History, definition_of, name_of
+from treewright.retrace.jax_private import Call, Sight, called_by_a_library, look, tells_of_compilations
 from treewright.retrace.report import RetraceReport, report_of, tell, to_log_and_stderr, too_many
 
 _NOTHING_KNOWN = (

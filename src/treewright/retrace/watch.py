@@ -10,7 +10,10 @@ from typing import Any, Self
 import jax
 
 from treewright._core.functions import innermost
-from treewright._core.jax_private import (
+from treewright.errors import RetraceWarning
+from treewright.retrace.call import Signature, caller, signature_of
+from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
+from treewright.retrace.jax_private import (
     Call,
     EventKind,
     EventListener,
@@ -19,9 +22,6 @@ from treewright._core.jax_private import (
     is_inside_another_trace,
     nothing,
 )
-from treewright.errors import RetraceWarning
-from treewright.retrace.call import Signature, caller, signature_of
-from treewright.retrace.history import Entry, Finding, Histories, History, definition_of
 from treewright.retrace.report import RetraceReport, report_of
 from treewright.retrace.traced import MARK, PROCESS
 

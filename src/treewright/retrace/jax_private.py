@@ -1,0 +1,457 @@
+"""What of JAX is private or untyped and only retraces need: its events, frames and settings of a trace.
+
+Each says what is lost in a version of JAX without it. What would be lost in silence is tried once in each process, by
+`look`, and what can't be seen is said at the first use. `tests/test_jax_private.py` takes each away.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.monitoring
+
+from treewright._core.jax_private import options_of, options_record, untyped_jax
+
+# Events of tracing and compiling
+
+TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
+LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
+CACHE_EVENTS = "/jax/compilation_cache/"  # by their names: jax_cache.py
+EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
+register_event_listener: Any = jax.monitoring.register_event_listener
+
+
+def nothing(*_: Any) -> None:
+    """What is done about what nobody asked for."""
+
+
+class _Relay:
+    """The one listener that JAX knows of. It is registered while there are listeners of ours, and tells them all.
+
+    JAX walks through a plain list of its listeners. One that leaves it meanwhile, in any thread, makes JAX pass over
+    the next one, so ours leave a tuple of their own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: tuple[EventListener, ...] = ()
+        self._is_registered = False
+
+    def __call__(self, event: str, duration_secs: float = 0.0, **kwargs: str | int) -> None:
+        for listener in self._listeners:
+            listener.hear(event, duration_secs, str(kwargs.get("fun_name", "")))
+
+    def add(self, listener: "EventListener") -> None:
+        with self._lock:
+            if not (self._is_registered and self.is_known_to_jax()):
+                jax.monitoring.register_event_duration_secs_listener(self)
+                register_event_listener(self)  # it gives no seconds
+            self._is_registered = True
+            self._listeners = (*self._listeners, listener)
+
+    def remove(self, listener: "EventListener") -> None:
+        names = ("unregister_event_duration_listener", "unregister_event_listener")
+        both: list[Any] = [getattr(jax.monitoring, name, None) for name in names]
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+            if not self._listeners and None not in both:
+                for unregister in both if self.is_known_to_jax() else ():
+                    unregister(self)
+                self._is_registered = False
+
+    def is_known_to_jax(self) -> bool:
+        """Whether JAX still tells. After `jax.monitoring.clear_event_listeners()`, which is public, it does not.
+
+        Without the function that is asked here, that goes unseen until the next block begins.
+        """
+        from jax._src import monitoring
+
+        known: Any = getattr(monitoring, "get_event_duration_listeners", lambda: [self])
+        return any(listener is self for listener in known())
+
+
+_RELAY = _Relay()
+
+
+class EventListener:
+    """Hears of every trace and compilation in the process, until it is stopped: what it is, its seconds, and a name.
+
+    The name is that of the function that was traced, of the program that was compiled, such as `jit(step)`, or of the
+    module that was lowered, `jit_step`; or an event of the persistent cache, inside of the compilation it is about.
+
+    JAX tells of an outermost trace when it has ended and before anything is compiled, in the thread and on the stack
+    of the call. Without `TRACED_EVENT`, `explain_retraces` warns that it sees nothing, and a `max_traces` block raises.
+    Without `COMPILED_EVENT` they warn, when their block ends, that they saw neither recompiles nor traces under `grad`
+    or `vmap` alone. Without the function that stops a listener, the relay stays registered with nobody to tell.
+    """
+
+    def __init__(self, on_event: Callable[[EventKind, float, str], object] = nothing) -> None:
+        self._on_event = on_event
+        self.has_heard: bool = False
+        self.has_heard_of_a_compilation: bool = False
+        _RELAY.add(self)
+
+    def hear(self, event: str, seconds: float, name: str) -> None:
+        """What JAX tells."""
+        self.has_heard = True
+        if event == TRACED_EVENT:
+            self._on_event("trace", seconds, name)
+        elif event == COMPILED_EVENT and name:
+            self.has_heard_of_a_compilation = True
+            self._on_event("compile", seconds, name)
+        elif event == LOWERED_EVENT:
+            self._on_event("lower", seconds, name)
+        elif event.startswith(CACHE_EVENTS):
+            self._on_event("cache", seconds, event)
+
+    def is_told(self) -> bool:
+        """Whether JAX still tells of everything."""
+        return _RELAY.is_known_to_jax()
+
+    def stop(self) -> bool:
+        """Hear nothing more; whether JAX has told of everything until now."""
+        was_told = self.is_told()
+        _RELAY.remove(self)
+        return was_told
+
+
+# Frames of JAX, and their local variables
+
+# The frames in which a call of a jitted function can be read while it is traced, and while it is compiled. In 0.9.0
+# only `_trace_for_jit` shows a trace; since then it stands below `_infer_params`, with the same call. Without them, or
+# without the names of what is read there, traces are counted by the function's name, and the report says so;
+# `explain_retraces` and `max_traces` warn that they see neither recompiles nor traces under `grad` or `vmap` alone.
+TRACING_FRAMES = frozenset({"_infer_params", "_trace_for_jit"})
+CALL_FRAMES = TRACING_FRAMES | {"_run_python_pjit"}
+CALL_LOCALS = ("fun", "args", "kwargs")
+OPTIONS_LOCALS = ("ji", "jit_info")
+
+# Where it can be read whether a call was traced or got the trace of another. Without it, that is told by comparing the
+# call with those before it, and `explain_retraces` and `max_traces` say so.
+TRACE_FRAME = "_trace_for_jit"
+TRACE_LOCALS = ("fun", "dbg", "jaxpr")
+
+# The module of `pmap`, and which of its options a trace depends on. Without it, calls of what `pmap` made are not seen.
+PMAP = "jax._src.pmap"
+PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
+
+# The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
+# the arguments that these libraries pass to `jit` in place of the user's own.
+EQUINOX_JIT = "equinox._jit"
+FLAX_NNX = "flax.nnx"
+
+# Where JAX keeps the functions that are operations to users. Without these, a JAX whose calls can't be read either
+# counts what it traces for itself.
+OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
+
+_LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
+
+# The options of `jax.jit` for which a program is compiled again, as users write them and as JAX keeps them.
+_COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
+    {name: name for name in ("donate_argnums", "donate_argnames", "device", "backend", "keep_unused", "inline")}
+    | {name: f"{name}_leaves" for name in ("in_shardings", "out_shardings")}
+    | {"compiler_options": "compiler_options_kvs"}
+)
+
+Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a jitted function."""
+
+    function: Any  # the user's
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # of `jax.jit`, but for statics
+    # Whether an argument of this name and place is compared, not traced.
+    is_static: Callable[[str, int, Any], bool] = lambda _name, _place, _value: False
+    fixed_numbers: bool = False  # whether Python numbers are compared too, as equinox does
+    live: bool = True  # whether the arrays are real ones, that lie somewhere
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # such as the axes of `pmap`
+    jit_name: str = ""  # by which JAX calls the function
+    # Whether JAX ran the function for this call, took an earlier trace, or neither since the function raised.
+    outcome: Outcome = "unknown"
+    in_transformation: bool = False  # whether it is a part of `grad` or `vmap`, for which JAX traces without telling
+
+
+def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
+    """A call under the options of `jax.jit`, as `options_of` gives them."""
+    numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
+    # Negative numbers count from the last positional argument of the call.
+    places = {number % len(args) for number in numbers if -len(args) <= number < len(args)}
+
+    def is_static(name: str, place: int, _: Any) -> bool:
+        return place in places or name in names
+
+    compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
+    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, is_static)
+
+
+def call_on_stack() -> Call | None:
+    """The nearest call of a jitted function on the stack; None where the frames of JAX do not show one."""
+    frames = list(frames_above())
+    for index, frame in enumerate(frames):
+        if frame.f_code.co_name in CALL_FRAMES and _is_in(frame, "jax") and _has(frame, *CALL_LOCALS):
+            function, args, kwargs = (frame.f_locals[name] for name in CALL_LOCALS)
+            options = _options_near(frames[index : index + 3])
+            if options is None:
+                return None
+            inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
+            wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
+            call = jit_call(wrapped, args, kwargs, inner or options, jitted=jitted)
+            return dataclasses.replace(
+                _as_the_user_wrote_it(call, frames[index:]),
+                jit_name=_jit_name(function),
+                outcome=_outcome(frames[: index + 1]) if inner is None else "unknown",
+                in_transformation=frame.f_code.co_name == "_run_python_pjit" and _is_bound(frames[:index]),
+            )
+    return None
+
+
+def _options_near(frames: list[types.FrameType]) -> Mapping[str, Any] | None:
+    held = (frame.f_locals.get(name) for frame in frames if _is_in(frame, "jax") for name in OPTIONS_LOCALS)
+    return next(filter(None, map(options_record, held)), None)
+
+
+def _outcome(frames: list[types.FrameType]) -> Outcome:
+    """Whether the program that a call got from JAX's cache of traces was made by this very call.
+
+    A program keeps the names of the arguments as one tuple, which each call makes anew.
+    """
+    function_local, info_local, program_local = TRACE_LOCALS
+    frame = next((frame for frame in frames if frame.f_code.co_name == TRACE_FRAME and _is_in(frame, "jax")), None)
+    if frame is None or not _has(frame, function_local, info_local):
+        return "unknown"
+    if not _has(frame, program_local):
+        return "failed"
+    function, info, program = (frame.f_locals[name] for name in TRACE_LOCALS)
+    names = getattr(info, "arg_names", None)
+    known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
+    if not names or names != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
+        return "unknown"
+    if names is known:
+        return "traced"
+    return "unknown" if getattr(program, "consts", ()) else "shared"  # since JAX 0.12, those with arrays hold a copy
+
+
+def _is_bound(inside: list[types.FrameType]) -> bool:
+    """Whether JAX hands a call on to what transforms it, told by the frame below that of the call."""
+    return bool(inside) and inside[-1].f_code.co_name != "_pjit_call_impl_python"
+
+
+def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
+    """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
+    if str(getattr(call.function, "__module__", "")).startswith(OPERATIONS):  # which one of these calls for itself
+        return call
+    # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
+    for frame in itertools.takewhile(_is_of_a_library, frames):
+        names, module = frame.f_locals, _module(frame)
+        if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
+            return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
+        if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
+            wrapper = names["jit_wrapper"]
+            is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # which equinox puts together at each look
+            function = wrapper if is_tree else wrapper.__wrapped__
+            return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
+        if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
+            args, kwargs = tuple(names["args"]), names["kwargs"]
+            return dataclasses.replace(call, function=names["self"].fun, args=args, kwargs=kwargs)
+    return call
+
+
+def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """A call of what `pmap` made, by the variables that its inner function captured."""
+    cells = inspect.getclosurevars(infer).nonlocals
+    function = cells.get("fun", cells.get("f", getattr(cells.get("wrapped_fun"), "f", None)))
+    if function is None:
+        return None
+    settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
+    statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
+    # Where the arrays lie does not count: pmap spreads them itself.
+    return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
+
+
+# JAX's filter of tracebacks, and its variable that holds what it calls.
+BOUNDARY = ("reraise_with_filtered_traceback", "fun")
+
+
+def inside_of_boundary(function: Any) -> Any:
+    """What the filter calls. Without its names, reports call `grad` and `vmap` by the functions in these."""
+    boundary, called = BOUNDARY
+    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == boundary
+    return inspect.getclosurevars(function).nonlocals.get(called, function) if is_filter else function
+
+
+def _jit_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", "<unnamed function>")
+
+
+def is_inside_another_trace() -> bool:
+    """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
+    tracing = (frame for frame in frames_above() if frame.f_code.co_name in TRACING_FRAMES and _is_in(frame, "jax"))
+    functions = [frame.f_locals["fun"] for frame in tracing if _has(frame, "fun")]
+    return any(function is not functions[0] for function in functions)
+
+
+def called_by_the_user() -> bool:
+    """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
+    frames = itertools.takewhile(_is_of_a_library, frames_above())
+    return not any(_module(each).startswith(OPERATIONS) or each.f_code.co_name == "apply_primitive" for each in frames)
+
+
+def called_by_a_library() -> bool:
+    """Whether JAX or the like called the code of Treewright that asks, as when it traces, and not the user's code.
+
+    `jax.tree.map` calls functions as they are.
+    """
+    above = next(frames_above(), None)
+    if above is None or not _is_in(above, "jax", "equinox", "flax"):
+        return False
+    return not _module(above).endswith((".tree_util", ".tree"))
+
+
+def user_frame() -> types.FrameType | None:
+    """The nearest frame of the user's own code."""
+    return next((frame for frame in frames_above() if not _is_of_a_library(frame)), None)
+
+
+def frames_above() -> Iterator[types.FrameType]:
+    """The frames of the stack, the innermost first, without Treewright's own."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not _is_in(frame, "treewright"):
+            yield frame
+        frame = frame.f_back
+
+
+def _module(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_in(frame: types.FrameType, *packages: str) -> bool:
+    return _package(_module(frame)) in packages
+
+
+def _is_of_a_library(frame: types.FrameType) -> bool:
+    return _is_in(frame, *_LIBRARIES)
+
+
+def _has(frame: types.FrameType, *names: str) -> bool:
+    return all(name in frame.f_locals for name in names)
+
+
+# What a trace depends on besides its arguments
+
+# Names of JAX's own for what users know by another.
+_SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "abstract_mesh_context_manager": "the mesh in use",
+        "mesh_context_manager": "the mesh of `with mesh:`",
+        "axis_env_state": "the named axes in scope",
+        "trace_state": "the trace around the call",
+        "compute_on_context_manager": "compute_on",
+        "xla_metadata_context_manager": "set_xla_metadata",
+        "user_context": "the user context",
+        "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
+    }
+)
+# Those that JAX has had for long, by their public names.
+_KNOWN_SETTINGS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
+    *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
+)
+UNNAMED_SETTINGS = f"a setting that JAX {jax.__version__} gives no name"
+
+
+def trace_settings() -> dict[str, Any]:
+    """The settings of this thread with which JAX keeps its traces, by the names that users know.
+
+    Without `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is in
+    it, as in JAX 0.9, the others are told without a name.
+    """
+    from jax._src import config as private
+
+    found = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
+    found["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
+    context: Any = getattr(private, "trace_context", tuple[Any, ...])
+    values = context()
+    try:
+        names = tuple(getattr(private, "trace_context_names")())  # noqa: B009  untyped
+    except (AttributeError, NotImplementedError):
+        names = ()
+    if len(names) != len(values):
+        return found | {UNNAMED_SETTINGS: values}
+    for name, value in zip(names, values, strict=True):
+        known = f"jax.config.{name}" if hasattr(jax.config, name) else name
+        found.setdefault(_SETTINGS_IN_WORDS.get(name, known), value)
+    return found
+
+
+# What can be seen of a trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sight:
+    """What this version of JAX shows of a trace."""
+
+    # The class of the tracers of which `jit` makes programs; `grad` and `vmap` have others. None where a function can't
+    # tell that `jit` traces it: `traced` then warns at its first call, and raises where it has a limit.
+    tracer_class: type[Any] | None
+    events: bool  # whether JAX tells of traces
+    calls: bool  # whether the call of a jitted function can be read while it is traced
+    outcomes: bool  # whether it can be read if a call was traced, or got the trace of an earlier one
+
+
+def look() -> Sight:
+    """Trace a function, and see what shows."""
+    tracers: list[type[Any]] = []
+    calls: list[Call | None] = []
+
+    def probe(x: Any) -> Any:
+        if called_by_a_library():
+            tracers.append(x.__class__)
+        return x
+
+    listener = EventListener(lambda kind, _seconds, _name: calls.extend([call_on_stack()] if kind == "trace" else []))
+    _run_alone(lambda: untyped_jax.jit(probe).trace(0.0))
+    listener.stop()
+    read = [call for call in calls if call is not None and call.function is probe]
+    return Sight(next(iter(tracers), None), bool(calls), bool(read), any(call.outcome == "traced" for call in read))
+
+
+def tells_of_compilations() -> bool:
+    """Compile a program, and see whether JAX tells of it."""
+    listener = EventListener()
+    _run_alone(lambda: untyped_jax.jit(lambda: 0).lower().compile())
+    listener.stop()
+    return listener.has_heard_of_a_compilation
+
+
+LOOKING = "treewright looks at JAX"  # the name of the thread in which it does
+
+
+def _run_alone(work: Callable[[], object]) -> None:
+    """Run something in a thread of its own: outside of all traces and settings that the caller is in."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
+            work()
+
+    thread = threading.Thread(target=run, name=LOOKING)
+    thread.start()
+    thread.join()
