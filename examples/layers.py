@@ -114,7 +114,7 @@ class RMSNorm(Module):
 
 
 class BatchNorm(Module):
-    """Mean 0 and variance 1 over a batch, `x[batch, width]`. Returns the output and itself with new running statistics."""
+    """Mean 0 and variance 1 over a batch, `x[batch, width]`; returns the output and itself with new statistics."""
 
     scale: jax.Array
     bias: jax.Array

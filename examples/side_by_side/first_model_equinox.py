@@ -1,6 +1,5 @@
 """docs/tutorials/first-model.md in equinox: trained, saved at each epoch, interrupted and resumed."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def save(folder: Path, number: int, state: State) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{number}.partial"
     eqx.tree_serialise_leaves(partial, state)
-    os.replace(partial, folder / f"{number}.eqx")
+    partial.replace(folder / f"{number}.eqx")
     for old in steps_in(folder)[:-2]:
         (folder / f"{old}.eqx").unlink()
 
