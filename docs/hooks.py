@@ -93,6 +93,7 @@ REFERENCE = {
     },
     **{name: f"treewright.{name}" for name in public("treewright") if name not in SUBMODULES},
 }
+del REFERENCE["register_dataclass"]  # which mostly is JAX's own
 CODE = re.compile(
     r"(?P<kept><(?P<tag>pre|a|h[1-6])\b.*?</(?P=tag)>)|(?P<section><h2\b)|<code>(?P<code>[^<\n]+)</code>", re.DOTALL
 )

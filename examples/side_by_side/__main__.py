@@ -65,9 +65,8 @@ def table(*tutorials: str) -> str:
     """The lines of code of some tutorials, as their pages show them."""
     rows = [(name, *counts(name), PEERS[name]) for name in tutorials]
     lines = [f"| {name} | {ours} | {layers} | {theirs}, {library} |" for name, ours, layers, theirs, library in rows]
-    return "\n".join(
-        ["| program | treewright | of it layers, which the other brings | the other |", "|---|---:|---:|---:|", *lines]
-    )
+    head = "| program | treewright | of these, layers that the other brings | the other |"
+    return "\n".join([head, "|---|---:|---:|---:|", *lines])
 
 
 if __name__ == "__main__":
