@@ -1,4 +1,4 @@
-"""For the reference: what `doc=` says of a field is its docstring, and a private default is shown as `...`."""
+"""For the reference: what `doc=` says of a field is its docstring; the specifier and private defaults are not shown."""
 
 import ast
 import re
@@ -11,11 +11,14 @@ class FieldDocs(griffe.Extension):
     """Both are read from the source; nothing is imported."""
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Give the attribute its docstring."""
-        arguments = attr.value.arguments if isinstance(attr.value, griffe.ExprCall) else ()
-        for argument in arguments:
+        """Give the attribute its docstring, and leave out how it is declared."""
+        if not isinstance(attr.value, griffe.ExprCall):
+            return
+        for argument in attr.value.arguments:
             if isinstance(argument, griffe.ExprKeyword) and argument.name == "doc":
                 attr.docstring = griffe.Docstring(ast.literal_eval(str(argument.value)), parent=attr)
+        if str(attr.value.function) in {"field", "static", "buffer"}:
+            attr.value = None
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Show defaults that have no public name, such as `MISSING`, as `...`."""

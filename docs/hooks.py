@@ -118,6 +118,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         if name is None or name in linked:
             return match[0]
         linked.add(name)
+        if name.startswith("typed."):  # JAX's own functions, listed by hand
+            types = posixpath.relpath("reference/types.html", posixpath.dirname(page.file.src_uri) or ".")
+            return f'<a href="{types}#{REFERENCE[name]}">{match[0]}</a>'
         return f'<autoref identifier="{REFERENCE[name]}" optional>{match[0]}</autoref>'
 
     return CODE.sub(link, html)
