@@ -39,7 +39,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links between files of the repository at pages of the site; a file that is no page is not linked."""
+    """Point links between files of the repository at pages of the site; a file that is no page is not linked.
+
+    A picture with a dark twin beside it, `x.png` and `x-dark.png`, is shown as the one that fits.
+    """
     here = page.file.src_uri
     home = {**{page: source for source, page in PAGES.items()}, **{page: source for source, page in PROGRAMS.items()}}
     source = home.get(here, f"docs/{here}")
@@ -53,6 +56,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if place is None:
             return match["text"]
         relative = posixpath.relpath(place, posixpath.dirname(here) or ".")
+        dark = relative.replace(".png", "-dark.png")
+        if match["image"] and (ROOT / "docs" / place.replace(".png", "-dark.png")).exists() and dark != relative:
+            return f"![{match['text']}]({relative}#only-light)![{match['text']}]({dark}#only-dark)"
         return f"{match['image']}[{match['text']}]({relative}{match['heading'] or ''})"
 
     return "".join(text if fenced else LINK.sub(link, text) for fenced, text in pieces(markdown))
