@@ -1,4 +1,4 @@
-"""The pictures of the documentation show what their pages say: not blank, not still loading, and dark where it is dark."""
+"""The pictures of the documentation show what their pages say: not blank, not loading, and dark where it is dark."""
 
 from __future__ import annotations
 
