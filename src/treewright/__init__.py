@@ -49,7 +49,6 @@ __all__ = [
     "summary",
     "testing",
     "to_refs",
-    "traced",
     "trainable",
     "typed",
     "unstack",
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
-    from treewright.retrace.traced import traced
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -108,7 +106,6 @@ else:
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),
-            "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }
         if name in {"checkpoint", "errors", "sharding", "testing", "typed"}:
