@@ -22,7 +22,6 @@ from tests.conftest import count_traces
 from treewright import Module, TrainState, buffer, loop, replace, static
 from treewright.checkpoint import load, save
 from treewright.errors import DonatedStateError, LoopStateError
-from treewright.retrace.jax_private import EventListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,9 +82,13 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
-    listener = EventListener(lambda kind, _, name: programs.append(name) if kind == "compile" else None)
+    def hear(event: str, _: float, fun_name: str = "", **__: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            programs.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
     run()
-    listener.stop()
+    jax.monitoring.unregister_event_duration_listener(hear)
     return [name for name in programs if name in {"jit(count)", "jit(doubled)", "jit(<lambda>)", "jit(step)"}]
 
 

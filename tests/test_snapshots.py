@@ -263,7 +263,6 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "frozen mapping": lambda: assign(freeze({}), "x"),
     "frozen array": lambda: assign(freeze(np.zeros(2)), "x"),
     "frozen array of a shape": lambda: FrozenArray((2,)),
-    "traced above jit": lambda: treewright.traced(jax.jit(untyped)),
     "a limit that decorates and names a function": lambda: treewright.max_traces(1, only="untyped")(untyped),
     "a limit that decorates and counts recompiles": lambda: treewright.max_traces(1, recompiles=0)(untyped),
     "at a field that is not there": lambda: at(TREE, lambda net: net.layers[0].kernle),

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from treewright import Module, explain_retraces, pytree_dataclass, replace, static, traced
+from treewright import Module, explain_retraces, pytree_dataclass, replace, static
 
 THREADS = 8
 
@@ -96,7 +96,7 @@ def check_retraces(number: int, turn: int) -> None:
     reports: list[Any] = []
 
     double, more = own(lambda x: x * 2, f"double_{number}_{turn}"), own(lambda x: x + 1, f"more_{number}_{turn}")
-    watched, told = jax.jit(double), jax.jit(traced(on_report=reports.append)(more))
+    watched, told = jax.jit(double), explain_retraces(on_report=reports.append)(jax.jit(more))
     with explain_retraces(on_report=reports.append):
         for size in (2, 3):
             watched(jnp.ones(size))

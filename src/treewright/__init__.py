@@ -5,7 +5,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Adopted",
     "AsArray",
-    "AsRef",
     "Converted",
     "Converter",
     "Difference",
@@ -50,22 +49,22 @@ __all__ = [
     "summary",
     "testing",
     "to_refs",
-    "traced",
     "trainable",
     "typed",
     "unstack",
 ]
 
-TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
+TYPE_CHECKING: bool = False  # for checkers it is true; importing it from typing would take most of the time that this takes
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
-    from treewright._core.converters import AsArray, AsRef, Converted, Converter
-    from treewright._core.dataclass import Static, pytree_dataclass, register_dataclass
+    from treewright._core.converters import AsArray, Converted, Converter
+    from treewright._core.definition import Static, pytree_dataclass
     from treewright._core.fields import StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
+    from treewright._core.registration import register_dataclass
     from treewright._loop import loop
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
-    from treewright.retrace.traced import traced
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -89,11 +87,12 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_core.converters": ("AsArray", "AsRef", "Converted", "Converter"),
-            "_core.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
+            "_core.converters": ("AsArray", "Converted", "Converter"),
+            "_core.definition": ("Static", "pytree_dataclass"),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
+            "_core.registration": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
@@ -107,7 +106,6 @@ else:
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),
-            "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }
         if name in {"checkpoint", "errors", "sharding", "testing", "typed"}:

@@ -186,49 +186,6 @@ class Chain(Module):
         self.inner = [Chain(levels - 1)] if levels else None
 
 
-def test_only_a_node_that_something_refers_to_is_looked_for_in_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr("treewright._core.instance._refuse_itself", lambda *args: looked.append(args[2]))
-    Chain(50)
-    assert looked == []
-    Chain(50, [])
-    assert looked == ["inner"]
-
-
-@pytest.mark.parametrize("where", ["a list", "a tuple", "a node", "a node without an __init__", "a list of before"])
-def test_a_node_is_found_inside_of_itself_through(where: str) -> None:
-    earlier: list[Any] = []
-
-    def within_a_list_of_before(node: Any) -> Any:
-        earlier.append(node)
-        return Plain(earlier)
-
-    wraps: dict[str, Any] = {
-        "a list": lambda node: [1, [node]],
-        "a tuple": lambda node: (1, (node,)),
-        "a node": lambda node: Holder(value=node),
-        "a node without an __init__": lambda node: Plain(value=node),
-        "a list of before": within_a_list_of_before,
-    }
-
-    @pytree_dataclass
-    class Plain:
-        value: Any
-
-    class Holder(Module):
-        value: Any
-
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-    class Net(Module):
-        inner: Any
-
-        def __init__(self) -> None:
-            self.inner = wraps[where](self)
-
-    with pytest.raises(NodeInitError, match=r"Net\.inner was given the node itself"):
-        Net()
 
 
 def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:

@@ -65,35 +65,14 @@ def test_a_class_has_an_answer_for_each_name_that_it_lists(module: Any, name: st
     assert all(hasattr(TrainState, listed) for listed in dir(TrainState) if listed != "__abstractmethods__")
 
 
-def test_a_dataclass_below_a_node_takes_no_view_for_a_default() -> None:
-    @pytree_dataclass
-    class Base:
+def test_on_the_class_a_field_is_its_view_which_dataclasses_refuses_as_a_default() -> None:
+    class Net(treewright.Module):
         x: Any
         y: Any = 2.0
 
-    below: Any = dataclasses.dataclass(frozen=True)(types.new_class("Below", (Base,), exec_body=_annotated))
-
-    fields = {field.name: field.default for field in dataclasses.fields(below)}
-    assert fields == {"x": dataclasses.MISSING, "y": 2.0}
-    assert (Base.y, repr(Base.x).partition(" object")[0]) == (2.0, "<treewright._core.instance.ChildView")
-
-
-def _annotated(namespace: dict[str, Any]) -> None:
-    namespace["__annotations__"] = {"x": Any, "y": Any}
-
-
-def test_a_static_that_is_watched_has_a_view_on_the_class_too() -> None:
-    @pytree_dataclass
-    class Watched:
-        x: Any
-        f: Any = static()
-
-    code = "import jax.numpy as jnp\ndef make():\n    return lambda x: jnp.tanh(x)"
-    namespace: dict[str, Any] = {"__name__": "watched"}
-    exec(code, namespace)
-    Watched(1.0, namespace["make"]())
-
-    assert type(Watched.f).__name__ == "WatchedStaticView"
+    with pytest.raises(ValueError, match=r"mutable default <class '.*View'> for field x is not allowed"):
+        dataclasses.dataclass(frozen=True)(Net)
+    assert (type(Net.x).__name__, type(Net.y).__name__) == ("FieldView", "FieldView")
 
 
 def update_class(old: type[Any], new: type[Any]) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from treewright import Module, freeze, pytree_dataclass, static
-from treewright._core.others import decode, deserialize, encode
+from treewright._core.others import deserialize
+from treewright._json import decode, encode
 from treewright.errors import StaticSerializationError
 
 if TYPE_CHECKING:
@@ -369,8 +370,8 @@ class Counted(NamedTuple):
 
 
 FORGED = [
-    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", {}]),
-    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", {}], ["namedtuple", f"{__name__}:Holder", 1]),
+    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", ["tuple"]]),
+    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", ["tuple"]], ["namedtuple", f"{__name__}:Holder", 1]),
 ]
 
 

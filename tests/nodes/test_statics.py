@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from tests.conftest import count_traces, trace_counts
-from treewright import Module, Static, freeze, pytree_dataclass, replace, static
+from treewright import FrozenMapping, Module, Static, freeze, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "argument of a partial": lambda value: functools.partial(max, value),
     "keyword of a partial": lambda value: functools.partial(max, key=value),
     "child of a node": lambda value: Layer(value, 1),
-    "frozen mapping": lambda value: freeze({"a": Frozen(value)}),
+    "frozen mapping": lambda value: FrozenMapping({"a": Frozen(value)}),
 }
 REMEDY = r"\n(Or make|Make) setting a child: drop static\(\)\.$"
 

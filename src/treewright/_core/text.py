@@ -219,7 +219,7 @@ class FullText:
             keywords = self.arguments(value.keywords.items())
             texts = itertools.chain(map(self.of, (value.func, *value.args)), keywords)
             return self.bracketed(f"{self.class_name(kind)}(", texts, ")")
-        if isinstance(value, _DICT) or (hasattr(kind, "_exact_key_") and isinstance(value, _MAPPING)):  # FrozenMapping
+        if isinstance(value, _DICT) or (hasattr(kind, "_kind_") and isinstance(value, _MAPPING)):  # FrozenMapping
             return self.entries(value, "" if kind is dict else self.class_name(kind))
         names = names_in(kind)
         if names:

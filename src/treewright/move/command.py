@@ -85,13 +85,11 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _write(changed: Iterable[tuple["Source", bytes]]) -> None:
     """Write all files: each appears whole, and none before all have been written beside their places."""
-    from treewright.checkpoint.atomic import replacing
+    from treewright.checkpoint.file import replacing
 
     with contextlib.ExitStack() as stack:
         for source, text in changed:
-            descriptor = stack.enter_context(replacing(source.path))
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(text)
+            stack.enter_context(replacing(source.path)).write_bytes(text)
 
 
 def _diff(source: "Source", text: bytes) -> Iterator[str]:
