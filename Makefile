@@ -8,19 +8,22 @@ BIN := $(VENV)/bin
 # Which Python makes .venv. Left empty: the first one below that runs and is new enough.
 PYTHON ?=
 PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
-# More arguments for the demo and for pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
+# More arguments for the demo, the benchmarks and pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
 
 # pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# Tests start a hundred processes, and each would compile the package anew where a container says to write no bytecode.
+# Tests start a hundred processes, and each would compile the package again where a container says to write no bytecode.
 unexport PYTHONDONTWRITEBYTECODE
+
+STUBTEST := --mypy-config-file pyproject.toml --allowlist tests/typing/stubtest.txt --ignore-missing-stub \
+    --ignore-unused-allowlist --ignore-disjoint-bases treewright.train treewright.typed jaxlib._jax
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test exhaustive format docs pictures bench clean
+.PHONY: help demo quick test lint exhaustive format docs pictures bench dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -28,32 +31,33 @@ help: ## list the targets
 demo: $(VENV)/demo.installed ## train a model on handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
 
-quick: $(VENV)/dev.installed ## format check, lint and the quick tests, in a minute
+lint: $(VENV)/dev.installed ## format check, lint and import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/lint-imports --no-logo
 
-# The checkers use one core each, so they run beside the tests. What they say comes last; they are waited for if a test
-# fails, too. pytest-cov would read all files twice for its report, which takes three seconds each time.
-test: $(VENV)/dev.installed ## format check, lint, mypy, pyright, tests with coverage, executed docs
+quick: lint ## format check, lint and the quick tests, in half a minute
+	$(BIN)/pytest -m "not slow and not exhaustive" $(PYTEST_ARGS)
+
+# The checkers use one core each, so they run beside the tests; they are waited for if a test fails, too.
+# pytest-cov would read all files twice for its report.
 ifneq ($(JAX),)
+test: $(VENV)/dev.installed ## everything: format, lint, import contracts, types, tests with coverage, executed docs
 	$(BIN)/pytest --durations=10 $(PYTEST_ARGS)
 else
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	@echo "mypy, pyright and the tests, side by side"; \
-	$(BIN)/mypy --strict >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
+test: lint
+	@echo "mypy, stubtest, pyright and the tests, side by side"; \
+	{ $(BIN)/mypy && $(BIN)/stubtest $(STUBTEST); } >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
 	$(BIN)/pyright --pythonpath $(BIN)/python >$(VENV)/pyright.txt 2>&1 & pyright=$$!; \
 	$(BIN)/pytest --cov --cov-report= --cov-fail-under=0 --durations=10 $(PYTEST_ARGS); failed=$$?; \
 	$(BIN)/coverage report || failed=1; \
 	wait $$mypy || failed=1; \
 	wait $$pyright || failed=1; \
-	echo "mypy:"; cat $(VENV)/mypy.txt; \
-	echo "pyright:"; cat $(VENV)/pyright.txt; \
+	cat $(VENV)/mypy.txt $(VENV)/pyright.txt; \
 	exit $$failed
 endif
 
-exhaustive: $(VENV)/dev.installed ## the laws, drawn anew and twenty times as often, and what else takes long (hours)
+exhaustive: $(VENV)/dev.installed ## new and twenty times as many examples of the laws, and what else takes long (hours)
 	$(BIN)/pytest -m "hypothesis or exhaustive" --hypothesis-profile=exhaustive $(PYTEST_ARGS)
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
@@ -64,14 +68,25 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The first page is site/index.html"
 
-pictures: $(VENV)/dev.installed ## draw the pictures of docs/looking.md anew, with a Chromium
+pictures: $(VENV)/dev.installed ## draw the pictures of docs/looking.md, with a Chromium
 	$(BIN)/python docs/pictures.py
 
-bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries
-	$(BIN)/python benchmarks/run_all.py $(ARGS)
+bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, in minutes
+	$(BIN)/pytest benchmarks $(ARGS)
+	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
+
+dist: $(VENV)/dev.installed ## build a wheel and an sdist, check them, and run the demo from the wheel
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m venv --clear dist/venv
+	dist/venv/bin/python -m pip install --quiet "$$(echo dist/*.whl)[examples]"
+	cp examples/digits.py dist/venv
+	cd dist/venv && bin/python digits.py --epochs 1
+	rm -rf dist/venv
 
 clean: ## remove .venv and all caches
-	rm -rf .venv .venv-jax-* site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-jax-* dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # A stamp is made after a whole install and is older than pyproject.toml when that has changed since.
 # What the tests need includes what the demo needs, so that install makes both stamps.

@@ -6,7 +6,6 @@ alone can be worth some per cent. A figure is a ratio of medians: 1.05 means tha
 """
 
 import argparse
-import dataclasses
 import fnmatch
 import functools
 import itertools
@@ -17,18 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from turns import Clock, Statement
 
 HERE = Path(__file__).resolve().parents[1]
 NODES, LAYERS = 100, 24
 SAMPLE_SECONDS = 3e-3
 IMPORTS = ("import, after jax: Module, static", "import, after jax: all public names")
 
-# Each case is made by a function that returns `timeit.Timer`s' arguments: a statement and the names it uses.
-Statement = tuple[str, dict[str, Any]]
+# Each case is made by a function that returns a statement and the names it uses.
 CASES: dict[str, Callable[[], Statement]] = {}
 
 
@@ -211,7 +210,6 @@ def tree_case(name: str, text: str) -> None:
             "treewright": treewright,
             "other": treewright.replace(tree[0]),
         }
-        timeit.timeit(text, globals=names, number=1)
         return text, names
 
     case(name)(make)
@@ -358,31 +356,6 @@ def _class_decorated() -> Statement:
 # The child: times what it is asked for, line by line.
 
 
-@dataclasses.dataclass
-class Clock:
-    """A case that is ready to be timed."""
-
-    timer: timeit.Timer
-    loops: int
-
-    @classmethod
-    def of(cls, name: str) -> "Clock":
-        """Compile, warm up and find how often to run for one sample."""
-        text, names = CASES[name]()
-        setup = "; ".join(f"{key} = _names[{key!r}]" for key in names)
-        timer, loops = timeit.Timer(text, setup, globals={"_names": names}), 1
-        if name.startswith("class:"):  # they stay registered for ever
-            timer.timeit(3)
-            return cls(timer, 3)
-        while (seconds := timer.timeit(loops)) < SAMPLE_SECONDS / 4:
-            loops *= 2
-        return cls(timer, max(1, round(loops * SAMPLE_SECONDS / seconds)))
-
-    def sample(self) -> float:
-        """Seconds for one operation."""
-        return self.timer.timeit(self.loops) / self.loops
-
-
 def serve() -> None:
     """Answer each line on stdin, the name of a case, by a line with its seconds or with why it can't be timed."""
     import jax  # noqa: F401 - not to be counted below
@@ -398,8 +371,10 @@ def serve() -> None:
     for line in sys.stdin:
         name = line.strip()
         try:
-            clock = clocks.get(name) or clocks.setdefault(name, Clock.of(name))
-            answer: float | str = clock.sample()
+            if name not in clocks:  # classes stay registered for ever, hence few
+                loops = 3 if name.startswith("class:") else None
+                clocks[name] = Clock(CASES[name](), loops=loops, seconds=SAMPLE_SECONDS)
+            answer: float | str = clocks[name].sample()
         except Exception as error:  # noqa: BLE001 - an API that one of the two does not have must not stop the others
             answer = f"{type(error).__name__}: {error}".splitlines()[0]
         print(json.dumps(answer), flush=True)

@@ -1,7 +1,6 @@
 """A residual network with batch norm and dropout on handwritten digits: a step with statistics and random keys.
 
-Run `python -m examples.residual` where `pip install ".[examples]"` has been done. The same network in equinox is
-`benchmarks/lines/residual_equinox.py`.
+Run `python -m examples.residual` where `pip install ".[examples]"` has been done.
 """
 
 import argparse

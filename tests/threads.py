@@ -67,10 +67,10 @@ def check_class_creation(number: int, turn: int) -> None:
     """A class that is made now, whose instances go through `jit`."""
     body = {"__annotations__": {"x": Any, "size": int}, "size": static(default=turn), "__module__": __name__}
     made: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
-    below: Any = type("Below", (pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}})),), {})
+    plain: Any = pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}}))
 
     assert jax.tree.map(lambda x: x + 1, made(number)) == made(number + 1, turn)
-    assert jax.tree.leaves(below(number)) == [number]
+    assert jax.tree.leaves(plain(number)) == [number]
 
 
 @jax.jit
@@ -86,25 +86,19 @@ def check_jit(number: int, turn: int) -> None:
     assert jax.jit(net.apply)(jnp.full(2, 2.0)).tolist() == [2.0 * net.layer.width] * 2
 
 
-def own(function: Any, name: str) -> Any:
-    """The function under a name and with a code of its own, since retraces are told by the code."""
-    return types.FunctionType(function.__code__.replace(co_name=name, co_qualname=name), function.__globals__, name)
-
-
 def check_retraces(number: int, turn: int) -> None:
     """Each thread's block hears of its own retrace, whatever the others trace meanwhile."""
     reports: list[Any] = []
+    name = f"double_{number}_{turn}"
+    code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are told apart by the code
 
-    double, more = own(lambda x: x * 2, f"double_{number}_{turn}"), own(lambda x: x + 1, f"more_{number}_{turn}")
-    watched, told = jax.jit(double), explain_retraces(on_report=reports.append)(jax.jit(more))
+    double = jax.jit(types.FunctionType(code, globals(), name))
     with explain_retraces(on_report=reports.append):
         for size in (2, 3):
-            watched(jnp.ones(size))
-            told(jnp.ones(size))
+            double(jnp.ones(size))
 
     lines = [f"{one.function}: {one.differences[0]}" for one in reports if one.differences]
-    for function in (double, more):
-        assert f"{function.__name__}: x (shape): float32[2] -> float32[3]; axis 0: 2 -> 3" in lines, lines
+    assert f"{name}: x (shape): float32[2] -> float32[3]; axis 0: 2 -> 3" in lines, lines
 
 
 def run(turns: int) -> int:

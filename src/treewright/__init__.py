@@ -62,7 +62,6 @@ __all__ = [
     "field",
     "find_aliases",
     "freeze",
-    "from_refs",
     "loop",
     "max_traces",
     "nbytes",
@@ -78,15 +77,13 @@ __all__ = [
     "static",
     "summary",
     "testing",
-    "to_refs",
     "trainable",
     "typed",
     "unstack",
 ]
 
-TYPE_CHECKING: bool = (
-    False  # for checkers it is true; importing it from typing would take most of the time that this takes
-)
+# True for checkers, by its name; a bool to jedi. Importing it from typing would take most of the time that this takes.
+TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
@@ -101,9 +98,9 @@ if TYPE_CHECKING:
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
-    from treewright._trees.partition import combine, partition, spec_like, trainable
-    from treewright._trees.refs import from_refs, to_refs
+    from treewright._trees.partition import combine, partition
     from treewright._trees.sizes import count, find_aliases, nbytes
+    from treewright._trees.specs import spec_like, trainable
     from treewright._trees.stack import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
     from treewright.retrace.check_statics import Hazard, check_statics
@@ -128,8 +125,8 @@ else:
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
-            "_trees.partition": ("combine", "partition", "spec_like", "trainable"),
-            "_trees.refs": ("from_refs", "to_refs"),
+            "_trees.partition": ("combine", "partition"),
+            "_trees.specs": ("spec_like", "trainable"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
@@ -154,4 +151,4 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+        return sorted(__all__)

@@ -55,7 +55,7 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
 
 
 NODE = Kind("node", _node_parts, _make_node)
-_OF_OTHERS = types.MappingProxyType(
+_OF_OTHERS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
         list: Kind("list", list, lambda *items: list(items)),
         dict: Kind("dict", dict.items, lambda *items: dict(items)),
@@ -255,7 +255,8 @@ class _Describer(_Encoder):
         if own and not inspected.of_python(cls):
             return ["object", name, self.code_of_class(cls), *self.pairs(own)]
         try:
-            shown_value = "" if cls.__repr__ is object.__repr__ else _ADDRESS.sub("", repr(value))
+            plain: Any = object
+            shown_value = "" if cls.__repr__ is plain.__repr__ else _ADDRESS.sub("", repr(value))
         except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
             shown_value = "..."
         return ["object", name, self.code_of_class(cls), shown_value]
@@ -357,7 +358,9 @@ def _find_imported(name: str) -> Any:
 
 
 def _finder(modules: Iterable[str | types.ModuleType]) -> Find:
-    names = {one.__name__ if isinstance(one, types.ModuleType) else importlib.import_module(one).__name__ for one in modules}
+    names = {
+        one.__name__ if isinstance(one, types.ModuleType) else importlib.import_module(one).__name__ for one in modules
+    }
 
     def find(name: str) -> Any:
         module, _, qualname = name.partition(":")

@@ -1,21 +1,20 @@
-"""`loop`: a step that is called again and again on a state which nobody looks at in between."""
+"""`loop`: a jitted training step whose state stays flat between calls."""
 
 import dataclasses
 import functools
-import inspect
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding
 
-from treewright._core.functions import class_of, innermost, public
+from treewright._core import innermost
+from treewright._core.functions import public
 from treewright._core.jax_private import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
-from treewright._core.jax_refs import is_ref
-from treewright._core.text import short_text
+from treewright._core.text import first_of, short_text
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
@@ -24,31 +23,18 @@ S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LINES = 20  # of differences that are printed
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PathKey:
-    """The whole path of a leaf as one key."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return path_text(self.path)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _FlatStructure:
     """A treedef that is compared by identity: to compare two equal ones, `jit` would walk through both at each call."""
 
-    treedef: Any
+    def __init__(self, treedef: Any) -> None:
+        self.treedef = treedef
 
 
 class FlatTree:
-    """A tree as one node with all its leaves, which `jit` takes apart in one call, however many nodes the tree has.
+    """A tree as one node with all its leaves, which `jit` flattens in one call, however many nodes the tree has.
 
-    JAX unflattens it to the tree itself, and calls its leaves by their paths in the tree. `structure` is what `jit`
-    compares; each of the `results` is leaves and something else.
+    JAX unflattens it to the tree itself. `results` holds `(leaves, output)`; the last one is current.
     """
 
     __slots__ = ("results", "structure")
@@ -58,42 +44,43 @@ class FlatTree:
         self.results: list[tuple[list[Any], Any]] = [(leaves, None)]
 
     @property
-    def leaves(self) -> list[Any]:
-        """The newest leaves."""
-        return self.results[-1][0]
-
-    @property
     def tree(self) -> Any:
         """The tree."""
-        return _tree(self.structure, self.leaves)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The path of each leaf in the tree."""
-        return [path for path, _ in jax_trees.tree_flatten_with_path(self.tree)[0]]
+        return _unflatten(self.structure, self.results[-1][0])
 
 
 def _flatten(flat: FlatTree) -> tuple[list[Any], _FlatStructure]:
     return flat.results[-1][0], flat.structure
 
 
-def _flatten_with_keys(flat: FlatTree) -> tuple[list[tuple[_PathKey, Any]], _FlatStructure]:
-    return [(_PathKey(path), leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)], flat.structure
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PathKey:
+    """The whole path of a leaf as one key, so that JAX's errors name it."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return path_text(self.path)
 
 
-def _tree(structure: _FlatStructure, leaves: Sequence[Any]) -> Any:
+def _flatten_with_keys(flat: FlatTree) -> Any:
+    leaves: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(flat.tree)
+    return [(_PathKey(path), leaf) for path, leaf in leaves], flat.structure
+
+
+def _unflatten(structure: _FlatStructure, leaves: Any) -> Any:
     return structure.treedef.unflatten(leaves)
 
 
-jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _tree, _flatten)
+jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _unflatten, _flatten)
 
 
 @public("treewright")
 class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     """A jitted step that keeps its state: `output = run(*inputs)`, and `run.state` when you want to see it.
 
-    With `jit`, each call takes the state apart and puts the next one together. A loop does that only when `run.state`
-    is read or assigned, so a call costs what one with a flat list of arrays does, however many nodes the state has.
+    With `jit`, each call flattens the state and unflattens the next one. A loop does that only when `run.state` is read
+    or assigned, so a call costs what one with a flat list of arrays does, however many nodes the state has.
 
     The state is donated: each call uses up the arrays of the state before it, and the first call those of `state`
     itself. What you read from `run.state` is good until the next call, and `jax.tree.map(jnp.copy, run.state)` is good
@@ -107,8 +94,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     computes takes the donated state with it, and `run.state` says so.
 
     Args:
-        step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `traced` and
-            `max_traces` stand directly on it.
+        step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `max_traces`
+            stands directly on it.
         state: A tree of arrays and numbers.
         donate: Whether a state may take the memory of the one before it.
 
@@ -130,8 +117,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     """
 
     def __init__(self, step: Callable[Concatenate[S, P], tuple[S, R]], state: S, *, donate: bool = True) -> None:
-        self._name: str = getattr(innermost(step), "__name__", class_of(step).__qualname__)
-        self._function = _with_flat_result(step, self._name, _first_parameter(step))
+        self._name: str = getattr(innermost(step), "__name__", type(step).__qualname__)
+        self._step = _with_flat_result(step, self._name)
         self._donate = donate
         self._read_trace = trace_reader()
         self._trace = self._read_trace()
@@ -144,17 +131,15 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
 
         A state of the same structure, shapes, dtypes and shardings needs no other program.
         """
-        leaves = self._flat.leaves
-        gone = [place for place, leaf in enumerate(leaves) if not isinstance(leaf, Tracer) and leaf.is_deleted()]
-        if gone:
-            more = f" and {len(gone) - 1} more were" if len(gone) > 1 else " was"
-            raise DonatedStateError(
-                f"The state of the loop over {self._name} is used up: {path_text(self._flat.paths[gone[0]], 'state')}"
-                f"{more} donated to a call that failed, or to another function. Assign a state to go on from, such as "
-                f"the last checkpoint: run.state = load(...). loop(..., donate=False) keeps each state until the next "
-                f"one is there, and needs memory for both."
-            )
         tree: S = self._flat.tree
+        leaves: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree)
+        gone = [path for path, leaf in leaves if not isinstance(leaf, Tracer) and leaf.is_deleted()]
+        if gone:
+            raise DonatedStateError(
+                f"The state of the loop over {self._name} is used up: {path_text(gone[0], 'state')} was donated to a "
+                f"call that failed, or to another function. Assign a state to go on from, such as the last checkpoint: "
+                f"run.state = load(...). loop(..., donate=False) keeps each state until the next one is there."
+            )
         return tree
 
     @state.setter
@@ -172,7 +157,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
                 f"The loop over {self._name} was called inside of jit, grad, vmap or the like, and made outside: its "
                 f"state would be a tracer from then on. Call {self._name} itself there, or make the loop there."
             )
-        program: Any = self._program or self._prepared(inputs, keywords)
+        program: Any = self._program or self._make_program(inputs, keywords)
         if keywords:
             program = functools.partial(program, **keywords)
         results = self._flat.results
@@ -188,12 +173,6 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         return f"<loop over {self._name}>"
 
     def _array(self, path: Path, leaf: Any) -> Any:
-        if is_ref(leaf):
-            raise LoopStateError(
-                f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} would have to return it, which "
-                f"JAX refuses. A step that changes refs needs no loop: jax.jit({self._name}) with the state as an "
-                f"argument, and only the metrics returned. Or give the loop arrays: from_refs(state)."
-            )
         if isinstance(leaf, jax.Array):
             return leaf
         try:
@@ -204,27 +183,29 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
                 f"Make it a static field, or keep it outside of the state."
             ) from error
 
-    def _prepared(self, inputs: Iterable[Any], keywords: Any) -> Callable[..., Any]:
-        """The program, and the leaves as it will give them back, so that the second call needs no other one."""
+    def _make_program(self, inputs: Any, keywords: Any) -> Any:
+        """The program, once the leaves are of the types and at the places in which it will give them back."""
         flat = self._flat
-        flat.results[:] = [(_committed(flat.leaves, jax.tree.leaves((inputs, keywords))), None)]
+        leaves = _committed(flat.results[-1][0], jax.tree.leaves((inputs, keywords)))
+        flat.results[:] = [(leaves, None)]
         options: dict[str, Any] = {"donate_argnums": 0} if self._donate else {}
-        pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in flat.leaves]
+        pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
         if any(pinned):
             options["out_shardings"] = (pinned, None)
-        program: Any = untyped_jax.jit(self._function, **options)
-        while any(map(_is_weak, flat.leaves)) and not untyped_jax.config.jax_disable_jit:
-            after = program.eval_shape(flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
-            leaves = [_settled(leaf, new) for leaf, new in zip(flat.leaves, after, strict=True)]
-            if all(map(operator.is_, leaves, flat.leaves)):
+        program: Any = untyped_jax.jit(self._step, **options)
+        while any(map(_is_weak, leaves)) and not untyped_jax.config.jax_disable_jit:
+            results = program.eval_shape(flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
+            settled = [_settled(leaf, new) for leaf, new in zip(leaves, results, strict=True)]
+            if all(map(operator.is_, settled, leaves)):
                 break
+            leaves = settled
             flat.results[:] = [(leaves, None)]
-        self._program = cast("Callable[..., Any]", program)
-        return self._program
+        self._program = program
+        return program
 
 
-def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callable[..., Any]:
-    """What a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
+def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function that a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
 
     @functools.wraps(step)
     def stepped(state: Any, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
@@ -232,43 +213,35 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
             state = state.tree
         leaves, treedef = jax_trees.tree_flatten(state)
         result: Any = step(state, *inputs, **keywords)
-        match result:
-            case (after, output):
-                pass
-            case _:
-                raise LoopStateError(
-                    f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
-                    f"nothing to put out: return {root}, None."
-                )
-        _check(treedef.unflatten(leaves), after, name, root)  # anew, since step may have changed its dicts in place
+        if not (isinstance(result, tuple | list) and len(result) == 2):
+            raise LoopStateError(
+                f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
+                f"nothing to put out: return state, None."
+            )
+        after, output = result
+        _refuse_misfits(treedef.unflatten(leaves), after, name)  # `step` may have changed the dicts of its state
         return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
 
     stepped.__name__ = name  # that of the program, in profiles and logs
     return stepped
 
 
-def _check(before: Any, after: Any, name: str, root: str) -> None:
-    of_trees = differences(before, after, values=False, path=(root,))
-    lines = [f"\n    {difference}" for difference in of_trees if not _settles(difference)]
-    if not lines:
-        return
-    if len(lines) > _LINES:
-        lines[_LINES:] = [f"\n    ... and {len(lines) - _LINES} more"]
-    raise LoopStateError(
-        f"{name} returns another state than it was given, so that each call would have to be compiled anew:"
-        f"{''.join(lines)}\nReturn the same structure and statics, and each leaf with the shape and dtype that it came "
-        f"with. What is new at each step belongs in the output."
-    )
+def _refuse_misfits(before: Any, after: Any, name: str) -> None:
+    of_trees = differences(before, after, values=False, path=("state",))
+    lines = [f"\n  {line}" for line in first_of([str(d) for d in of_trees if not _is_settled(d)])]
+    if lines:
+        raise LoopStateError(
+            f"{name} returns another state than it was given, so that each call would have to be compiled again:"
+            f"{''.join(lines)}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
+            f"came with. What is new at each step belongs in the output."
+        )
 
 
-def _settles(difference: Difference) -> bool:
+def _is_settled(difference: Difference) -> bool:
     """Whether a leaf gets what it differs in before the first call, as a weakly typed one does, or is converted."""
-    if difference.kind == "weak_type":
-        return True
     if difference.kind != "dtype" or not _is_weak(difference.left):
-        return False
-    new: Any = typeof(difference.right)
-    return bool(jnp.result_type(difference.left, difference.right) == new.dtype)
+        return difference.kind == "weak_type"
+    return bool(jnp.result_type(difference.left, difference.right) == typeof(difference.right).dtype)
 
 
 def _settled(leaf: Any, new: Any) -> Any:
@@ -289,13 +262,12 @@ def _is_weak(leaf: Any) -> bool:
 
 def _apart(leaves: list[Any]) -> list[Any]:
     """The leaves, no two of which share memory: an array can be donated once."""
-    known: set[object] = set()
-    apart: list[Any] = []
-    for leaf in leaves:
-        memory = memory_of(leaf)
-        apart.append(jnp.copy(leaf) if memory in known else leaf)
-        known.add(memory)
-    return apart
+    memory = [memory_of(leaf) for leaf in leaves]
+    first = {key: place for place, key in reversed(list(enumerate(memory)))}
+    return [
+        leaf if first[key] == place else jnp.copy(leaf)
+        for place, (leaf, key) in enumerate(zip(leaves, memory, strict=True))
+    ]
 
 
 def _is_committed(leaf: Any) -> bool:
@@ -307,21 +279,13 @@ def _committed(leaves: list[Any], inputs: list[Any]) -> list[Any]:
 
     `jit` puts them there too, but then compiles again for what it gave back.
     """
-    shardings: set[Sharding] = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
+    shardings = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
     whole: Any = untyped_jax.sharding.PartitionSpec()
     places = {NamedSharding(at.mesh, whole) if isinstance(at, NamedSharding) else at for at in shardings}
     if len(places) != 1:
         return leaves
     (place,) = places
+    is_placed = (_is_committed(leaf) or isinstance(leaf, Tracer) for leaf in leaves)
     return [
-        leaf if _is_committed(leaf) or isinstance(leaf, Tracer) else untyped_jax.device_put(leaf, place)
-        for leaf in leaves
+        leaf if placed else untyped_jax.device_put(leaf, place) for leaf, placed in zip(leaves, is_placed, strict=True)
     ]
-
-
-def _first_parameter(step: Callable[..., Any]) -> str:
-    """The name by which a step calls its state."""
-    try:
-        return next(iter(inspect.signature(step).parameters), "state")
-    except (TypeError, ValueError):  # built-in functions
-        return "state"

@@ -53,4 +53,4 @@ def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_fo
 
     with CheckpointManager(tmp_path / "steps", keep=2) as manager:
         manager.save(10**6, {"x": 1})
-    assert {path.name for path in (tmp_path / "steps").iterdir()} == {str(latest), str(10**6)}
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {str(latest), str(10**6), ".thrown-out"}

@@ -101,7 +101,9 @@ FORMS = {
     "callable that compares by a part": "return Compared(1, K)",
     "object with a private slot": "return Slotted(1).hiding(K)",
     "method of an object with a private slot": "return Slotted(1).hiding(K).scale",
-    "partial of a tuple that unpacks less": "return functools.partial(lambda s, x: (BODY) * s.eps, Unpacked(0.0, 1.0, K))",
+    "partial of a tuple that unpacks less": (
+        "return functools.partial(lambda s, x: (BODY) * s.eps, Unpacked(0.0, 1.0, K))"
+    ),
     "class of a metaclass": "return made(K)",
     "member of an enum of numbers": "return Bits.A if K == 2 else Bits.B",
     "set constant": "return eval('''lambda x: (BODY) * [i for i in {8, %d}][0]''' % (0 if K == 2 else 16))",
@@ -455,7 +457,13 @@ class Run:
 
     def build(self, form: str, body: str, way: str) -> None:
         value = self.world.make(form, body)
-        self.made.append((value, WAYS[way](self.cls, value), ByIdentity(X, value.value if isinstance(value, treewright.Static) else value)))
+        self.made.append(
+            (
+                value,
+                WAYS[way](self.cls, value),
+                ByIdentity(X, value.value if isinstance(value, treewright.Static) else value),
+            )
+        )
 
     def again(self, index: int) -> None:
         """A node of a value that was made before."""

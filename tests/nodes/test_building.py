@@ -438,3 +438,27 @@ def test_an_init_that_calls_post_init_or_another_init_is_not_warned_of() -> None
             super().__init__()
 
     assert Calls().x == Below().x == 0.0
+
+
+def test_a_misspelt_keyword_of_ones_own_init_is_answered_with_the_close_match() -> None:
+    class Net(Module):
+        kernel: Any
+
+        def __init__(self, inputs: int, *, kernel_scale: float = 1.0) -> None:
+            self.kernel = inputs * kernel_scale
+
+    make: Any = Net
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'kernel_scal'.*[Dd]id you mean '?kernel_scale"):
+        make(3, kernel_scal=2.0)
+
+
+def test_dataclasses_replace_on_a_class_with_its_own_init_says_why_not() -> None:
+    class Net(Module):
+        kernel: Any
+
+        def __init__(self, inputs: int) -> None:
+            self.kernel = inputs * 1.0
+
+    with pytest.raises(TypeError, match=r"'kernel'.* dataclasses\.replace gives a constructor all fields, and .*Net has"):
+        dataclasses.replace(Net(3), kernel=2.0)
+    assert replace(Net(3), kernel=2.0).kernel == 2.0

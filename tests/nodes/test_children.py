@@ -187,3 +187,18 @@ def test_a_class_of_which_nothing_is_warned_is_not_kept_alive() -> None:
     assert gone() is None
 
 
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_of_another_library_that_jit_would_refuse_is_to_be_adopted() -> None:
+    eqx = pytest.importorskip("equinox")
+    linen = pytest.importorskip("flax.linen")
+    mlp, linear = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), eqx.nn.Linear(2, 2, key=jax.random.key(0))
+
+    class Net(Module):
+        layer: Any
+
+    for layer in (mlp, linen.Dense(3)):
+        with pytest.warns(ChildWarning, match=r"layer = treewright\.adopt\(\.\.\.\)$"):
+            Net(layer)
+    Net(linear)  # whose leaves are arrays

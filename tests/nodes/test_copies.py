@@ -17,10 +17,11 @@ import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, field, pytree_dataclass, replace, static
+from treewright import Module, TrainState, field, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
 calls: list[str] = []
@@ -259,3 +260,21 @@ def test_a_class_may_say_itself_how_it_is_copied() -> None:
 
     assert copy.copy(Handle()).name == "copied"
     assert copy.deepcopy(Handle()).name == "a"
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam(1e-3),
+        optax.adamw(optax.cosine_decay_schedule(0.1, 100)),
+        optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
+    ],
+    ids=["adam", "adamw with a schedule", "chain"],
+)
+def test_a_state_with_an_optimiser_is_pickled_and_is_the_same_static_again(tx: Any) -> None:
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=tx)
+
+    back = pickle.loads(pickle.dumps(state))
+
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert back.apply_gradients(grads={"w": jnp.ones(2)}) == state.apply_gradients(grads={"w": jnp.ones(2)})

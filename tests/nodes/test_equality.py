@@ -362,3 +362,61 @@ def test_a_node_that_was_never_finished_is_not_compared() -> None:
         assert empty == Box(1)
     with pytest.raises(UnfinishedNodeError, match="unfinished Box"):
         hash(empty)
+
+
+# Nodes inside of nodes
+
+
+@pytree_dataclass(eq=False)
+class ByIdentity:
+    value: Any
+
+
+class Named(Module):
+    value: Any
+    name: str = static(compare=False)
+
+
+class ByValue(Module):
+    value: Any
+    other: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+SAME = ByIdentity(1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "are_equal"),
+    [
+        (ByIdentity(1), ByIdentity(1), False),
+        (SAME, SAME, True),
+        (Named(1, "a"), Named(1, "b"), True),
+        (Named(1, "a"), Named(2, "a"), False),
+        (ByValue(1, 2), ByValue(1, 3), True),
+        (ByValue(1, 2), ByValue(2, 2), False),
+    ],
+)
+@pytest.mark.parametrize(
+    "outer", [lambda node: node, Box, lambda node: Box((node, 1)), lambda node: Box(Box((Box(node),)))]
+)
+def test_the_comparison_of_a_node_means_the_same_inside_of_another(
+    left: Any, right: Any, are_equal: bool, outer: Any
+) -> None:
+    one, other = outer(left), outer(right)
+
+    assert (one == other) is are_equal
+    assert not are_equal or hash(one) == hash(other)
+
+
+def test_equal_nodes_as_statics_have_equal_hashes() -> None:
+    class Outer(Module):
+        inner: Any = static()
+
+    assert Outer(ByIdentity(1)) == Outer(ByIdentity(1))
+    assert hash(Outer(ByIdentity(1))) == hash(Outer(ByIdentity(1)))

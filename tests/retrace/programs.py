@@ -225,7 +225,7 @@ def an_ordered_dict_has_another_key() -> None:
     jitted(collections.OrderedDict(b=1.0))
 
 
-@says("structure", "trace 2: d.default_factory (static): int -> float")
+@says("structure", "trace 2: d.<aux_data>[0] (static): int -> float")
 def a_defaultdict_has_another_factory() -> None:
     jitted: Any = jax.jit(lambda d: 0)
     jitted(collections.defaultdict(int, a=1.0))

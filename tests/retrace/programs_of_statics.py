@@ -81,7 +81,7 @@ AGAIN = "made again by the same code"
 
 @says(
     "values",
-    "trace 2: n.s (static): P('x',) -> P('y',)",
+    f"trace 2: n.s (static): {Spec('x')} -> {Spec('y')}",
 )
 def another_partition_spec() -> None:
     told(lambda: Spec("x"), lambda: Spec("y"))
@@ -160,11 +160,11 @@ def equal_functions_stand_in_two_files() -> None:
     "inside",
     (
         "trace 2: n.s (static): same_code.<locals>.<lambda> -> same_code.<locals>.<lambda>; a function made again "
-        "by the same code, decorated with inline: False -> True"
+        "by the same code, decorated with keep_unused: False -> True"
     ),
 )
 def a_function_is_jitted_with_another_option() -> None:
-    told(*(lambda inline=inline: jax.jit(same_code(), inline=inline) for inline in (False, True)))
+    told(*(lambda inline=inline: jax.jit(same_code(), keep_unused=keep) for keep in (False, True)))
 
 
 @says(

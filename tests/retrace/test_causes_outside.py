@@ -15,7 +15,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import treewright
 from tests.retrace.support import details, reported
 from treewright import TrainState
-from treewright.retrace.signature import MeshInUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,14 +140,6 @@ def test_a_mesh_in_use_is_named() -> None:
         "    set it once, before the first call",
         "compared with trace 1",
     ]
-
-
-def test_the_same_mesh_in_use_is_the_same_value() -> None:
-    mesh, same = (jax.make_mesh((2,), ("data",), (AxisType.Auto,)).abstract_mesh for _ in range(2))
-
-    assert MeshInUse(mesh) == MeshInUse(same)
-    assert hash(MeshInUse(mesh)) == hash(MeshInUse(same))
-    assert MeshInUse(mesh) != MeshInUse(None)
 
 
 def test_an_array_made_under_another_mesh_is_named() -> None:

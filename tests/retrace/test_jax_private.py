@@ -73,7 +73,8 @@ def test_in_this_version_of_jax_nothing_is_missing() -> None:
     jitted(1.0)
 
     assert (can.events, can.calls, can.outcomes, jax_private.tells_of_compilations()) == (True,) * 4
-    assert [held.avals[0].shape for held in jax_private.held_calls(jitted.__wrapped__)] == [()]
+    if jax.__version_info__ >= (0, 10):
+        assert [held.avals[0].shape for held in jax_private.held_calls(jitted.__wrapped__)] == [()]
 
 
 def test_looking_needs_no_device() -> None:
@@ -212,7 +213,7 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
 
 @pytest.mark.parametrize("missing", ["trace_context_names", "trace_context"])
 def test_without_what_tells_settings_the_known_ones_are_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(config, missing)
+    monkeypatch.delattr(config, missing, raising=False)
 
     names = list(jax_private.trace_settings())
 

@@ -78,8 +78,10 @@ def _is_numeric(leaf: Any) -> bool:
 def _is_no_leaf(value: Any) -> bool:
     """Whether jit would refuse a value, or a leaf of a layer of another library."""
     kind = type(value)
+    if _is_layer(kind):
+        return not is_tree_node(kind) or not all(map(_is_numeric, jax.tree.leaves(value)))
     if is_tree_node(kind):
-        return _is_layer(kind) and not all(map(_is_numeric, jax.tree.leaves(value)))
+        return False
     if isinstance(value, _ITERABLES):
         return True
     is_array = hasattr(kind, "dtype") or hasattr(kind, "__jax_array__")

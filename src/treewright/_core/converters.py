@@ -21,6 +21,9 @@ from treewright._core.functions import kept_in_pickles, public
 from treewright._core.text import first_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
 
+if sys.version_info >= (3, 14):
+    import annotationlib
+
 Given_contra = TypeVar("Given_contra", contravariant=True)
 Kept_co = TypeVar("Kept_co", covariant=True)
 
@@ -93,6 +96,21 @@ AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.as
 
 
 # Reading annotations
+
+
+def own_annotations(cls: type[Any]) -> dict[str, Any]:
+    """What the class body itself annotates, as `dataclasses` reads it: names that are unknown yet stay unevaluated."""
+    if sys.version_info >= (3, 14):
+        try:
+            return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+        except Exception as error:
+            raise NodeDefinitionError(
+                f"{cls.__qualname__}: an annotation can't be read: evaluating it raised {type(error).__name__}"
+                f"({error}). Correct it, or write it as a string. Only names may be unknown when the class is made."
+            ) from error
+    else:  # before 3.14
+        annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
+        return annotations
 
 
 def resolved(annotation: Any, cls: type[Any]) -> Any:
@@ -198,7 +216,7 @@ def _parts(hint: Any, cls: type[Any]) -> list[Any]:
     """All arguments of a generic annotation, and theirs."""
     parts: list[Any] = []
     waiting = list(typing.get_args(hint))
-    while waiting and len(parts) < 100:  # noqa: PLR2004  no annotation has more, but a recursive alias
+    while waiting and len(parts) < 100:
         part = looked_through(waiting.pop(), cls)
         parts.append(part)
         waiting.extend(part if isinstance(part, list) else typing.get_args(part))

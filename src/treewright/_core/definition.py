@@ -4,7 +4,6 @@ import abc
 import contextlib
 import copy
 import dataclasses
-import functools
 import inspect
 import sys
 import types
@@ -13,29 +12,24 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
 
-import jax
-import numpy as np
 import typing_extensions
 
 from treewright._core import methods
 from treewright._core.children import NODES_TO_SEE
-from treewright._core.converters import annotation_text, converter_of, resolved, unhashable_in
+from treewright._core.class_body import is_class_variable, refuse_converter, refuse_field, refuse_methods, refuse_slips
+from treewright._core.converters import converter_of, own_annotations
 from treewright._core.fields import (
     MISSING,
     FieldOptions,
     S,
     buffer,
-    call_text,
     field,
-    names_problem,
     options_of,
-    specifier_in,
     static,
 )
-from treewright._core.freeze import FrozenArray
 from treewright._core.functions import class_attribute, innermost, public
 from treewright._core.init import make_init
-from treewright._core.instance import PAIR, FieldView, install_views, replaced, sealing, with_close_matches
+from treewright._core.instance import FieldView, install_views, replaced, sealing, with_close_matches
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.registration import earlier_class, refuse_builtin_base, refuse_registered, register_once
 from treewright._core.spec import FieldSpec, NodeSpec, Options
@@ -69,7 +63,6 @@ _METHODS = MappingProxyType({**methods.FROZEN, **methods.OTHERS})
 DECORATED = Flavor(inherits=False, methods=_METHODS)
 MODULE = Flavor(inherits=True, methods=MappingProxyType({}), reserved=frozenset({"replace"}))  # Module has them
 
-_RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
 # They give each protocol an `__init__` that only looks for the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 _PYTHONS = frozenset({"abc", "builtins", *_PLACEHOLDERS})
@@ -85,8 +78,8 @@ def make_node_class(cls: type[Any], options: Options, flavor: Flavor) -> None:
     own = own_annotations(cls)
     writer, init = _written_init(cls)
     has_own_init = _has_own_init(cls, flavor, writer, init)
-    _refuse_methods(cls)
-    _refuse_slips(cls, own, flavor.reserved, has_own_init=has_own_init)
+    refuse_methods(cls)
+    refuse_slips(cls, own, flavor.reserved, has_own_init=has_own_init)
     _read_fields(cls, options, own)
     _drop_overridden(cls, own)
     spec = _node_spec(cls, options, own, has_own_init=has_own_init)
@@ -95,21 +88,6 @@ def make_node_class(cls: type[Any], options: Options, flavor: Flavor) -> None:
 
 
 # 1. What the class is before we touch it
-
-
-def own_annotations(cls: type[Any]) -> dict[str, Any]:
-    """What the class body itself annotates, as `dataclasses` reads it: names that are unknown yet stay unevaluated."""
-    if sys.version_info >= (3, 14):
-        try:
-            return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
-        except Exception as error:
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}: an annotation can't be read: evaluating it raised {type(error).__name__}"
-                f"({error}). Correct it, or write it as a string. Only names may be unknown when the class is made."
-            ) from error
-    else:  # before 3.14
-        annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
-        return annotations
 
 
 def _restore_body(cls: type[Any], options: Options) -> Options:
@@ -125,7 +103,7 @@ def _restore_body(cls: type[Any], options: Options) -> Options:
     for name in [*generated, *(["__match_args__"] if matched else [])]:
         delattr(cls, name)
     for name, declared in cls.__dataclass_fields__.items():
-        if name in own_annotations(cls) and not _is_class_variable(declared.type, cls):
+        if name in own_annotations(cls) and not is_class_variable(declared.type, cls):
             setattr(cls, name, copy.copy(declared))
     del cls.__dataclass_fields__, cls.__dataclass_params__
     said = {name: getattr(options, name) and getattr(params, name) for name in ("init", "repr", "eq")}
@@ -155,176 +133,11 @@ def _has_own_init(cls: type[Any], flavor: Flavor, writer: type[Any], init: Calla
     if writer is object or (writer is not cls and not flavor.inherits) or _is_generated(init):
         return False
     spec = None if writer is cls else vars(writer).get("__node_spec__")
-    return True if spec is None else bool(spec.has_own_init)
+    own: bool = spec is None or spec.has_own_init
+    return own
 
 
-# 2. Checks of the class body: definitions that can't work, and mistakes that Python runs without a word
-
-
-def is_special(name: str) -> bool:
-    """Whether a name is Python's, such as `__call__`."""
-    return name.startswith("__") and name.endswith("__")
-
-
-def _refuse_methods(cls: type[Any]) -> None:
-    """Refuse methods and slots that every node has in a form of its own."""
-    name, body = cls.__qualname__, vars(cls)
-    if "__slots__" in body:
-        raise NodeDefinitionError(
-            f"{name} declares __slots__. A node keeps its fields in one flattened pair, so slots for them would stay "
-            f"empty. Remove __slots__."
-        )
-    for method in ("__setattr__", "__delattr__"):
-        if method in body:
-            raise NodeDefinitionError(
-                f"Cannot overwrite attribute {method} in class {name}: it keeps a node frozen. Remove it; assignments "
-                f"in __init__ work without, and a field's converter= can check or change its value."
-            )
-    for method in ("tree_flatten", "tree_unflatten"):
-        if method in body:
-            raise NodeDefinitionError(
-                f"{name} defines {method} itself, and would have two forms that could disagree. Remove it and mark "
-                f"static fields with static(), or keep it and use jax.tree_util.register_pytree_node_class alone."
-            )
-
-
-def _refuse_slips(
-    cls: type[Any], own: Mapping[str, Any], reserved: frozenset[str], *, has_own_init: bool
-) -> None:
-    for name in own:
-        if name in _RESERVED or name in reserved or is_special(name):
-            raise NodeDefinitionError(
-                f"{cls.__qualname__} can't have a field {name}: every node uses this name itself. Rename it."
-            )
-    for name, value in list(vars(cls).items()):
-        if is_special(name):
-            continue
-        if name in own:
-            _refuse_default(cls, name, own[name], value)
-        else:
-            _refuse_unannotated(cls, name, value)
-            _refuse_shadow(cls, name, value, has_own_init=has_own_init)
-    for base in cls.__mro__:
-        is_read = base is cls or not ("__node_spec__" in vars(base) or hasattr(base, "__dataclass_params__"))
-        if is_read and base.__module__ not in _PYTHONS:
-            _refuse_arrays(cls, base, own if base is cls else {})
-
-
-def _refuse_default(cls: type[Any], name: str, annotation: Any, value: Any) -> None:
-    """Refuse a default that is not a value, and an array, which all instances would share."""
-    place = f"{cls.__qualname__}.{name}"
-    default = value.default if type(value) is dataclasses.Field else value
-    if isinstance(default, str | int | float | types.NoneType) or default is MISSING:
-        return
-    array = _first_array_in(default)
-    if array is not None and not _is_class_variable(annotation, cls):
-        what = "an array" if array is default else f"a {type(default).__qualname__} that holds {first_text(array)}"
-        raise NodeDefinitionError(
-            f"{place} has {what} as default: one array that all instances would share, made when the module is "
-            f"imported. Use field(default_factory=lambda: ...)."
-        )
-    specifier, function = specifier_in(default), innermost(default)
-    line = f"{name}: {annotation_text(annotation, cls)} = "
-    if specifier is not None:
-        raise NodeDefinitionError(
-            f"{place} has the function {specifier} itself as default, which would be a leaf. Write the parentheses: "
-            f"{line}{specifier}()."
-        )
-    if isinstance(default, tuple | list) and len(default) == 1 and specifier_in(default[0]) is not None:
-        raise NodeDefinitionError(
-            f"{place} has a {type(default).__name__} around {specifier_in(default[0])}() as default, which would be a "
-            f"leaf. Drop the comma or the brackets: {line}{specifier_in(default[0])}()."
-        )
-    is_property = isinstance(default, property | functools.cached_property)
-    is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
-    if is_property or (isinstance(function, types.FunctionType) and function.__qualname__ == place):
-        what = "property" if is_property else "method"
-        raise NodeDefinitionError(
-            f"{place} is a field and a {what} of one name, so the {what} would become the field's default. Rename one "
-            f"of them."
-        )
-
-
-def _refuse_unannotated(cls: type[Any], name: str, value: Any) -> None:
-    specifier = specifier_in(value)
-    if specifier is None:
-        return
-    default = MISSING if isinstance(value, types.FunctionType) else value.default
-    line = call_text(specifier, {} if default is MISSING else {"default": default})
-    kind = "..." if default is MISSING or callable(default) else type(default).__name__
-    raise NodeDefinitionError(
-        f"{cls.__qualname__}.{name}: {name!r} is a field but has no type annotation, and only annotated names are "
-        f"fields.\n  Write {name}: {kind} = {line}"
-    )
-
-
-def _refuse_shadow(cls: type[Any], name: str, value: Any, *, has_own_init: bool) -> None:
-    """Refuse a value, property or method that would hide an inherited field which the constructor takes.
-
-    Where the constructor takes none of that name, the field is overridden: see `_drop_overridden`.
-    """
-    holder = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
-    hidden = vars(holder).get(name)
-    if not isinstance(hidden, FieldView) or has_own_init or not hidden.field.init:
-        return
-    kind = hidden.field.kind
-    line = first_text(value) if kind == "child" else call_text(kind, {"default": value})
-    declared = f"{name}: {annotation_text(hidden.field.type, holder)} = {line}"
-    cure = f"For a new default repeat the annotation:\n  {declared}\nElse rename it."
-    if hasattr(type(value), "__get__"):
-        cure = "It is a method or property: rename it."
-    raise NodeDefinitionError(
-        f"{cls.__qualname__}.{name} would hide the field {name} of {holder.__qualname__}. {cure} (A field that "
-        f"__init__ does not take, by init=False or as {cls.__qualname__} writes its own, may be overridden.)"
-    )
-
-
-def _refuse_arrays(cls: type[Any], base: type[Any], fields: Mapping[str, Any]) -> None:
-    """Refuse an array in the body of a class, or of a base that is not a node, where it is not a field."""
-    for name, value in list(vars(base).items()):
-        if name in fields or is_special(name):
-            continue
-        array = _first_array_in(value)
-        if array is None or getattr(cls, name, None) is not value:  # hidden by another class
-            continue
-        if _is_class_variable(own_annotations(base).get(name), base):
-            continue
-        kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
-        raise NodeDefinitionError(
-            f"{base.__qualname__}.{name} {'is an array' if value is array else f'is a {kind} that holds an array'}, "
-            f"{first_text(array)}, and is not a field of {cls.__qualname__}: no leaf of an instance, never trained, "
-            f"and a constant in what jit compiles. Write {name}: {kind} = field(default_factory=lambda: ...) in "
-            f"{cls.__qualname__}, or {name}: ClassVar[{kind}] = ... if a constant is meant."
-        )
-
-
-def _is_class_variable(annotation: Any, cls: type[Any]) -> bool:
-    """Whether an annotation in the body of `cls` says `ClassVar`."""
-    hint = resolved(annotation, cls)
-    if isinstance(hint, str):  # what is in the brackets is unknown
-        return hint.partition("[")[0].rpartition(".")[2] == "ClassVar"
-    return hint is ClassVar or typing.get_origin(hint) is ClassVar
-
-
-def _first_array_in(value: Any) -> Any:
-    """An array that a value is, or that it holds as a tree; None if there is none."""
-    if isinstance(value, str | int | float | property | type | types.FunctionType):
-        return None
-    seen: set[int] = set()
-
-    def stops(part: Any) -> bool:  # a list may contain itself, and JAX does not come back from there
-        known = id(part) in seen
-        seen.add(id(part))
-        return known
-
-    leaves: list[Any] = []
-    with contextlib.suppress(Exception):  # keys that can't be sorted, a node whose __init__ has not returned
-        leaves = jax.tree.leaves(value, is_leaf=stops)
-    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray) and type(leaf) is not FrozenArray)
-    return next(arrays, None)
-
-
-# 3. The fields, as `dataclasses` reads them
+# 2. The fields, as `dataclasses` reads them
 
 
 def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
@@ -374,13 +187,16 @@ def _drop_overridden(cls: type[Any], own: Iterable[str]) -> None:
             del fields[name]
 
 
-# 4. The spec
+# 3. The spec
 
 
 def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_own_init: bool) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
     declared: dict[str, Any] = cls.__dataclass_fields__
     mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009  the only word of them; its name has stood since 3.7
+    variables = {name: given for name, given in declared.items() if given._field_type is mark}
+    for name in variables.keys() & own.keys():
+        refuse_converter(cls, name, own[name])
     fields: list[FieldSpec] = []
     plain: set[str] = set()
     counts = {True: 0, False: 0}
@@ -394,7 +210,7 @@ def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_
         if specified is None:
             plain.add(spec.name)
         if spec.name in own:
-            _refuse_field(cls, spec, specified)
+            refuse_field(cls, spec, specified)
     children = tuple([spec for spec in fields if not spec.is_static])
     statics = tuple([spec for spec in fields if spec.is_static])
     names = tuple([spec.name for spec in statics])
@@ -413,7 +229,7 @@ def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_
         has_own_init=has_own_init,
         has_post_init=has_post_init,
         runs_post_init=has_post_init and options.init and not has_own_init,
-        init_vars={name: _or_missing(given.default) for name, given in declared.items() if given._field_type is mark},
+        init_vars={name: _or_missing(given.default) for name, given in variables.items()},
         plain_children=frozenset(plain),
         unseen=[None] * NODES_TO_SEE,
     )
@@ -446,7 +262,7 @@ def _field_spec(cls: type[Any], field_: Any, options: FieldOptions, index: int) 
 
 
 def _or_missing(value: Any) -> Any:
-    """`MISSING` itself for a copy of it: `cloudpickle` makes one. (From 3.15 on it is a sentinel, and stays itself.)"""
+    """`MISSING` itself for the copy that `cloudpickle` makes of it, where it is not yet a sentinel, as before 3.15."""
     return MISSING if type(value).__name__ == "_MISSING_TYPE" else value
 
 
@@ -455,78 +271,7 @@ def _declarer(cls: type[Any], name: str) -> type[Any]:
     return next((base for base in cls.__mro__ if name in own_annotations(base)), cls)
 
 
-def _refuse_field(cls: type[Any], field_: FieldSpec, specified: FieldOptions | None) -> None:
-    """Refuse what shows once a field is known: a changed kind, a lost sharding, a static that can't be one."""
-    place = f"{cls.__qualname__}.{field_.name}"
-    if specified is None:
-        bases = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])
-        inherited = next((spec.by_name[field_.name] for spec in bases if spec and field_.name in spec.by_name), None)
-        if inherited is not None:
-            _refuse_loss(cls, field_, inherited)
-        return
-    problem = None if field_.sharding is None or callable(field_.sharding) else names_problem(field_.sharding)
-    if problem is not None:
-        raise NodeDefinitionError(f"{place}: sharding={field_.sharding!r} {problem}.")
-    if field_.stack is not None and not isinstance(field_.stack, str) and not callable(field_.stack):
-        raise NodeDefinitionError(
-            f'{place}: stack={field_.stack!r} is not a name. It takes the name of one leading axis, such as '
-            f'stack="layers", or a function of the node that gives it.'
-        )
-    # A field that was marked for another library was annotated for it too: there the value is what counts.
-    if not field_.is_static or field_.converter is not None or specified.foreign or field_.type in _HASHABLE:
-        return
-    part = unhashable_in(field_.type, cls)
-    if part is not None:
-        what, cure = _NO_STATIC.get(part, _NO_STATIC["bytearray"])
-        raise NodeDefinitionError(
-            f"{place} is static, but its annotation holds {part}. jit compares statics and never copies them: {what}.\n"
-            f"  {cure.format(name=field_.name)}"
-        )
-
-
-_HASHABLE: tuple[Any, ...] = (str, int, float, bool, "str", "int", "float", "bool", Any, "Any")
-_CHANGES = "a change in place would give stale results"
-_NO_TRUTH = ("an array has no single truth value", "Make it a child: drop static().")
-_NO_STATIC = MappingProxyType(
-    {
-        "jax.Array": _NO_TRUTH,
-        "numpy.ndarray": _NO_TRUTH,
-        "list": (
-            _CHANGES,
-            "Make it a tuple, keep it as one with static(converter=tuple), or make it a child: drop static().",
-        ),
-        "set": (
-            _CHANGES,
-            "Make it a frozenset, keep it as one with static(converter=frozenset), or make it a child: drop static().",
-        ),
-        "dict": (
-            _CHANGES,
-            "Freeze it: {name}: ... = static(converter=treewright.freeze), or make it a child: drop static().",
-        ),
-        "bytearray": (_CHANGES, "Make it a hashable type, such as a tuple, or a child: drop static()."),
-    }
-)
-
-
-def _refuse_loss(cls: type[Any], field_: FieldSpec, inherited: FieldSpec) -> None:
-    """Refuse an annotation without a specifier, where a base declared the field with more."""
-    place = f"{cls.__qualname__}.{field_.name}"
-    if inherited.kind != "child":
-        kind, given = inherited.kind, {} if field_.default is MISSING else {"default": field_.default}
-        raise NodeDefinitionError(
-            f"{place} is annotated anew without {kind}(), so a {kind} field would become a plain child.\n"
-            f"  Write {field_.name}: {annotation_text(field_.type, cls)} = {call_text(kind, given)}, or "
-            f"{call_text('field', given)} if a child is meant."
-        )
-    if inherited.sharding or inherited.stack:
-        raise NodeDefinitionError(
-            f"{place} is annotated anew without field(), so its sharding would be lost and every device would hold all "
-            f"of it. Write {field_.name}: ... = field(...) with the sharding= or stack= that it is to have, or a bare "
-            f"field() for none."
-        )
-
-
-# 5. What the class gets
+# 4. What the class gets
 
 
 def _install(spec: NodeSpec, flavor: Flavor, writer: type[Any], init: Callable[..., None]) -> None:
@@ -582,26 +327,29 @@ def _init_of(spec: NodeSpec, writer: type[Any], init: Callable[..., None]) -> Ca
 
 
 def _install_comparison(spec: NodeSpec, flavor: Flavor) -> None:
-    """`__eq__`, `__hash__` and `__repr__`: the body's own stay, the options decide on the rest.
+    """Install `__eq__`, `__hash__` and `__repr__`: the body's own stay, the options decide on the rest.
 
-    An option that is true puts ours in place, and one that is false Python's. One that a user wrote in a base stays too,
+    An option that is true puts ours in place, and one that is false Python's. One that a user wrote in a base stays,
     but where a decorator generates over it, as `dataclasses` does.
     """
     cls, body, options = spec.cls, dict(vars(spec.cls)), spec.options
     asked = (options.eq, options.eq or options.unsafe_hash, options.repr)
-    by_dataclasses = [name for name in methods.COMPARISON if _is_generated(class_attribute(cls, name))]
-    if "__eq__" in by_dataclasses and class_attribute(cls, "__hash__") is None:
-        by_dataclasses.append("__hash__")
     for (name, ours), wanted in zip(methods.COMPARISON.items(), asked, strict=True):
         # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
         unsaid = name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
         inherited, pythons = class_attribute(cls, name), getattr(object, name)
-        generated = inherited is ours or inherited is pythons or name in by_dataclasses
+        generated = inherited is ours or inherited is pythons or _is_of_dataclass(cls, name)
         method = ours if wanted else pythons
         if inherited is not method and (generated or (wanted and (unsaid or not flavor.inherits))):
             setattr(cls, name, method)
+
+
+def _is_of_dataclass(cls: type[Any], name: str) -> bool:
+    """Whether a class inherits a method from a dataclass that is not a node."""
+    writer = next((base for base in cls.__mro__ if name in vars(base)), object)
+    return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
 
 def _install_methods(cls: type[Any], flavor: Flavor) -> None:
@@ -609,7 +357,7 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
     body = dict(vars(cls))
     for name, method in _METHODS.items():
         inherited = class_attribute(cls, name)
-        if name not in body and inherited is not method and (name in flavor.methods or _is_generated(inherited)):
+        if name not in body and inherited is not method and (name in flavor.methods or _is_of_dataclass(cls, name)):
             setattr(cls, name, method)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replaced
@@ -617,20 +365,27 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
 
 def _enforce_abstract_methods(cls: type[Any]) -> None:
     """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
-    inherited = any([getattr(base, "__abstractmethods__", ()) for base in cls.__bases__])
-    if inherited or any([getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()]):
-        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  which the next line fills
+    inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
+    if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
+        cls.__abstractmethods__ = frozenset()
         abc.update_abstractmethods(cls)
 
 
+def _signature(cls: type[Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+    else:  # before 3.14
+        signature = inspect.signature(cls)
+    return signature
+
+
 def _document(spec: NodeSpec) -> None:
-    """The docstring: the signature where the class has none, as `dataclasses` writes it, and a section for the fields."""
+    """Write the docstring: the signature where there is none, as `dataclasses` does, and a section for the fields."""
     cls = spec.cls
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__
-        formats = {"annotation_format": annotationlib.Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
         with contextlib.suppress(TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-            cls.__doc__ = cls.__name__ + str(inspect.signature(cls, **formats)).replace(" -> None", "")
+            cls.__doc__ = cls.__name__ + str(_signature(cls)).replace(" -> None", "")
     documented = [(field_.name, field_.doc) for field_ in spec.fields if field_.doc is not None]
     if documented:
         lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]

@@ -6,7 +6,7 @@ import operator
 import sys
 import types
 import zlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
 import jax
@@ -28,8 +28,8 @@ Fixed = TypeVar("Fixed", bound=Hashable)
 class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     """A dict that can't change, so that it can be static. Made by `freeze`.
 
-    Items whose keys are names can be read as attributes, too. Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
-    a program can read it.
+    Items whose keys are names can be read as attributes, too. Order is part of it: `==` is that of mappings, but two
+    statics are the same only when the order is the same, since a program can read it.
 
     Examples:
         >>> sizes = freeze({"hidden": [64, 64]})
@@ -52,7 +52,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     if not TYPE_CHECKING:  # or no checker would find a misspelt method
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             """An item by attribute, as in the namespace or config that it was made of."""
             if name in self._items:
                 return self._items[name]
@@ -92,6 +92,8 @@ class FrozenArray(np.ndarray[Any, Any]):
         >>> table.flags.writeable
         False
     """
+
+    _kind_: ClassVar[Kind]
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""
@@ -203,9 +205,9 @@ def freeze(value: Any) -> Any:
         return value if value.dtype.hasobject else frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)
-    if isinstance(value, list):
+    if isinstance(value, MutableSequence):
         return tuple(map(freeze, value))
-    if isinstance(value, set | frozenset):
+    if isinstance(value, MutableSet | frozenset):
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         value = vars(value)

@@ -281,16 +281,11 @@ def reads_of(function: types.FunctionType) -> Iterator[Read]:
             yield Read(name, value, library_object(value) and getattr(value, "__name__", None) == name)
         elif attribute in vars(value):
             found = vars(value)[attribute]
-            closed = not isinstance(found, types.ModuleType) or is_library(found.__name__)
-            yield Read(f"{name}.{attribute}", found, closed and is_library(value.__name__) and not _holds_state(found))
+            home = found.__name__ if isinstance(found, types.ModuleType) else value.__name__
+            fixed = callable(found) or type(found) in CONSTANTS or isinstance(found, types.ModuleType)
+            yield Read(f"{name}.{attribute}", found, fixed and is_library(value.__name__) and is_library(home))
         else:
             yield Read(name, value, is_library(value.__name__))
-
-
-def _holds_state(value: Any) -> bool:
-    """Whether an attribute of a library's module is an object that changes, such as `jax.config`."""
-    named = isinstance(value, types.ModuleType | type) or callable(value)
-    return not named and type(value) not in CONSTANTS
 
 
 def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:
@@ -451,6 +446,20 @@ def class_body(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
                 yield base, name, value
 
 
+def is_linen(cls: type[Any]) -> bool:
+    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
+    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+
+
+def is_of_python(base: type[Any], name: str) -> bool:
+    """Whether Python, `enum`, `abc`, `NamedTuple` or flax put this name into a class."""
+    is_special = name.startswith("__") and name.endswith("__")
+    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
+    of_namedtuple = issubclass(base, tuple) and name in {"_fields", "_field_defaults"}
+    of_linen = is_linen(base) and name in {"scope", "_state", "_parent_ref", "_compact_name_scope_methods"}
+    return is_special or of_enum or of_namedtuple or of_linen or name == "_abc_impl"
+
+
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
     """The user's functions behind a method, property or the like; None for anything else."""
     if isinstance(value, types.FunctionType):
@@ -473,7 +482,9 @@ def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
     return None if None in found else tuple(function for functions in found for function in functions or ())
 
 
-_VIEWS = frozenset({"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"})
+_VIEWS = frozenset(
+    {"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"}
+)
 _WRAPPERS = frozenset({"ModuleMethod", "PjitFunction", "_lru_cache_wrapper"})
 _SLOTS = (
     types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType | types.MethodDescriptorType

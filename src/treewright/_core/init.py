@@ -179,20 +179,20 @@ class _InitText:
 
 def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
     """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
-    if sys.version_info < (3, 14):
+    if sys.version_info >= (3, 14):
+        kinds = annotationlib.Format
+
+        def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
+            if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
+                raise NotImplementedError(format)
+            declared: dict[str, Any] = {}
+            for base in reversed(cls.__mro__):
+                declared.update(annotationlib.get_annotations(base, format=format))
+            given = {name: declared[name] for name in types if name in declared}
+            return {**given, "return": "None" if format == kinds.STRING else None}
+
+        __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
+        __annotate__.__module__ = cls.__module__
+        init.__annotate__ = __annotate__
+    else:  # before 3.14
         init.__annotations__ = {**types, "return": None}
-        return
-    kinds = annotationlib.Format
-
-    def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
-        if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
-            raise NotImplementedError(format)
-        declared: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            declared.update(annotationlib.get_annotations(base, format=format))
-        given = {name: declared[name] for name in types if name in declared}
-        return {**given, "return": "None" if format == kinds.STRING else None}
-
-    __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
-    __annotate__.__module__ = cls.__module__
-    init.__annotate__ = __annotate__

@@ -31,7 +31,6 @@ from treewright._core.functions import (
     class_attribute,
     closed_reads,
     contents,
-    free_names,
     import_path,
     is_cached_property,
     library_class,
@@ -46,10 +45,10 @@ from treewright._core.kinds import (
     Kind,
     field_values,
     is_frozen_mapping,
-    is_namedtuple,
     kind_of,
 )
 from treewright._core.text import first_names, short_text, text, text_with_class
+from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
 BY_VALUE = frozenset(
     {
@@ -57,7 +56,6 @@ BY_VALUE = frozenset(
         type(getattr(functools, "Placeholder", None)),  # a partial's, from Python 3.14 on
     }
 )
-MUTABLE = (list, dict, set, bytearray)
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _TEXTS = frozenset({str, types.NoneType})
@@ -109,7 +107,7 @@ def compared_by_itself(value: object, key: Any) -> bool:
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-def _class_key(cls: type[Any]) -> Hashable:
+def _class_key(cls: Any) -> Hashable:
     """A class by identity, whatever `==` its metaclass has."""
     is_plain = type(cls) is type or class_attribute(type(cls), "__eq__") is object.__eq__
     return cls if is_plain else ThisObject(cls)
@@ -130,6 +128,8 @@ def _may_hold_more(cls: type[Any], base: type[Any]) -> bool:
 
 class Keys:
     """One walk through a static value. Functions, partials and methods are read by `_Inside`."""
+
+    reads_all = False  # whether fields that `==` leaves out, and cached properties, are part of a dataclass
 
     def __init__(self, *, content: bool) -> None:
         self.content = content
@@ -178,7 +178,7 @@ class Keys:
             self.refuse_unhashable(value)
             items = [(self.key(name), self.key(value[name])) for name in value]
             return self.of_class(cls, (*items, *own))
-        if isinstance(value, (*MUTABLE, np.ndarray, jax.Array, jax.Ref)):
+        if isinstance(value, MUTABLE):
             return self.container(value)
         return self.dataclass(value) if dataclasses.is_dataclass(cls) else self.hashable(value)
 
@@ -205,7 +205,8 @@ class Keys:
             self.reason = self.reason or str(reason)
             self.inside = None  # whose numbers stand for keys that are in no whole
             raise
-        return (type(value), key, *itertools.islice(inside.rows, count, None))
+        kind: Any = type(value)
+        return (kind, key, *itertools.islice(inside.rows, count, None))
 
     def function(self, value: types.FunctionType) -> Hashable:
         return by_identity(value) if import_path(value) is not None else self.closed(value)
@@ -224,7 +225,7 @@ class Keys:
         """A list, a dict, an array."""
         raise problem_of(value)
 
-    def statics(self, statics: Any) -> Hashable:
+    def statics(self, statics: Any) -> Any:
         """The statics of a node: one object for equal values."""
         return statics
 
@@ -260,7 +261,7 @@ class Keys:
         """By identity, as members are single; some compare by the `==` of a number, or of the user's."""
         cls = type(value)
         is_plain = class_attribute(cls, "__eq__") is object.__eq__
-        return self.of_class(cls, ()) and (cls, value) if is_plain else by_identity(value)
+        return (cls, value) if is_plain else by_identity(value)
 
     def dataclass(self, value: Any) -> Hashable:
         """By its fields where `==` is the generated one; with any attribute that is not a field."""
@@ -277,28 +278,22 @@ class Keys:
                 return self.hashable(value)
             raise
         # One that can change is compared as it is then, too.
-        settled = frozen or equality == "library" or library_class(cls) or _is_linen(cls)
+        settled = frozen or equality == "library" or library_class(cls) or inspected.is_linen(cls)
         live = () if settled else (self.hashable(value),)
         return self.of_class(cls, (*keys, *live))
 
     def parts_of_dataclass(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The fields that `==` compares, and the attributes that are no fields, by name."""
         cls = type(value)
-        left_out = {field.name for field in dataclasses.fields(cls) if not self.is_compared(field)}
+        left_out = {field.name for field in dataclasses.fields(cls) if not (field.compare or self.reads_all)}
         fields = dict(field_values(value))
         yield from ((name, part) for name, part in fields.items() if name not in left_out)
         if library_class(cls):
             return
         for name, part in state_of(value).items():
-            internal = _is_linen(cls) and name.startswith("_")
-            if name not in fields and not internal and not self.is_cache(cls, name):
+            internal = inspected.is_linen(cls) and name.startswith("_")
+            if name not in fields and not internal and (self.reads_all or not is_cached_property(cls, name)):
                 yield name, part
-
-    def is_compared(self, field: "dataclasses.Field[Any]") -> bool:
-        return field.compare
-
-    def is_cache(self, cls: type[Any], name: str) -> bool:
-        return is_cached_property(cls, name)
 
     def hashable(self, value: Any) -> Hashable:
         """Anything else: by type, `hash` and `==`, or by identity where the type defines neither."""
@@ -339,6 +334,8 @@ class _Inside(Keys):
     equal, are read and compared once.
     """
 
+    reads_all = True
+
     def __init__(self, *, content: bool) -> None:
         self.content = content
         self.in_library = False  # what a library's function captured does not change: lists, dicts, small arrays
@@ -375,7 +372,7 @@ class _Inside(Keys):
 
     def read_function(self, value: types.FunctionType) -> Hashable:
         is_library = library_made(value)
-        if is_library and not free_names(value) and import_path(value) is not None:
+        if is_library and not value.__code__.co_freevars and import_path(value) is not None:
             return by_identity(value)
         before, self.in_library = self.in_library, is_library
         try:
@@ -392,12 +389,13 @@ class _Inside(Keys):
 
     def of_user(self, value: types.FunctionType, *, in_class: bool = False) -> Hashable:
         """By code and what is read, if it is closed. The `__class__` of a method is that of the instance."""
-        free = [name for name in free_names(value) if not (in_class and name == "__class__")]
-        own = [name for name in vars(value) if not (in_class and name in _OF_METHODS)]
-        if free and not self.content:
-            raise OpenError(f"it captures {first_names(free)}")
-        if own and not self.content:
-            raise OpenError(f"it has the attributes {first_names(own)}")
+        free, own = value.__code__.co_freevars, value.__dict__
+        if in_class:
+            free = tuple(name for name in free if name != "__class__")
+            own = {name: part for name, part in own.items() if name not in _OF_METHODS}
+        if (free or own) and not self.content:
+            which = "it captures" if free else "it has the attributes"
+            raise OpenError(f"{which} {first_names(free or own)}")
         reads = tuple(map(ThisObject, closed_reads(value)))
         if import_path(value) is not None:
             return (by_identity(value), reads, *self.held(value, ()))
@@ -471,7 +469,7 @@ class _Inside(Keys):
                 held.extend(map(self.function_of_class, functions))
             elif name in getattr(base, "__dataclass_fields__", ()):
                 held.append(self.within(base, value))
-            elif not isinstance(value, cls) and not _is_of_python(base, name):
+            elif not isinstance(value, cls) and not inspected.is_of_python(base, name):
                 raise OpenError(f"it can read {base.__qualname__}.{name}, which can change")
         return tuple(held)
 
@@ -494,16 +492,10 @@ class _Inside(Keys):
             raise OpenError(f"{short_text(value)} has attributes of its own")
         return False
 
-    def is_compared(self, field: "dataclasses.Field[Any]") -> bool:
-        return True  # a function can read what `==` leaves out
-
-    def is_cache(self, cls: type[Any], name: str) -> bool:
-        return False
-
     def unordered(self, parts: Iterable[Any]) -> Hashable:
         return tuple(map(self.key, parts))  # in the order in which a function finds them
 
-    def statics(self, statics: Any) -> Hashable:
+    def statics(self, statics: Any) -> Any:
         for content, value in zip(statics.table.content, statics.values, strict=True):
             _Inside(content=content).key(value)
         return statics
@@ -579,27 +571,15 @@ def _parts_now(value: Any) -> tuple[Any, ...]:
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
 
 
-def _is_linen(cls: type[Any]) -> bool:
-    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
-    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
-
-
-def _is_of_python(base: type[Any], name: str) -> bool:
-    """Whether Python, `enum`, `abc` or `NamedTuple` put this name into a class."""
-    is_special = name.startswith("__") and name.endswith("__")
-    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
-    of_namedtuple = is_namedtuple(base) and name in {"_fields", "_field_defaults"}
-    return is_special or of_enum or of_namedtuple or name == "_abc_impl"
-
-
 def _annotations(value: Any) -> Hashable:
     if sys.version_info >= (3, 12) and value.__type_params__:
         raise OpenError("it has type parameters, which are made anew with it")
     if sys.version_info >= (3, 14) and value.__annotate__ is not None:  # not evaluated, see PEP 649
         annotate = value.__annotate__
         return (inspected.code_key(annotate.__code__), *map(ThisObject, captured(annotate).values()))
+    given = value.__annotations__
     try:
-        return tuple([(name, exact_key(item)) for name, item in value.__annotations__.items()])
+        return tuple([(name, exact_key(item)) for name, item in given.items()]) if given else ()
     except NoExactKeyError as problem:
         raise OpenError(f"it is annotated with {problem.found}") from problem
 
@@ -615,87 +595,4 @@ _READERS: types.MappingProxyType[type[Any], Callable[[Keys, Any], Hashable]] = t
 )
 
 
-# What has no exact key
-
-# What to give instead of these: `freeze` makes it of them.
-_FROZEN = types.MappingProxyType(
-    {
-        list: "Give it a tuple",
-        set: "Give it a frozenset",
-        dict: "Give it treewright.freeze(...) of the dict",
-        np.ndarray: "Give it treewright.freeze(...) of a table that never changes",
-    }
-)
-
-
-class NoExactKeyError(TypeError):
-    """A value that can't be compared exactly: what it is, what would follow, and what to give instead, if anything."""
-
-    def __init__(
-        self,
-        found: str,
-        consequence: str,
-        instead: str | None = "Give it a hashable form, such as a tuple, or its class __hash__ and __eq__, as "
-        "dataclass(frozen=True) does",
-        *,
-        freezes: bool = False,
-    ) -> None:
-        super().__init__(found)
-        self.found, self.consequence, self.instead = found, consequence, instead
-        self.freezes = freezes  # whether `freeze` makes that of it
-
-
-def problem_of(value: Any) -> NoExactKeyError:
-    if isinstance(value, Tracer):
-        return NoExactKeyError(
-            f"a tracer, {text(value)}",
-            "A tracer stands for a value of one trace only, and a static outlives the trace.",
-            None,
-        )
-    if type(value) is jax.Ref:
-        return NoExactKeyError(
-            f"a ref, {text(value)}",
-            "What a ref holds changes in place, and jit would take it for a part of the program, not of the tree: no "
-            "checkpoint would save it, and a program compiled for one ref would not run with another.",
-        )
-    if isinstance(value, np.ndarray | jax.Array):
-        return NoExactKeyError(
-            f"an array, {text(value)}",
-            "jit compares statics with ==, which gives an array and no answer, and changes of its values "
-            "would give stale results.",
-            _FROZEN[np.ndarray] if isinstance(value, np.ndarray) else None,
-            freezes=isinstance(value, np.ndarray),
-        )
-    if isinstance(value, MUTABLE):
-        consequence = "jit compares statics and never copies them, so a change in place would give stale results."
-    else:
-        consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    instead = next((cure for kind, cure in _FROZEN.items() if isinstance(value, kind)), None)
-    if instead is None:
-        return NoExactKeyError(text_with_class(value), consequence)
-    return NoExactKeyError(text_with_class(value), consequence, instead, freezes=True)
-
-
-def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:
-    """Why a value can't be a static whose `==` raised this error, or gave this answer."""
-    raised = (
-        f"raises {type(why).__name__}: {why}" if isinstance(why, Exception) else f"gives {short_text(why)}, not a bool"
-    )
-    return NoExactKeyError(
-        text_with_class(value),
-        f"{type(value).__qualname__}.__eq__ {raised}, so jit could not tell whether it is the value that it "
-        f"compiled for.",
-    )
-
-
-def refuse_equality(value: Any) -> None:
-    """Ask a user's `==` once, where the class and the field can still be named: it has to answer with a bool."""
-    try:
-        answer = value == value  # noqa: PLR0124
-    except Exception as error:
-        raise unanswered(value, error) from error
-    if not isinstance(answer, bool | np.bool_):
-        raise unanswered(value, answer)
-
-
-ExactKeys = Keys  # its former name, until nobody imports it
+__all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]

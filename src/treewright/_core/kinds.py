@@ -199,10 +199,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         zoneinfo.ZoneInfo: Kind("ZoneInfo", lambda value: value.key and (value.key,), zoneinfo.ZoneInfo),
         uuid.UUID: Kind("UUID", lambda value: (value.hex, value.is_safe.name), _make_uuid),
         re.Pattern: Kind("Pattern", _slots(re.Pattern, "pattern", "flags"), _make_pattern),
-        **{
-            cls: _by_text(cls, str)
-            for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
-        },
+        **{cls: _by_text(cls, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
         jax.tree_util.DictKey: Kind("DictKey", lambda value: (value.key,), jax.tree_util.DictKey),
         type(_sharding.PartitionSpec.UNCONSTRAINED): Kind(
             "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
@@ -212,7 +209,9 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         ),
         # A mesh is one object for equal devices and axes: JAX interns them.
         _sharding.Mesh: Kind("Mesh", _mesh_parts, _make_mesh(jax.make_mesh), _identity),
-        _sharding.AbstractMesh: Kind("AbstractMesh", _mesh_parts, _make_mesh(_sharding.AbstractMesh), lambda value, _: (value,)),
+        _sharding.AbstractMesh: Kind(
+            "AbstractMesh", _mesh_parts, _make_mesh(_sharding.AbstractMesh), lambda value, _: (value,)
+        ),
         _sharding.NamedSharding: Kind(
             "NamedSharding",
             _named_parts,
@@ -237,7 +236,7 @@ def field_values(value: Any) -> tuple[tuple[str, Any], ...]:
 
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Past its constructor, which would run code of whoever forged a file."""
-    _expect(cls, "a frozen dataclass", is_frozen_dataclass(cls))
+    _expect(cls, "a frozen dataclass", isinstance(cls, type) and is_frozen_dataclass(cls))
     _expect(cls, f"of the fields {', '.join(name for name, _ in fields)}", {*fields_of(cls)} == {n for n, _ in fields})
     made = object.__new__(cls)
     for name, value in fields:
@@ -246,7 +245,7 @@ def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
 
 
 def _make_namedtuple(cls: Any, *items: Any) -> Any:
-    _expect(cls, "a named tuple", isinstance(cls, type) and is_namedtuple(cls) and len(cls._fields) == len(items))
+    _expect(cls, "a named tuple", is_namedtuple(cls) and len(cls._fields) == len(items))
     return tuple.__new__(cls, items)
 
 
@@ -282,9 +281,9 @@ _ALIASES = frozenset(
 )
 
 
-def is_namedtuple(cls: type[Any]) -> bool:
+def is_namedtuple(cls: Any) -> bool:
     """Whether a class was made by `NamedTuple` or `namedtuple`, or extends such a class."""
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def is_frozen_dataclass(cls: type[Any]) -> bool:

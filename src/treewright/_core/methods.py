@@ -2,7 +2,7 @@
 
 import copy as copying
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -86,47 +86,52 @@ def equal(self: Any, other: object) -> Any:
     """
     if type(other) is not type(self):
         return NotImplemented
-    pairs: list[tuple[Any, Any]] = [(self, other)]  # not by recursion: nodes may be nested deeper than Python's stack
+    # Not by recursion: nodes may be nested deeper than Python's stack.
+    pairs: list[tuple[Any, Any]] = [(self, other)]
     leaves: list[tuple[Any, Any, str]] = []
     while pairs:
         left, right = pairs.pop()
         if left is right:
             continue
-        if type(left) is not type(right) or type(left).__eq__ is not equal:
-            if left != right:
+        compare: Any = type(left).__eq__
+        if type(left) is type(right) and compare is equal:
+            parts = _paired(left, right)
+            if parts is None:
                 return False
-            continue
-        spec = spec_of(left)
-        children, statics = flat_form(left)
-        other_children, other_statics = flat_form(right)
-        if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
+            pairs += parts[0]
+            leaves += parts[1]
+        elif left != right:
             return False
-        for field in spec.children:
-            if not field.equal:
-                continue
-            ours, treedef = _opened(children[field.index])
-            theirs, other_treedef = _opened(other_children[field.index])
-            if treedef != other_treedef:
-                return False
-            for ours_here, theirs_here in zip(ours, theirs, strict=True):
-                if is_node(ours_here) or is_node(theirs_here):
-                    pairs.append((ours_here, theirs_here))
-                else:
-                    leaves.append((ours_here, theirs_here, f"{spec.cls.__qualname__}.{field.name}"))
     # Every structure before the first leaf: a difference there needs no values.
     return all(leaves_equal(*leaf) for leaf in leaves)
+
+
+def _paired(left: Any, right: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, str]]] | None:
+    """The nodes and the leaves right below two nodes of one class, in pairs; None if statics or structures differ."""
+    spec, nodes, leaves = spec_of(left), list[tuple[Any, Any]](), list[tuple[Any, Any, str]]()
+    (children, statics), (others, other_statics) = flat_form(left), flat_form(right)
+    if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
+        return None
+    for field in spec.children:
+        if not field.equal:
+            continue
+        ours, treedef = jax_trees.tree_flatten(children[field.index], is_leaf=is_node)
+        theirs, other_treedef = jax_trees.tree_flatten(others[field.index], is_leaf=is_node)
+        if treedef != other_treedef:
+            return None
+        place = f"{spec.cls.__qualname__}.{field.name}"
+        for a, b in zip(ours, theirs, strict=True):
+            if is_node(a) or is_node(b):
+                nodes.append((a, b))
+            else:
+                leaves.append((a, b, place))
+    return nodes, leaves
 
 
 def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
     """Whether two that are not one differ in nothing but fields with `compare=False`."""
     compared = [index for index, field in enumerate(spec.statics) if field.equal]
     return len(compared) < len(spec.statics) and all(statics.keys[index] == others.keys[index] for index in compared)
-
-
-def _opened(child: Any) -> tuple[list[Any], Any]:
-    """The leaves and the treedef of a child, with the nodes in it as leaves."""
-    leaves: tuple[list[Any], Any] = jax_trees.tree_flatten(child, is_leaf=is_node)
-    return leaves
 
 
 def leaves_equal(left: Any, right: Any, place: str) -> bool:
@@ -228,7 +233,8 @@ def exact_key_of(self: Any, keys: Keys) -> Hashable:
     if is_open(self):
         raise problem_of(self)
     children, statics = flat_form(self)
-    return (type(self), keys.statics(statics), *map(keys.key, children))
+    cls: Any = type(self)
+    return (cls, keys.statics(statics), *map(keys.key, children))
 
 
 # Copies and pickles

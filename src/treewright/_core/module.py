@@ -12,14 +12,9 @@ import jax
 
 from treewright._core import methods
 from treewright._core.children import note_settings
-from treewright._core.definition import (
-    MODULE,
-    class_options,
-    is_special,
-    make_node_class,
-    own_annotations,
-    refuse_keywords,
-)
+from treewright._core.class_body import is_special
+from treewright._core.converters import own_annotations
+from treewright._core.definition import MODULE, class_options, make_node_class, refuse_keywords
 from treewright._core.fields import buffer, field, specifier_in, static
 from treewright._core.functions import kept_in_pickles, public
 from treewright._core.instance import PAIR, ReplaceMethod, replaced

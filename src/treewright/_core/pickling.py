@@ -28,11 +28,16 @@ class Recipe:
 def portable(value: Any) -> Any:
     """A value, with a recipe in place of each function in it that `pickle` would refuse."""
     kind = type(value)
+    if kind is list:
+        return [portable(part) for part in value]
+    if kind is dict:
+        return {name: portable(part) for name, part in value.items()}
     if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields")):
         parts = [portable(part) for part in value]
         if all(map(operator.is_, parts, value)):
             return value
-        return tuple(parts) if kind is tuple else kind._make(parts)  # type: ignore[attr-defined]
+        make: Any = tuple if kind is tuple else kind._make
+        return make(parts)
     if kind is functools.partial and not vars(value):
         parts = [portable(part) for part in (value.func, *value.args, *value.keywords.values())]
         if all(map(operator.is_, parts, (value.func, *value.args, *value.keywords.values()))):
@@ -98,7 +103,7 @@ def partial_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
 
 
 @kept_in_pickles
-def closure(
+def closure(  # noqa: PLR0917  a pickle gives them by position
     module: str,
     maker: str,
     place: tuple[int, ...],
@@ -112,7 +117,7 @@ def closure(
     Raises:
         TypeError: If the library's code is another than the one that the pickle was written with.
     """
-    code = next((code for at, code in _codes_in(module, maker) if at == place), None)
+    code = dict(_codes_in(module, maker)).get(place)
     if code is None or code.co_qualname != name or set(code.co_freevars) != set(variables):
         raise TypeError(
             f"The pickle holds {name} of {module}, which is not what this version of {module.partition('.')[0]} has "

@@ -1,5 +1,5 @@
 """Former names, until nobody imports them."""
 
-from treewright._core.keys import MUTABLE, NoExactKeyError, problem_of, unanswered
+from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, unanswered
 
 __all__ = ["MUTABLE", "NoExactKeyError", "problem_of", "unanswered"]

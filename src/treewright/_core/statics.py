@@ -13,7 +13,6 @@ from typing import Any
 from treewright._core.functions import CONSTANTS, class_attribute, import_path, kept_in_pickles
 from treewright._core.keys import NoExactKeyError, by_identity, compared_by_itself, exact_key, problem_of, unanswered
 from treewright._core.pickling import portable
-
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
 

@@ -15,7 +15,7 @@ from treewright._core import NoExactKeyError, exact_key, flat_form, spec_of
 from treewright._core.dunders import leaves_equal
 from treewright._core.functions import public
 from treewright._core.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees, path_text, typeof
-from treewright._core.text import counted, mesh_text, names_in, short_text, short_texts
+from treewright._core.text import counted, cut_text, mesh_text, names_in, short_text, short_texts
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -101,7 +101,7 @@ def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
     level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
-    return short_text(tree if as_it_is else level)
+    return short_text(tree) if as_it_is else cut_text(repr(level))
 
 
 @contextlib.contextmanager
@@ -371,10 +371,9 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
     if _is_ref_type(a) != _is_ref_type(b):
         return "class", "a ref and an array are two types"
     # Abstract tokens and references have not all of these.
-    ours, theirs = ([getattr(aval, name, None) for name in _OF_TYPES] for aval in (a, b))
-    changed = [name for name, x, y in zip(_OF_TYPES, ours, theirs, strict=True) if x != y]
+    changed = [name for name in _OF_TYPES if getattr(a, name, None) != getattr(b, name, None)]
     if "shape" in changed:
-        return "shape", _axes(ours[0], theirs[0])
+        return "shape", _axes(getattr(a, "shape", None), getattr(b, "shape", None))
     if "dtype" in changed or "weak_type" in changed:
         weak = _who_is_weak(old, new) if "weak_type" in changed else ""
         return "dtype" if "dtype" in changed else "weak_type", weak

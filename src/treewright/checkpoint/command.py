@@ -48,7 +48,7 @@ def _print(lines: Iterable[str | int]) -> int:
         if isinstance(line, int):
             status = max(status, line)
         else:
-            sys.stdout.write(f"{_safe(line)}\n")
+            sys.stdout.write(_safe(line).replace("\n", "\\n") + "\n")
     return status
 
 

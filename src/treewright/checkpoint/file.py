@@ -274,16 +274,17 @@ def replacing(path: Path) -> Generator[Path]:
     Until then, and after any error, `path` is as it was.
     """
     target = Path(os.path.realpath(path))
-    mode = target.stat().st_mode if target.exists() else 0o666
-    if target.exists() and not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path} is {_kind_of_file(mode)}. Only a regular file can be replaced.")
+    before = target.stat().st_mode if target.exists() else None
+    if before is not None and not stat.S_ISREG(before):
+        raise CheckpointError(f"{path} is {_kind_of_file(before)}. Only a regular file can be replaced.")
     beside = target.with_name(f".{target.name[:100]}.unfinished-{secrets.token_hex(8)}")
-    # Made here, so that nobody may read it meanwhile who may not read the file that it replaces.
-    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(mode)))
+    # Made here for the permissions that new files have; safetensors gives its own.
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = os.fstat(descriptor).st_mode if before is None else before
+    os.close(descriptor)
     try:
         yield beside
-        if target.exists():
-            beside.chmod(stat.S_IMODE(mode))  # the umask had taken some permissions away
+        beside.chmod(stat.S_IMODE(mode))
         sync(beside)
         beside.replace(target)
     except BaseException:

@@ -474,7 +474,7 @@ class CheckpointManager:
         entries = (
             {"step": str(number), "metrics": json.dumps(numbers), **_entries(parts)} if process_count() > 1 else {}
         )
-        return _Agreement((Parts(manifest, parts.values), arrays), entries, json.dumps(manifest.items[0]))
+        return _Agreement((parts._replace(manifest=manifest), arrays), entries, json.dumps(manifest.items[0]))
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         numbers: dict[str, float] = {}
@@ -561,6 +561,7 @@ class CheckpointManager:
                 sync(path)
         if self._handler.differing:
             paths = ", ".join(first_of(self._handler.differing))
+            (self.directory / _THROWN_OUT).mkdir(exist_ok=True)
             folder.rename(self.directory / _THROWN_OUT / f"{step}.differing")
             raise CheckpointError(
                 f"Step {step} was not kept: processes hold different values for {paths}, which are replicated or on the "
@@ -875,9 +876,9 @@ class _Agreement(Generic[T]):
         """The value, with the items of all processes if it is a tree that is saved."""
         if not self.entries:
             return self.value
-        (manifest, values), arrays = self.value  # type: ignore[misc]
-        manifest = dataclasses.replace(manifest, items=tuple(map(json.loads, texts)))
-        return Parts(manifest, values), arrays  # type: ignore[return-value]
+        parts, arrays = self.value  # type: ignore[misc]
+        manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
+        return parts._replace(manifest=manifest), arrays  # type: ignore[return-value]
 
 
 def _entries(parts: Parts) -> dict[str, str]:
@@ -885,7 +886,11 @@ def _entries(parts: Parts) -> dict[str, str]:
     entries: dict[str, str] = {}
     for branch in parts.manifest.branches:
         entries[f"{branch.path or 'the tree'} (class)"] = f"{branch.cls or branch.kind}: {', '.join(branch.children)}"
-        entries |= {f"{branch.path}.{name}": json.dumps(static) for name, static in branch.statics.items()}
+        entries |= {
+            f"{branch.path}.{name}": json.dumps(static)
+            for name, static in branch.statics.items()
+            if join_name(branch.name, name) not in parts.local
+        }
     for leaf in parts.manifest.leaves:
         value = parts.values[leaf.name]
         shown = "" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digests.get(WHOLE, '')[:12]}"

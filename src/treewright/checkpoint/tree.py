@@ -75,10 +75,11 @@ def is_namedtuple(cls: Any) -> bool:
 
 
 class Parts(NamedTuple):
-    """A tree that was taken apart: its records, and its leaves by name."""
+    """A tree that was taken apart: its records, its leaves by name, and the statics that are local to a process."""
 
     manifest: Manifest
     values: dict[str, Any]
+    local: frozenset[str] = frozenset()
 
 
 def parts_to_save(tree: Any, problems: Iterable[str] = ()) -> Parts:
@@ -129,12 +130,13 @@ class _Walk:
         self.paths: dict[str, str] = {}  # by name, of all places
         self.first: dict[int, str] = {}  # the name under which each array was met first
         self.statics: dict[int, tuple[Statics, dict[str, Any]]] = {}  # kept, so that no two have one id
+        self.local: set[str] = set()
         self.problems: list[str] = []
         self.visit(tree, "", "", 0)
 
     def parts(self) -> Parts:
         """The records and the leaves."""
-        return Parts(Manifest(tuple(self.branches), tuple(self.leaves)), self.values)
+        return Parts(Manifest(tuple(self.branches), tuple(self.leaves)), self.values, frozenset(self.local))
 
     def visit(self, part: Any, name: str, path: str, depth: int, equinox: str = "") -> None:
         """Add the records of a part of the tree, in the order in which JAX flattens it."""
@@ -177,6 +179,8 @@ class _Walk:
 
     def add_branch(self, part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> None:
         """Add a node or container."""
+        if is_node(part):
+            self.local.update(join_name(name, field.name) for field in spec_of(part).statics if field.local)
         try:
             self.branches.append(Branch(name, path, children=steps, **self.description(part, level)))
         except (StaticSerializationError, RecursionError) as error:
@@ -339,6 +343,9 @@ class Finder:
         Raises:
             CheckpointError: If it can't be read, or names something outside of the modules.
         """
+        if is_described(form):
+            shown_form = cut_text(shown_static(form), 200)
+            raise CheckpointError(f"it was saved as a description only, {shown_form}: load(path, like=...).")
         homes: set[str] = set()
         try:
             return decode(self.with_real_names(form, homes), modules=homes)

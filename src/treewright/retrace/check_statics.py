@@ -1,7 +1,5 @@
 """`check_statics`: what in the statics of a tree will make `jit` trace again, or answer wrongly, before it does."""
 
-import contextlib
-import copy
 import dataclasses
 import enum
 import functools
@@ -24,12 +22,12 @@ from treewright._core import (
     is_node,
 )
 from treewright._core.functions import public
-from treewright._core.jax_private import Path, path_text
+from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.diff import parts_of
 from treewright._trees.level import Place, leaf_type_of, walk
 from treewright.retrace.jax_private import is_of_a_library
-from treewright.retrace.snapshot import attributes_of, place_of
+from treewright.retrace.snapshot import place_of
 
 HazardKind = Literal[
     "array", "captured array", "function", "global", "identity", "leaf", "mutable", "nan", "unhashable"
@@ -37,10 +35,12 @@ HazardKind = Literal[
 
 _DEPTH = 6  # levels of a value that are looked into
 _CALLED = 20  # functions that are looked into for the globals that they read
+_ARRAYS = (jax.Array, np.ndarray)
 _FINE = (types.NoneType, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, complex)
 _CHANGEABLE = (list, dict, set, bytearray)
 _CONTAINERS = (tuple, frozenset, *_CHANGEABLE)
-_ARRAYS = (jax.Array, np.ndarray)
+_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "flax", "equinox", "optax"}) | sys.stdlib_module_names
+_NAMES = ("__qualname__", "__module__", "__doc__", "__annotations__", "__kwdefaults__")
 
 
 @public("treewright")
@@ -145,61 +145,47 @@ class _Check:
 
     def value(self, path: Path, value: Any, depth: int) -> list[Hazard]:
         """Those of a value, and of what it consists of."""
-        found = list(self._refused_by_ours(path, value)) if self.foreign else []
+        found = list(_refused_by_ours(path, value)) if self.foreign else []
         if found or isinstance(value, (*_FINE, *_ARRAYS)):
             return found
+        is_partial = isinstance(value, functools.partial)
         function = value if isinstance(value, types.FunctionType) else innermost(value)
-        if isinstance(function, types.FunctionType) and not isinstance(value, functools.partial):
-            return [*_of_reads(path, function), *self._of_callable(path, value, function)]
-        if import_path(value) is not None:
+        if isinstance(function, types.FunctionType) and not is_partial:
+            found = list(_of_function(path, function))
+        elif not is_partial and (import_path(value) is not None or not depth):
             return []
-        inside = [(key, part) for key, part in _inside(value) if depth]
-        found = [hazard for key, part in inside for hazard in self.value((*path, key), part, depth - 1)]
-        if isinstance(value, functools.partial):
-            if not any(hazard.kind in {"function", "identity"} for hazard in found) and self._is_other(value):
-                text = "it is made in place, so a partial made again traces again; make it once"
-                found.append(Hazard(path, value, "function", text))
-        elif not isinstance(value, _CONTAINERS):
-            found += _of_object(path, value)
-        return found
+        else:
+            parts = _parts_of_partial(value) if is_partial else dict(parts_of(value) or {})
+            found = [hazard for key, part in parts.items() for hazard in self.value((*path, key), part, depth - 1)]
+            if not is_partial:
+                return found + ([] if isinstance(value, _CONTAINERS) else _of_object(path, value))
+            if any(hazard.kind in {"function", "identity"} for hazard in found):
+                return found
+        return found + self._of_callable(path, value, function)
 
-    def _refused_by_ours(self, path: Path, value: Any) -> Iterator[Hazard]:
-        if isinstance(value, _ARRAYS):
-            text = "jit compares statics with ==, which gives an array and no answer; make it a child"
-            yield Hazard(path, value, "array", text)
-        elif isinstance(value, float | np.floating) and value != value:  # noqa: PLR0124  NaN
-            yield Hazard(path, value, "nan", "NaN equals no other NaN, so one made again traces again; use None")
-        elif not _is_hashable(value):
-            text = "jit keeps it without a copy, so a change in place gives stale results; use a tuple, or freeze it"
-            yield Hazard(path, value, "unhashable", text)
-
-    def _of_callable(self, path: Path, value: Any, function: types.FunctionType) -> Iterator[Hazard]:
+    def _of_callable(self, path: Path, value: Any, function: Any) -> list[Hazard]:
+        """Whether one made again in the same way is another static."""
+        if _is_of_module(value) or not self._is_other(value):
+            return []
         if isinstance(value, types.MethodType):
-            if self._is_other(value):
-                owner = type(value.__self__).__qualname__
-                text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
-                yield Hazard(path, value, "identity", text)
-            return
-        if value is not function:
-            if self._is_other(value):
-                text = "it is wrapped in place, so one wrapped again traces again; wrap it once"
-                yield Hazard(path, value, "function", text)
-            return
-        if _is_of_module(function) or not self._is_other(function):
-            return
-        held = first_names(captured(function) | defaults(function))
-        reads = first_names(globals_read(function))
-        what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
-        helps = not self.foreign and not dataclasses.replace(self, content=True)._is_other(function)
-        remedy = ', or declare the field static(compare="content")' if helps else ""
-        where = place_of(function.__code__)
-        text = f"{what} ({where}), so one made again traces again; define it once{remedy}"
-        yield Hazard(path, function, "function", text)
+            owner = type(value.__self__).__qualname__
+            text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
+            return [Hazard(path, value, "identity", text)]
+        if isinstance(value, functools.partial):
+            text = "it is made in place, so a partial made again traces again; make it once"
+        elif value is not function:
+            text = "it is wrapped in place, so one wrapped again traces again; wrap it once"
+        else:
+            held, reads = first_names(captured(value) | defaults(value)), first_names(globals_read(value))
+            what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
+            helps = not self.foreign and not dataclasses.replace(self, content=True)._is_other(value)
+            remedy = ', or declare the field static(compare="content")' if helps else ""
+            text = f"{what} ({place_of(value.__code__)}), so one made again traces again; define it once{remedy}"
+        return [Hazard(path, value, "function", text)]
 
     def _is_other(self, value: Any) -> bool:
-        """Whether a value made again in the same way is another static."""
         if self.foreign:
-            return import_path(value) is None
+            return True
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and not isinstance(value, types.FunctionType):  # such as `jit`, of which ours know it
             return self._is_other(wrapped)
@@ -214,25 +200,28 @@ def _made_again(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return functools.partial(value.func, *value.args, **value.keywords)
     if isinstance(value, types.MethodType):
-        return types.MethodType(value.__func__, copy.copy(value.__self__))
+        return types.MethodType(value.__func__, object.__new__(type(value.__self__)))
     made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
-    made.__kwdefaults__ = value.__kwdefaults__
-    return functools.update_wrapper(made, value, updated=("__dict__",)) if vars(value) else _named_like(made, value)
-
-
-def _named_like(made: types.FunctionType, value: types.FunctionType) -> types.FunctionType:
-    for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
+    for name in _NAMES:
         setattr(made, name, getattr(value, name))
+    vars(made).update(vars(value))
     return made
 
 
-def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, functools.partial):
-        yield jax.tree_util.GetAttrKey("func"), value.func
-        yield from ((jax.tree_util.SequenceKey(index), part) for index, part in enumerate(value.args))
-        yield from ((jax.tree_util.DictKey(name), part) for name, part in value.keywords.items())
-    else:
-        yield from (parts_of(value) or {}).items()
+def _parts_of_partial(value: Any) -> dict[Any, Any]:
+    args = {SequenceKey(index): part for index, part in enumerate(value.args)}
+    return {GetAttrKey("func"): value.func, **args, **{DictKey(name): part for name, part in value.keywords.items()}}
+
+
+def _refused_by_ours(path: Path, value: Any) -> Iterator[Hazard]:
+    if isinstance(value, _ARRAYS):
+        text = "jit compares statics with ==, which gives an array and no answer; make it a child"
+        yield Hazard(path, value, "array", text)
+    elif isinstance(value, float | np.floating) and value != value:  # noqa: PLR0124  NaN
+        yield Hazard(path, value, "nan", "NaN equals no other NaN, so one made again traces again; use None")
+    elif not _is_hashable(value):
+        text = "jit keeps it without a copy, so a change in place gives stale results; use a tuple, or freeze it"
+        yield Hazard(path, value, "unhashable", text)
 
 
 def _is_hashable(value: Any) -> bool:
@@ -246,8 +235,8 @@ def _is_hashable(value: Any) -> bool:
 # What can change
 
 
-def _of_reads(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
-    """The globals that a function and those that it calls read, the arrays in it, and what it holds that can change."""
+def _of_function(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
+    """The globals that a function and those that it calls read, and what it holds that is an array or can change."""
     where = place_of(function.__code__)
     for reader, name in _reads(function, [function]):
         who = "it" if reader is function else f"it calls {reader.__name__}, which"
@@ -256,16 +245,14 @@ def _of_reads(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
             f"compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
         )
         yield Hazard(path, function, "global", text)
-    if is_of_a_library(function):
-        return
-    for name, value in (captured(function) | defaults(function)).items():
+    for name, value in () if is_of_a_library(function) else (captured(function) | defaults(function)).items():
         if _holds_array(value, 4):
             text = (
                 f"it captures the array {name}, which becomes a constant of the program and gets no gradient; pass it "
                 f"as an argument, or make it a child"
             )
             yield Hazard(path, function, "captured array", text)
-        elif isinstance(value, _CHANGEABLE) or (not isinstance(value, _CONTAINERS) and _can_change(value)):
+        elif isinstance(value, _CHANGEABLE) or _can_change(value):
             kind = type(value).__name__
             text = (
                 f"it holds {name} ({where}), and a {kind} can change after jit has compiled for it: the result is then "
@@ -293,53 +280,51 @@ def _is_final(function: types.FunctionType, name: str) -> bool:
     *way, last = name.split(".")
     for part in way:
         home = getattr(home, part, None)
-    annotation = None
-    with contextlib.suppress(Exception):  # of an annotation that can't be read, PEP 649
-        annotation = getattr(home, "__annotations__", {}).get(last)
-    return "Final" in str(annotation)
+    try:
+        return "Final" in str(getattr(home, "__annotations__", {}).get(last))
+    except Exception:  # noqa: BLE001  an annotation that can't be read, PEP 649
+        return False
 
 
-def _is_of_module(function: types.FunctionType) -> bool:
+def _is_of_module(value: Any) -> bool:
     """Whether it is made once, with its module, which knows it by some name; a cell of a notebook can run again."""
-    module = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
-    return any(function is known for known in vars(module).values()) if module is not None else False
+    if import_path(value) is not None:
+        return True
+    module = None if getattr(value, "__module__", "__main__") == "__main__" else sys.modules.get(value.__module__)
+    return module is not None and any(value is known for known in vars(module).values())
 
 
-def _of_object(path: Path, value: Any) -> Iterator[Hazard]:
+def _of_object(path: Path, value: Any) -> list[Hazard]:
     kind: Any = type(value)
     name = kind.__qualname__
     if kind.__eq__ is not object.__eq__:
-        if _can_change(value):
-            text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
-            yield Hazard(path, value, "mutable", text)
+        text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
+        return [Hazard(path, value, "mutable", text)] if _can_change(value) else []
     # A class with another way of making instances may keep one for each value, as PartitionSpec and Mesh do.
-    elif kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__ and not _is_sentinel(value):
-        text = f"{name} has no __eq__, so one made again traces again; give it one, or make it once"
-        yield Hazard(path, value, "identity", text)
-
-
-def _is_sentinel(value: Any) -> bool:
-    """Whether it is an object of a library that holds nothing, such as those that stand for no argument."""
-    package = type(value).__module__.partition(".")[0]
-    return package in {"jax", "jaxlib", "flax", "equinox", "optax"} and not attributes_of(value)
+    is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
+    if not is_one_each or (kind.__module__.partition(".")[0] in _LIBRARIES - {"builtins"} and not vars(value)):
+        return []
+    text = f"{name} has no __eq__, so one made again traces again; give it one, or make it once"
+    return [Hazard(path, value, "identity", text)]
 
 
 def _can_change(value: Any) -> bool:
     """Whether the public attributes of an object can be assigned."""
     kind: Any = type(value)
-    if isinstance(value, _FINE) or callable(value) or import_path(value) is not None or is_node(value):
+    if isinstance(value, (*_FINE, *_CONTAINERS)) or callable(value) or is_node(value):
         return False
     if dataclasses.is_dataclass(kind):
         return not getattr(kind, "__dataclass_params__").frozen  # noqa: B009  untyped
-    package = kind.__module__.partition(".")[0]
-    if package in sys.stdlib_module_names or package in {"jax", "jaxlib", "numpy", "flax", "equinox", "optax"}:
-        return False
     public_names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
-    return kind.__setattr__ is object.__setattr__ and bool(public_names)
+    is_own = kind.__module__.partition(".")[0] not in _LIBRARIES and kind.__setattr__ is object.__setattr__
+    return is_own and bool(public_names)
 
 
 def _holds_array(value: Any, depth: int) -> bool:
     if isinstance(value, _ARRAYS) or not depth:
         return isinstance(value, _ARRAYS)
-    inside = captured(value).items() if isinstance(value, types.FunctionType) else _inside(value)
-    return any(_holds_array(part, depth - 1) for _, part in inside)
+    if isinstance(value, types.FunctionType):
+        inside = captured(value)
+    else:
+        inside = _parts_of_partial(value) if isinstance(value, functools.partial) else dict(parts_of(value) or {})
+    return any(_holds_array(part, depth - 1) for part in inside.values())

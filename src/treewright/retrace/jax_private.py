@@ -11,7 +11,7 @@ import inspect
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -36,7 +36,9 @@ CACHE_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
 EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
 _KINDS: Mapping[str, EventKind] = types.MappingProxyType(
     {
-        **{TRACED_EVENT: "trace", LOWERED_EVENT: "lower", COMPILED_EVENT: "compile"},
+        TRACED_EVENT: "trace",
+        LOWERED_EVENT: "lower",
+        COMPILED_EVENT: "compile",
         **dict.fromkeys((CACHE_ASKED, CACHE_READ, CACHE_WRITTEN, CACHE_SAVED), "cache"),
     }
 )
@@ -49,15 +51,15 @@ class Event:
     kind: EventKind
     seconds: float
     name: str  # of the function that was traced, of the program (`jit(step)`), or of the event of the cache
-    call: "Call | None" = None  # that it is a part of, once it was read
-    signature: Any = None  # of that call, for all that listen
+    signature: Any = None  # of the call, for all that listen
+    _call: "Call | None" = None
     _is_read: bool = False
 
     def read_call(self) -> "Call | None":
         """The call that it is a part of, from the stack, as long as the event is told."""
         if not self._is_read:
-            self.call, self._is_read = call_on_stack(), True
-        return self.call
+            self._call, self._is_read = call_on_stack(), True
+        return self._call
 
 
 class Observer:
@@ -155,7 +157,7 @@ _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
 Outcome: TypeAlias = Literal["traced", "shared", "failed", "unknown"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class Call:
     """One call of a jitted function."""
 
@@ -189,28 +191,37 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
 
 def call_on_stack() -> Call | None:
     """The nearest call of a jitted function on the stack; None where the frames of JAX do not show one."""
-    frames = list(frames_above())
+    frames = stack()
     for index, frame in enumerate(frames):
-        if frame.f_code.co_name in CALL_FRAMES and _is_in(frame, "jax") and _has(frame, *CALL_LOCALS):
-            function, args, kwargs = (frame.f_locals[name] for name in CALL_LOCALS)
-            options = _options_near(frames[index : index + 3])
-            if options is None:
-                return None
-            inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-            wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
-            call = jit_call(wrapped, args, kwargs, inner or options, jitted=jitted)
-            return dataclasses.replace(
-                _as_the_user_wrote_it(call, frames[index:]),
-                jit_function=function,
-                outcome=_outcome(frames[: index + 1]) if inner is None else "unknown",
-                in_transformation=frame.f_code.co_name == "_run_python_pjit" and _is_bound(frames[:index]),
-            )
+        is_call = frame.f_code.co_name in CALL_FRAMES and _package(frame) == "jax"
+        if not is_call or not _has(frame, CALL_LOCALS):
+            continue
+        function, args, kwargs = (frame.f_locals[name] for name in CALL_LOCALS)
+        options = _options_near(frames[index : index + 3])
+        if options is None:
+            return None
+        inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
+        wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
+        call = _as_the_user_wrote_it(jit_call(wrapped, args, kwargs, inner or options, jitted=jitted), frames[index:])
+        call.jit_function = function
+        call.outcome = _outcome(frames[: index + 1]) if inner is None else "unknown"
+        # JAX hands a call on to what transforms it, if this is not the frame below that of the call.
+        call.in_transformation = (
+            frame.f_code.co_name == "_run_python_pjit"
+            and index > 0
+            and frames[index - 1].f_code.co_name != "_pjit_call_impl_python"
+        )
+        return call
     return None
 
 
 def _options_near(frames: list[types.FrameType]) -> Mapping[str, Any] | None:
-    held = (frame.f_locals.get(name) for frame in frames if _is_in(frame, "jax") for name in OPTIONS_LOCALS)
-    return next(filter(None, map(options_record, held)), None)
+    for frame in frames:
+        for name in OPTIONS_LOCALS:
+            options = options_record(frame.f_locals.get(name))
+            if options is not None:
+                return options
+    return None
 
 
 def _outcome(frames: list[types.FrameType]) -> Outcome:
@@ -219,24 +230,24 @@ def _outcome(frames: list[types.FrameType]) -> Outcome:
     A program keeps the names of the arguments as one tuple, which each call makes itself.
     """
     function_local, info_local, program_local = TRACE_LOCALS
-    frame = next((frame for frame in frames if frame.f_code.co_name == TRACE_FRAME and _is_in(frame, "jax")), None)
-    if frame is None or not _has(frame, function_local, info_local):
+    for frame in frames:
+        if frame.f_code.co_name == TRACE_FRAME:
+            break
+    else:
         return "unknown"
-    if not _has(frame, program_local):
+    names = frame.f_locals
+    if function_local not in names or info_local not in names:
+        return "unknown"
+    if program_local not in names:
         return "failed"
-    function, info, program = (frame.f_locals[name] for name in TRACE_LOCALS)
-    names = getattr(info, "arg_names", None)
+    function, arguments, program = names[function_local], names[info_local], names[program_local]
+    given = getattr(arguments, "arg_names", None)
     known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
-    if not names or names != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
+    if not given or given != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
         return "unknown"
-    if names is known:
+    if given is known:
         return "traced"
     return "unknown" if getattr(program, "consts", ()) else "shared"  # since JAX 0.12, those with arrays hold a copy
-
-
-def _is_bound(inside: list[types.FrameType]) -> bool:
-    """Whether JAX hands a call on to what transforms it, told by the frame below that of the call."""
-    return bool(inside) and inside[-1].f_code.co_name != "_pjit_call_impl_python"
 
 
 def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
@@ -245,16 +256,18 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         return call
     # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
     for frame in itertools.takewhile(_is_of_a_library, frames):
-        names, module = frame.f_locals, _module(frame)
-        if module == PMAP and _has(frame, "infer_params", "args", "kwargs"):
-            return _pmapped(names["infer_params"], names["args"], names["kwargs"]) or call
-        if module == EQUINOX_JIT and _has(frame, "jit_wrapper", "args", "kwargs"):
+        module = frame.f_globals["__name__"]
+        if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)) or not _has(frame, ("args", "kwargs")):
+            continue
+        names = frame.f_locals
+        args, kwargs = tuple(names["args"]), names["kwargs"]
+        if module == PMAP and "infer_params" in names:
+            return _pmapped(names["infer_params"], args, kwargs) or call
+        if module == EQUINOX_JIT and "jit_wrapper" in names:
             wrapper = names["jit_wrapper"]
             is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # which equinox puts together at each look
-            function = wrapper if is_tree else wrapper.__wrapped__
-            return Call(function, tuple(names["args"]), names["kwargs"], fixed_numbers=True)
-        if module.startswith(FLAX_NNX) and _has(frame, "self", "args", "kwargs") and hasattr(names["self"], "fun"):
-            args, kwargs = tuple(names["args"]), names["kwargs"]
+            return Call(wrapper if is_tree else wrapper.__wrapped__, args, kwargs, fixed_numbers=True)
+        if module.startswith(FLAX_NNX) and hasattr(names.get("self"), "fun"):
             return dataclasses.replace(call, function=names["self"].fun, args=args, kwargs=kwargs)
     return call
 
@@ -291,15 +304,19 @@ def jit_name(function: Any) -> str:
 
 def is_inside_another_trace() -> bool:
     """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
-    tracing = (frame for frame in frames_above() if frame.f_code.co_name in TRACING_FRAMES and _is_in(frame, "jax"))
-    functions = [frame.f_locals["fun"] for frame in tracing if _has(frame, "fun")]
+    if jax.__version_info__ >= (0, 10):
+        return False
+    tracing = (frame for frame in stack() if frame.f_code.co_name in TRACING_FRAMES and _package(frame) == "jax")
+    functions = [frame.f_locals["fun"] for frame in tracing if _has(frame, ("fun",))]
     return any(function is not functions[0] for function in functions)
 
 
 def called_by_the_user() -> bool:
     """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
-    frames = itertools.takewhile(_is_of_a_library, frames_above())
-    return not any(_module(each).startswith(OPERATIONS) or each.f_code.co_name == "apply_primitive" for each in frames)
+    for frame in itertools.takewhile(_is_of_a_library, stack()):
+        if frame.f_globals["__name__"].startswith(OPERATIONS) or frame.f_code.co_name == "apply_primitive":
+            return False
+    return True
 
 
 def is_of_a_library(function: types.FunctionType) -> bool:
@@ -309,31 +326,32 @@ def is_of_a_library(function: types.FunctionType) -> bool:
 
 def user_frame() -> types.FrameType | None:
     """The nearest frame of the user's own code."""
-    return next((frame for frame in frames_above() if not _is_of_a_library(frame)), None)
+    for frame in stack():
+        if not _is_of_a_library(frame):
+            return frame
+    return None
 
 
-def frames_above() -> Iterator[types.FrameType]:
+def stack() -> list[types.FrameType]:
     """The frames of the stack, the innermost first, without Treewright's own."""
+    found: list[types.FrameType] = []
     frame = inspect.currentframe()
     while frame is not None:
-        if not _is_in(frame, "treewright"):
-            yield frame
+        if _package(frame) != "treewright":
+            found.append(frame)
         frame = frame.f_back
+    return found
 
 
-def _module(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _is_in(frame: types.FrameType, *packages: str) -> bool:
-    return _module(frame).partition(".")[0] in packages
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _is_of_a_library(frame: types.FrameType) -> bool:
-    return _is_in(frame, *_LIBRARIES)
+    return _package(frame) in _LIBRARIES
 
 
-def _has(frame: types.FrameType, *names: str) -> bool:
+def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
     return all(name in frame.f_locals for name in names)
 
 
@@ -468,8 +486,8 @@ def capabilities() -> Capabilities:
         return x
 
     traces = [event for event in _events_of(lambda: untyped_jax.jit(probe).trace(0.0)) if event.kind == "trace"]
-    calls = [event.call for event in traces if event.call is not None and event.call.function is probe]
-    return Capabilities(bool(traces), bool(calls), any(call.outcome == "traced" for call in calls))
+    read = [call for event in traces if (call := event.read_call()) is not None and call.function is probe]
+    return Capabilities(bool(traces), bool(read), any(call.outcome == "traced" for call in read))
 
 
 @functools.cache

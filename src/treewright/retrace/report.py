@@ -101,7 +101,7 @@ class RetraceReport:
         return self.compared_with is not None or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
-        return "\n".join([self._headline(), *(f"    {line}" for line in self._details())])
+        return "\n    ".join([self._headline(), *self._details()])
 
     def _repr_html_(self) -> str:
         return in_html(str(self))

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from treewright._core import NoExactKeyError, Statics, exact_key, flat_form
 from treewright._core.jax_private import Key
-from treewright._core.text import first_names, mesh_text, short_text
+from treewright._core.text import Verbatim, first_names, mesh_text, short_text
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, StaticComparison, differences, static_difference
 from treewright._trees.level import LeafType, Level, Structure, SureLeaves, leaf_type_of, level_of
@@ -47,22 +47,6 @@ class Signature:
     def argument(self, name: str) -> Any:
         """What is kept of an argument; `ABSENT` if the call has none of this name."""
         return self.traced[name] if name in self.traced else self.compared.get(name, ABSENT)
-
-
-class MeshInUse:
-    """A mesh that prints short."""
-
-    def __init__(self, mesh: Any) -> None:
-        self._mesh = mesh
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MeshInUse) and bool(self._mesh == other._mesh)
-
-    def __hash__(self) -> int:
-        return hash(self._mesh)
-
-    def __repr__(self) -> str:
-        return mesh_text(self._mesh)
 
 
 def caller() -> str:
@@ -117,13 +101,12 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
             compared[name] = snapshot(value)
         else:
             traced[name] = remembering.tree(value, known.get(name), 0)
-    settings: Mapping[str, Any] = _kept_settings(trace_settings() | dict(call.settings))
+    settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
     of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state
-    options = {} if of_loop else {name: snapshot(value) for name, value in call.options.items()}
-    defaults = frozenset(par.name for par in parameters if par.default is not par.empty)
-    return Signature(traced, compared, passed, settings, options, defaults)
+    defaults = frozenset([par.name for par in parameters if par.default is not par.empty])
+    return Signature(traced, compared, passed, settings, {} if of_loop else call.options, defaults)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +141,7 @@ def held_signature(held: HeldCall, call: Call, now: Signature) -> Signature:
             compared[name] = snapshot(value)
     current = named_settings(trace_context())
     settings = {name: value for name, value in named_settings(held.settings).items() if value != current[name]}
-    return Signature(traced, compared, passed, {**now.settings, **_kept_settings(settings)}, now.options, now.defaults)
+    return Signature(traced, compared, passed, {**now.settings, **settings}, now.options, now.defaults)
 
 
 def _held_tree(treedef: Any, leaves: Iterator[Any], now: Any) -> Level | LeafType:
@@ -174,23 +157,6 @@ def _held_tree(treedef: Any, leaves: Iterator[Any], now: Any) -> Level | LeafTyp
         children.append((known_key, _held_tree(child.treedef, leaves, below)))
     opened = Level(level.kind, level.aux, level.statics, tuple(children), level.content)
     return _Remembering(live=False, fixed_numbers=False).level(opened, like, 0)
-
-
-def _kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _setting(value) for name, value in settings.items()}
-
-
-def _setting(value: Any) -> Any:
-    """What to keep of a setting: its value, or what prints short in its place."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    meshes = (jax.sharding.Mesh, jax.sharding.AbstractMesh)
-    is_stack = type(value) is tuple and all(isinstance(mesh, meshes) for mesh in value)
-    mesh = (value or (None,))[-1] if is_stack else value  # as `with mesh:` makes it
-    if is_stack or isinstance(mesh, meshes):
-        return MeshInUse(mesh)
-    axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
-    return snapshot(value if axes is None else dict(axes))
 
 
 # Trees
@@ -354,21 +320,17 @@ def _differ(live: tuple[Any, ...], old: Any, new: Any, *, content: bool) -> bool
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
     """The differences between two calls: of arguments, then of settings and options."""
     compare = _Remembered(reasons=reasons)
-    options = {difference.path: difference for difference in _by_name("option", old.options, new.options, compare)}
+    found = list(_of_arguments(old, new, compare))
+    if old.settings is not new.settings:
+        settings = list(_by_name("setting", old.settings, new.settings))
+        named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
+        # All settings are among those without a name: these tell nothing more, if as many of them have changed.
+        unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
+        found += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
+    options = {difference.path: difference for difference in _by_name("option", old.options, new.options)}
     if ("donate_argnums",) in options:
         options.pop(("donate_argnames",), None)  # which jit makes of the numbers
-    settings = list(_by_name("setting", old.settings, new.settings, compare))
-    return [*_of_arguments(old, new, compare), *_named_ones(settings, old, new), *options.values()]
-
-
-def _named_ones(found: list[Difference], old: Signature, new: Signature) -> list[Difference]:
-    """Without the settings that have no name, where all that have changed have one too."""
-    named = [difference for difference in found if difference.path != (UNNAMED_SETTINGS,)]
-    if len(named) == len(found):
-        return named
-    unnamed = (signature.settings[UNNAMED_SETTINGS].parts for signature in (old, new))
-    changed = sum(not same(a, b) for a, b in zip(*(parts.values() for parts in unnamed), strict=True))
-    return named if changed <= len(named) else found
+    return [*found, *options.values()]
 
 
 def _of_arguments(old: Signature, new: Signature, compare: StaticComparison) -> Iterator[Difference]:
@@ -407,13 +369,23 @@ def _device_ids(sharding: Any) -> list[str]:
     return [] if mesh is None else [str(device.id) for device in mesh.devices.flat]
 
 
-def _by_name(
-    kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any], compare: StaticComparison
-) -> Iterator[Difference]:
-    for name in () if old is new else dict.fromkeys((*old, *new)):
+def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
-        if not same(a, b):
-            yield static_difference((name,), a, b, compare, kind)
+        if a is not b and not same(a, b):
+            old_value, new_value = (_setting(a), _setting(b)) if kind == "setting" else (snapshot(a), snapshot(b))
+            yield static_difference((name,), old_value, new_value, _Remembered(reasons=False), kind)
+
+
+def _setting(value: Any) -> Any:
+    """A setting as it is shown."""
+    meshes = (jax.sharding.Mesh, jax.sharding.AbstractMesh)
+    is_stack = type(value) is tuple and all(isinstance(mesh, meshes) for mesh in value)
+    mesh = (value or (None,))[-1] if is_stack else value  # as `with mesh:` makes it
+    if is_stack or isinstance(mesh, meshes):
+        return Verbatim(mesh_text(mesh))
+    axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
+    return snapshot(value if axes is None else dict(axes))
 
 
 def is_placement(difference: Difference) -> bool:

@@ -94,11 +94,12 @@ class History:
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
         self.forgotten: int = 0  # signatures
         self.unseen: int = 0  # calls from before the block, of which JAX tells no more than how many
-        self._function = weakref.ref(function)
+        self.reference: weakref.ref[Any] = weakref.ref(function)
+        self.function: Any = None  # its snapshot, when it was traced first
 
     def is_of(self, function: Any) -> bool:
         """Whether this is the history of the very function; a method may have been looked up again."""
-        known = self._function()
+        known = self.reference()
         return known is function or (isinstance(function, types.MethodType) and known == function)
 
     def record(self, signature: Signature, number: int, *, compiled: bool | None) -> Entry:
@@ -125,9 +126,24 @@ class History:
             return best[1], tuple(call_differences(best[1].signature, signature))
         if self.entries or sharing or self.definition.last is None:
             return None, ()
-        (before, entry), this = self.definition.last, snapshot(self._function())
+        (before, entry), this = self.definition.last, snapshot(self.reference())
         other = Difference(("the function itself",), before, this, "function", why_another(before, this))
         return entry, (other, *call_differences(entry.signature, signature))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """A call, and the earlier one that is closest to it, if there is one."""
+
+    history: History
+    signature: Signature
+    closest: Entry | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def shares_trace(self) -> bool:
+        """Whether `jit` takes the trace of the earlier call for this one as well."""
+        return self.closest is not None and all(map(is_placement, self.differences))
 
 
 @dataclasses.dataclass(slots=True)
@@ -220,21 +236,18 @@ class Watch:
         outcome = call.outcome if capabilities().outcomes else "unknown"
         if outcome == "failed":
             return
-        try:
-            history, signature = self._look(event, call)
-            entry, differences = history.closest(signature, sharing=outcome == "shared")
-        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
+        seen = self._look(event, call, sharing=outcome == "shared")
+        if seen is None:
             if outcome != "shared":
                 self._count(event)
             return
-        shares = entry is not None and all(map(is_placement, differences))
-        if outcome == "shared" or (outcome == "unknown" and shares):
-            entry = entry or history.record(signature, 0, compiled=None)
+        if outcome == "shared" or (outcome == "unknown" and seen.shares_trace):
+            entry = seen.closest or seen.history.record(seen.signature, 0, compiled=None)
             if entry.refusal:
                 raise TooManyTracesError(entry.refusal)
-            begun = _Begun(history, entry, None, event.seconds, is_guess=outcome == "unknown")
+            begun = _Begun(seen.history, entry, None, event.seconds, is_guess=outcome == "unknown")
         else:
-            begun = self._new_trace(history, signature, entry, differences, event.seconds)
+            begun = self._new_trace(seen, event.seconds)
         self._begun[threading.get_ident()] = begun
 
     def _compiled(self, event: Event) -> None:
@@ -249,17 +262,15 @@ class Watch:
                 begun.entry.compiled = not call.in_transformation
                 self._end(begun)
                 return
-        try:
-            history, signature = self._look(event, call)
-            entry, differences = history.closest(signature, sharing=not call.in_transformation)
-        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
+        seen = self._look(event, call, sharing=not call.in_transformation)
+        if seen is None:
             return
-        history.definition.compiles += 1
+        seen.history.definition.compiles += 1
         seconds = event.seconds if begun is None else begun.seconds
         if not call.in_transformation:
-            self._compiled_alone(history, signature, entry, differences, seconds, begun)
-        elif entry is None or not all(map(is_placement, differences)):  # several may be compiled for one trace
-            self._end(self._new_trace(history, signature, entry, differences, seconds, _ONLY_COMPILED))
+            self._compiled_alone(seen, seconds, begun)
+        elif not seen.shares_trace:  # several may be compiled for one trace
+            self._end(self._new_trace(seen, seconds, _ONLY_COMPILED))
 
     def _is_watched(self, call: Call) -> bool:
         """Whether a function is the user's and not JAX's own, such as those that make arrays, and is one to watch."""
@@ -267,15 +278,18 @@ class Watch:
             return False
         return self._concerns is None or self._concerns(call.function, name_of(call.function))
 
-    def _look(self, event: Event, call: Call) -> tuple[History, Signature]:
-        with self._lock:
-            history = self._history_of(call.function)
-        if event.signature is None:
-            like = history.entries[-1].signature if history.entries else None
-            event.signature = signature_of(call, like)
-        if event.kind == "trace" and not history.entries and not history.definition.traces:
-            self._remember_held(history, call, event.signature)
-        return history, event.signature
+    def _look(self, event: Event, call: Call, *, sharing: bool) -> _Seen | None:
+        """Compare a call with the earlier ones; None where that can't be done: the program must go on."""
+        try:
+            with self._lock:
+                history = self._history_of(call.function)
+            if event.signature is None:
+                event.signature = signature_of(call, history.entries[-1].signature if history.entries else None)
+            if event.kind == "trace" and not history.entries and not history.definition.traces:
+                self._remember_held(history, call, event.signature)
+            return _Seen(history, event.signature, *history.closest(event.signature, sharing=sharing))
+        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
+            return None
 
     def _remember_held(self, history: History, call: Call, signature: Signature) -> None:
         """Learn the calls from before the block for which JAX has traces."""
@@ -287,28 +301,24 @@ class Watch:
         for one in held[-_HELD:]:
             history.record(held_signature(one, call, signature), 0, compiled=None)
 
-    def _new_trace(
-        self,
-        history: History,
-        signature: Signature,
-        closest: Entry | None,
-        differences: tuple[Difference, ...],
-        seconds: float,
-        unseen: str = "",
-    ) -> _Begun:
-        definition = history.definition
+    def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
+        history, definition = seen.history, seen.history.definition
         with self._lock:
             definition.traces += 1
             number = definition.traces
-        compared_with = None if closest is None else closest.number
+        compared_with = None if seen.closest is None else seen.closest.number
         if history.forgotten:
             unseen = unseen or f"the closest of the last traces; {history.forgotten} before them are not remembered"
-        if closest is None and history.unseen:
-            compared_with, unseen = 0, _unseen_before(history.unseen, signature)
-            history.unseen = 0
-        of_trace = tuple(difference for difference in differences if not is_placement(difference))
-        entry = history.record(signature, number, compiled=False)
-        definition.last = snapshot(history._function()), entry
+        if seen.closest is None and history.unseen:
+            calls = "a call" if history.unseen == 1 else f"{history.unseen} calls"
+            now = _arguments(seen.signature)
+            unseen = f"JAX has traces for {calls} from before the block, whose arguments were not seen; now {now}"
+            compared_with, history.unseen = 0, 0
+        of_trace = tuple(difference for difference in seen.differences if not is_placement(difference))
+        entry = history.record(seen.signature, number, compiled=False)
+        if history.function is None:
+            history.function = snapshot(history.reference())
+        definition.last = history.function, entry
         report = RetraceReport(definition.name, "trace", number, of_trace, compared_with, seconds, caller(), unseen)
         try:
             self._begins(definition, report)
@@ -317,32 +327,25 @@ class Watch:
             raise
         return _Begun(history, entry, report, seconds)
 
-    def _compiled_alone(
-        self,
-        history: History,
-        signature: Signature,
-        entry: Entry | None,
-        differences: tuple[Difference, ...],
-        seconds: float,
-        begun: _Begun | None,
-    ) -> None:
+    def _compiled_alone(self, seen: _Seen, seconds: float, begun: _Begun | None) -> None:
         """A compilation without a trace of its own."""
-        unseen = ""
+        entry, definition, unseen = seen.closest, seen.history.definition, ""
         if entry is None or entry.compiled is None:  # it was traced before the block
-            unseen = f"traced before the block, which was not seen; compiled in it for {_arguments(signature)}"
+            unseen = f"traced before the block, which was not seen; compiled in it for {_arguments(seen.signature)}"
         else:
             first, entry.compiled = not entry.compiled, True
             if first:
                 return
-        if begun is not None and begun.is_guess and not differences:  # the caches were cleared
-            begun = self._new_trace(history, signature, entry, (), seconds)
+        if begun is not None and begun.is_guess and not seen.differences:  # the caches were cleared
+            begun = self._new_trace(seen, seconds)
             begun.entry.compiled = True
             self._end(begun)
             return
-        number, definition = 0 if entry is None else entry.number, history.definition
-        history.record(signature, number, compiled=True)
-        compiles = definition.compiles
-        report = RetraceReport(definition.name, "recompile", compiles, differences, number, seconds, caller(), unseen)
+        number = 0 if entry is None else entry.number
+        seen.history.record(seen.signature, number, compiled=True)
+        report = RetraceReport(
+            definition.name, "recompile", definition.compiles, seen.differences, number, seconds, caller(), unseen
+        )
         self._begins(definition, report)
         self._ended(report)
 
@@ -382,13 +385,6 @@ class Watch:
     def _end(self, begun: _Begun | None) -> None:
         if begun is not None and begun.report is not None:
             self._ended(dataclasses.replace(begun.report, seconds=begun.seconds))
-
-
-def _unseen_before(count: int, signature: Signature) -> str:
-    calls = "a call" if count == 1 else f"{count} calls"
-    return (
-        f"JAX has traces for {calls} from before the block, whose arguments were not seen; now {_arguments(signature)}"
-    )
 
 
 def _arguments(signature: Signature) -> str:

@@ -62,7 +62,7 @@ class Cause(str):
     __slots__ = ("name",)
     name: CauseName
 
-    def __new__(cls, name: CauseName, sentence: str) -> Self:
+    def __new__(cls, name: CauseName, sentence: str) -> Self:  # noqa: D102
         cause = super().__new__(cls, sentence)
         cause.name = name
         return cause

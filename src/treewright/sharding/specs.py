@@ -14,7 +14,7 @@ from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Path, jax_trees, path_text
 from treewright._core.text import counted, did_you_mean, first_of, text
 from treewright._processes import ranges_text
-from treewright._trees.partition import spec_like
+from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 
 T = TypeVar("T")

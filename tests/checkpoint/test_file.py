@@ -1,0 +1,409 @@
+"""One file: on safetensors, whole or not there, verified, bounded, and closed to code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+
+import treewright.checkpoint
+from tests.checkpoint.engines import assert_same
+from tests.checkpoint.forge import document_in, forge
+from tests.checkpoint.models import every_kind, net, spec
+from treewright.checkpoint import from_names, load, read_manifest, save
+from treewright.errors import CheckpointDamagedError, CheckpointError
+
+TREE = {"w": np.arange(1000.0), "b": [jnp.ones(3), 2]}
+
+
+# On safetensors
+
+
+def test_plain_safetensors_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"net": net(), "half": jnp.ones(2, "bfloat16"), "flag": True})
+
+    with safetensors.safe_open(tmp_path / "x", framework="numpy") as opened:
+        assert set(opened.keys()) == {
+            *("net.layers.0.kernel", "net.layers.0.bias", "net.layers.1.kernel", "net.layers.1.bias"),
+            *("net.count", "half", "flag"),
+        }
+        np.testing.assert_array_equal(opened.get_tensor("net.layers.0.kernel"), net().layers[0].kernel)
+        assert opened.get_slice("half").get_dtype() == "BF16"
+        assert '"treewright.checkpoint"' in opened.metadata()["treewright"]
+
+
+def test_other_dtypes_are_written_as_bytes_so_that_plain_safetensors_opens_every_file(tmp_path: Path) -> None:
+    tree = {"a": np.ones((2, 3), np.complex128), "b": jnp.ones(4, "int4"), "c": jnp.ones(2, "float8_e4m3fn")}
+    save(tmp_path / "x", tree)
+
+    found = safetensors.numpy.load_file(tmp_path / "x")
+    assert found["a"].view(np.complex128)[..., 0].tolist() == np.ones((2, 3)).tolist()
+    assert found["b"].tolist() == [[1]] * 4
+    assert_same(load(tmp_path / "x", like=tree), tree)
+
+
+def test_every_kind_of_leaf_container_and_static_comes_back(tmp_path: Path) -> None:
+    tree = every_kind()
+    save(tmp_path / "x", tree)
+
+    assert jax.tree.structure(load(tmp_path / "x", like=tree)) == jax.tree.structure(tree)
+    alone = load(tmp_path / "x", modules=["tests.checkpoint.models", "jax.nn"])
+    assert jax.tree.structure(alone) == jax.tree.structure(tree)
+
+
+def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, tmp_path / "x")
+
+    with pytest.raises(CheckpointError, match="is a safetensors file without a manifest, written by another program"):
+        load(tmp_path / "x", like={"a": jnp.zeros(2)})
+    assert_same(from_names(safetensors.numpy.load_file(tmp_path / "x"), like={"a": jnp.zeros(2)}), {"a": jnp.ones(2)})
+
+
+def test_sharded_arrays_are_gathered(tmp_path: Path) -> None:
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
+    x = jnp.arange(8.0)
+    save(tmp_path / "x", {"x": jax.device_put(x, sharding)})
+
+    assert_same(load(tmp_path / "x")["x"], x)
+    assert load(tmp_path / "x", like={"x": jax.device_put(x, sharding)})["x"].sharding == sharding
+
+
+def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would get the name '__metadata__', which safetens"):
+        save(tmp_path / "x", {"__metadata__": 1})
+    save(tmp_path / "x", [{"__metadata__": 1}])
+    assert load(tmp_path / "x") == [{"__metadata__": 1}]
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"]
+)
+def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", {name: 1, "other": {name: 2}})
+
+    assert load(tmp_path / "x") == {name: 1, "other": {name: 2}}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_only_public_names_complete() -> None:
+    assert dir(treewright.checkpoint) == sorted(treewright.checkpoint.__all__)
+    assert not [
+        name for name in dir(treewright.checkpoint) if isinstance(getattr(treewright.checkpoint, name), type(os))
+    ]
+
+
+def test_paths_and_trees_that_change_places_and_addresses_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="A path comes first, and then the tree to save or like= to load"):
+        save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(CheckpointError, match="gs://b/x is not on a local or mounted disk, where a file can appear"):
+        save("gs://b/x", 1)
+    with pytest.raises(
+        TypeError, match=r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"
+    ):
+        load(tmp_path / "x", like=1, stric=False)  # type: ignore[call-overload]  # pyright: ignore
+    with pytest.raises(TypeError, match=r"unexpected option 'template' Write like= instead"):
+        load(tmp_path / "x", template=1)  # type: ignore[call-overload]  # pyright: ignore
+
+
+# Whole or not there
+
+
+def test_a_second_file_replaces_the_first_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save(path, {"a": 1})
+    save(path, {"a": 2})
+
+    assert load(path) == {"a": 2}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    steps: list[tuple[str, bool, bool]] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append((target.name, stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(path, {"a": jnp.ones(5)})
+
+    (name, *first), second = steps
+    assert name.startswith(".x.unfinished-")
+    assert [first, second] == [[False, False], (tmp_path.name, True, True)]
+
+
+FAULTS = ["open", "fsync", "replace", "rename"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", FAULTS)
+def test_a_failing_disk_raises_and_the_earlier_file_stays(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x", {"a": 1})
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    raised = False
+    try:
+        save(tmp_path / "x", {"a": 2})
+    except CheckpointError as error:
+        raised = True
+        assert os.strerror(number) in str(error)  # noqa: PT017
+    monkeypatch.undo()
+    assert load(tmp_path / "x") == {"a": 1 if raised else 2}
+    assert raised or call in {"rename", "replace"}  # one of which this Python uses
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_full_disk_raises_and_the_earlier_file_stays(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": 1})
+    program = (
+        "import resource, signal, numpy, sys; from treewright.checkpoint import save\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))\n"
+        "save(sys.argv[1], {'a': numpy.ones(10**6)})"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=False
+    )
+
+    assert "x could not be written, and is as it was: " in run.stderr
+    assert load(tmp_path / "x") == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_two_writers_leave_one_of_two_whole_files(tmp_path: Path) -> None:
+    trees = [{"a": np.full(100_000, number)} for number in range(2)]
+
+    def write(tree: Any) -> None:
+        for _ in range(20):
+            save(tmp_path / "x", tree)
+
+    threads = [threading.Thread(target=write, args=(tree,)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = load(tmp_path / "x")["a"]
+    assert len(np.unique(found)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o777])
+def test_a_file_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
+    save(tmp_path / "x", 1)
+    (tmp_path / "x").chmod(mode)
+    save(tmp_path / "x", 2)
+
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+    (tmp_path / "other").touch()
+    save(tmp_path / "new", 1)
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "x")
+    for number in range(2):
+        save(tmp_path / "link", number)
+    assert (tmp_path / "link").is_symlink()
+    assert load(tmp_path / "folder" / "x") == load(tmp_path / "link") == 1
+
+
+def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe is a named pipe, and load reads a file that save wrote"):
+        load(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match=r"is a folder, .* The steps of a run: CheckpointManager\("):
+        load(tmp_path)
+    for place, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a named pipe")):
+        with pytest.raises(CheckpointError, match=rf"is {kind}\. Only a regular file can be replaced"):
+            save(place, 1)
+    with pytest.raises(CheckpointError, match=r"x could not be written: there is no folder"):
+        save(tmp_path / "none" / "x", 1)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        load(tmp_path / "nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+# Damage
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 400), marks=pytest.mark.exhaustive)])
+def test_a_flipped_bit_anywhere_is_never_accepted(seed: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    for one in [seed] if isinstance(seed, int) else seed:
+        chance = np.random.default_rng(one)
+        for place in chance.integers(0, len(content), 20):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(chance.integers(8))
+            (tmp_path / "x").write_bytes(damaged)
+            try:
+                found = load(tmp_path / "x", like=TREE)
+            except CheckpointError:
+                continue
+            assert_same(found, TREE)  # a bit of the header's padding
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
+def test_a_file_that_was_cut_short_is_damaged(share: float, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(content[: int(len(content) * share)])
+
+    with pytest.raises(CheckpointDamagedError, match=r"x can't be loaded: it is no safetensors file, or its header"):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("content", [b"hello", b"PK\x03\x04" + b"x" * 100, b"\x80\x04" + b"." * 50, b""])
+def test_a_file_of_another_kind_is_no_safetensors_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: it is no safetensors file, or its header is"):
+        load(tmp_path / "x")
+
+
+def test_a_manifest_that_does_not_fit_its_digest_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(content.replace(b"float64", b"floot64", 1))
+
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: The manifest is damaged: it has the digest"):
+        read_manifest(tmp_path / "x")
+
+
+# Forged
+
+
+FORGED: dict[str, Any] = {
+    "another format": lambda d: d.update(format="x"),
+    "no version": lambda d: d.pop("version"),
+    "a class that is a number": lambda d: d["nodes"][0].update(kind=3),
+    "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
+    "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
+    "a child twice": lambda d: d["nodes"][0].update(children=["b", "b"]),
+    "a loop": lambda d: d["nodes"][1].update(name="", children=["b"]),
+    "no leaves": lambda d: d.update(leaves=[]),
+    "a leaf too many": lambda d: d["leaves"].append({**d["leaves"][0], "name": "z"}),
+    "an unknown dtype": lambda d: d["leaves"][0].update(dtype="object"),
+    "a negative size": lambda d: d["leaves"][0].update(shape=[-1]),
+    "a huge shape": lambda d: d["leaves"][0].update(shape=[2**62, 2**62]),
+    "a long shape": lambda d: d["leaves"][0].update(shape=[1] * 1000),
+    "a size that is a flag": lambda d: d["leaves"][0].update(shape=[True]),
+    "a scalar with a shape": lambda d: d["leaves"][1].update(kind="int", shape=[2]),
+    "a key without bits": lambda d: d["leaves"][0].update(kind="key", key="fry"),
+    "a ref on the host": lambda d: d["leaves"][2].update(ref=True),
+    "no digest": lambda d: d["leaves"][0].pop("digest"),
+    "a short digest": lambda d: d["leaves"][0].update(digest="ab"),
+    "digests that do not cover": lambda d: d["leaves"][0].update(digest={"0:1": "0" * 32}),
+    "a block outside": lambda d: d["leaves"][0].update(digest={"0:10000": "0" * 32}),
+    "a block of another rank": lambda d: d["leaves"][0].update(digest={"0:1,0:2": "0" * 32}),
+    "a block that is text": lambda d: d["leaves"][0].update(digest={"a:b": "0" * 32}),
+    "fields without statics": lambda d: d["nodes"][0].update(
+        kind="node", **{"class": "a:b", "fields": {"x": "static"}}
+    ),
+    "a field of no kind": lambda d: d["nodes"][0].update(fields={"x": "y"}),
+    "a metric that is text": lambda d: d.update(metrics={"loss": "low"}),
+    "items that are a list": lambda d: d.update(items=[[1]]),
+    "deep": lambda d: d.update(
+        nodes=[{"name": ".".join("a" * i), "path": "", "kind": "list", "children": ["a"]} for i in range(3000)],
+        leaves=[],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_manifest_is_damage(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", FORGED[name])
+
+    with pytest.raises(CheckpointDamagedError, match=r"x can't be loaded: (The manifest is damaged|its header)"):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null"]
+)
+def test_a_manifest_that_is_other_json_is_damage(text: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", text)
+
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: The manifest is damaged: "):
+        load(tmp_path / "x")
+
+
+def test_an_array_of_another_size_than_the_manifest_says_is_damage(tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", lambda document: document["leaves"][2].update(shape=[500]))
+
+    with pytest.raises(CheckpointDamagedError, match=r"\['w'\] in .*x can't be read: it has 8000 bytes, and 4000 in"):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("version", "kind"), [(1, "which no released Treewright wrote"), (3, "with a newer version")])
+def test_another_version_is_no_damage(version: int, kind: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", lambda document: document.update(version=version))
+
+    with pytest.raises(CheckpointError, match=rf"has format version {version}.*{kind}") as caught:
+        load(tmp_path / "x")
+    assert not isinstance(caught.value, CheckpointDamagedError)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+def test_any_value_in_any_place_of_a_manifest_gives_the_tree_or_an_error_of_ours(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("forged") / "x"
+    save(path, {"n": net(), "b": [jnp.ones(2), 2]})
+    document = document_in(path)
+    place = document
+    while isinstance(place, list | dict) and place:
+        keys: list[Any] = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], list | dict) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(VALUES)
+            break
+        place = place[key]
+    forge(path, json.dumps(document))
+
+    try:
+        load(path, modules=["tests.checkpoint.models", "jax.nn"])
+    except CheckpointError:
+        return
+
+
+def test_a_manifest_above_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": 1})
+    with pytest.raises(Exception, match=r"HeaderTooLarge|header|manifest"):  # noqa: PT012
+        forge(tmp_path / "x", " " * 100_000_001)
+        load(tmp_path / "x")

