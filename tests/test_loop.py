@@ -76,6 +76,7 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
+
     def hear(event: str, _: float, fun_name: str = "", **__: object) -> None:
         if event.endswith("backend_compile_duration"):
             programs.append(fun_name)

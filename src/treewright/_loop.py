@@ -1,6 +1,5 @@
 """`loop`: a jitted training step whose state stays flat between calls."""
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from treewright._core import innermost
 from treewright._core.functions import public
-from treewright._core.jax_private import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._core.jax_private import jax_trees, path_text, trace_reader, typeof, untyped_jax
 from treewright._core.text import first_of, short_text
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
@@ -49,30 +48,18 @@ class FlatTree:
         return _unflatten(self.structure, self.results[-1][0])
 
 
-def _flatten(flat: FlatTree) -> tuple[list[Any], _FlatStructure]:
-    return flat.results[-1][0], flat.structure
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PathKey:
-    """The whole path of a leaf as one key, so that JAX's errors name it."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return path_text(self.path)
-
-
-def _flatten_with_keys(flat: FlatTree) -> Any:
-    leaves: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(flat.tree)
-    return [(_PathKey(path), leaf) for path, leaf in leaves], flat.structure
-
-
 def _unflatten(structure: _FlatStructure, leaves: Any) -> Any:
     return structure.treedef.unflatten(leaves)
 
 
-jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _unflatten, _flatten)
+def _flatten_with_keys(flat: FlatTree) -> Any:
+    """Each leaf with its whole path as one key, so that JAX's errors name it."""
+    return [(path_text(path), leaf) for path, leaf in jax_trees.tree_leaves_with_path(flat.tree)], flat.structure
+
+
+jax_trees.register_pytree_with_keys(
+    FlatTree, _flatten_with_keys, _unflatten, lambda flat: (flat.results[-1][0], flat.structure)
+)
 
 
 @public("treewright")
@@ -87,11 +74,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     for ever. With `donate=False` nothing is used up, and memory for two states is needed.
 
     Every leaf keeps its shape, dtype and sharding. As in `jax.lax.scan`, a weakly typed leaf takes the type that the
-    step gives it, before the first call. Leaves that are not committed to devices go where the others and the inputs
-    are, so that the second call needs no program of its own.
-
-    After an exception, Ctrl-C included, `run.state` is the state of the last complete step. Only what fails once a step
-    computes takes the donated state with it, and `run.state` says so.
+    step gives it. Leaves that are not committed to devices go where the others and the inputs are. After an exception,
+    Ctrl-C included, `run.state` is the state of the last complete step, unless it was donated to the step that failed.
 
     Args:
         step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `max_traces`
@@ -100,9 +84,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         donate: Whether a state may take the memory of the one before it.
 
     Raises:
-        LoopStateError: If a leaf of `state` is not an array or number. From a call that traces the step: if it returns
-            another structure, shape or dtype than it was given. From a call inside of `jit`, `grad` and the like: if
-            the loop was made outside.
+        LoopStateError: If a leaf of `state` is not an array or number; from a call, if the step returns another
+            structure, shape or dtype than it was given, or if it is called inside of `jit` and was made outside.
         DonatedStateError: From `run.state`, if its arrays have been used up.
 
     Examples:
@@ -132,22 +115,29 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         A state of the same structure, shapes, dtypes and shardings needs no other program.
         """
         tree: S = self._flat.tree
-        leaves: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree)
-        gone = [path for path, leaf in leaves if not isinstance(leaf, Tracer) and leaf.is_deleted()]
-        if gone:
-            raise DonatedStateError(
-                f"The state of the loop over {self._name} is used up: {path_text(gone[0], 'state')} was donated to a "
-                f"call that failed, or to another function. Assign a state to go on from, such as the last checkpoint: "
-                f"run.state = load(...). loop(..., donate=False) keeps each state until the next one is there."
-            )
+        for path, leaf in jax_trees.tree_leaves_with_path(tree):
+            if not isinstance(leaf, Tracer) and leaf.is_deleted():
+                raise DonatedStateError(
+                    f"The state of the loop over {self._name} is used up: {path_text(path, 'state')} was donated to a "
+                    f"call that failed, or to another function. Assign a state to go on from, such as the last "
+                    f"checkpoint: run.state = load(...). loop(..., donate=False) keeps each until the next is there."
+                )
         return tree
 
     @state.setter
     def state(self, state: S) -> None:
         entries, treedef = jax_trees.tree_flatten_with_path(state)
-        leaves = [self._array(path, leaf) for path, leaf in entries]
+        leaves: list[Any] = []
+        for path, leaf in entries:
+            try:  # a copy of what is not JAX's: donation must not reach the memory of a numpy array
+                leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
+            except TypeError as error:
+                raise LoopStateError(
+                    f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} can take only arrays and "
+                    f"numbers. Make it a static field, or keep it outside of the state."
+                ) from error
         structure = self._structures.setdefault(treedef, _FlatStructure(treedef))
-        self._flat = FlatTree(structure, _apart(leaves) if self._donate else leaves)
+        self._flat = FlatTree(structure, _without_aliases(leaves) if self._donate else leaves)
         self._program: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: P.args, **keywords: P.kwargs) -> R:
@@ -164,42 +154,29 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         # One instruction runs the step and stores its state: Ctrl-C comes before or after it. Between the two it would
         # lose the only state that there is (test_an_interrupt_loses_no_state).
         results.extend(map(program, (self._flat,), *zip(inputs)))
-        leaves, result = results[-1]
+        leaves, output = results[-1]
         results[:] = [(leaves, None)]
-        output: R = result
-        return output
+        return output  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<loop over {self._name}>"
 
-    def _array(self, path: Path, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        try:
-            return jnp.array(leaf)  # a copy: donation must not reach the memory of a numpy array
-        except TypeError as error:
-            raise LoopStateError(
-                f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} can take only arrays and numbers. "
-                f"Make it a static field, or keep it outside of the state."
-            ) from error
-
     def _make_program(self, inputs: Any, keywords: Any) -> Any:
         """The program, once the leaves are of the types and at the places in which it will give them back."""
-        flat = self._flat
-        leaves = _committed(flat.results[-1][0], jax.tree.leaves((inputs, keywords)))
-        flat.results[:] = [(leaves, None)]
+        leaves = _committed(self._flat.results[-1][0], jax.tree.leaves((inputs, keywords)))
+        self._flat.results[:] = [(leaves, None)]
         options: dict[str, Any] = {"donate_argnums": 0} if self._donate else {}
         pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
         if any(pinned):
             options["out_shardings"] = (pinned, None)
         program: Any = untyped_jax.jit(self._step, **options)
         while any(map(_is_weak, leaves)) and not untyped_jax.config.jax_disable_jit:
-            results = program.eval_shape(flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
-            settled = [_settled(leaf, new) for leaf, new in zip(leaves, results, strict=True)]
+            types = program.eval_shape(self._flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
+            settled = list(map(_settled, leaves, types))
             if all(map(operator.is_, settled, leaves)):
                 break
             leaves = settled
-            flat.results[:] = [(leaves, None)]
+            self._flat.results[:] = [(leaves, None)]
         self._program = program
         return program
 
@@ -218,23 +195,27 @@ def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]
                 f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
                 f"nothing to put out: return state, None."
             )
-        after, output = result
-        _refuse_misfits(treedef.unflatten(leaves), after, name)  # `step` may have changed the dicts of its state
-        return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
+        before = treedef.unflatten(leaves)  # `step` may have changed the dicts of its state
+        of_trees = differences(before, result[0], values=False, path=("state",))
+        lines = first_of([str(difference) for difference in of_trees if not _is_settled(difference)])
+        if lines:
+            misfits = "\n  ".join(["", *lines])
+            raise LoopStateError(
+                f"{name} returns another state than it was given, so that each call would have to be compiled again:"
+                f"{misfits}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
+                f"came with. What is new at each step belongs in the output."
+            )
+        return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(result[0]), strict=True)], result[1]
 
     stepped.__name__ = name  # that of the program, in profiles and logs
     return stepped
 
 
-def _refuse_misfits(before: Any, after: Any, name: str) -> None:
-    of_trees = differences(before, after, values=False, path=("state",))
-    lines = [f"\n  {line}" for line in first_of([str(d) for d in of_trees if not _is_settled(d)])]
-    if lines:
-        raise LoopStateError(
-            f"{name} returns another state than it was given, so that each call would have to be compiled again:"
-            f"{''.join(lines)}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
-            f"came with. What is new at each step belongs in the output."
-        )
+# Weak types
+
+
+def _is_weak(leaf: Any) -> bool:
+    return bool(getattr(typeof(leaf), "weak_type", False))
 
 
 def _is_settled(difference: Difference) -> bool:
@@ -256,18 +237,13 @@ def _like(old: Any, new: Any) -> Any:
     return jnp.asarray(array, array.dtype) if _is_weak(array) and not _is_weak(old) else array
 
 
-def _is_weak(leaf: Any) -> bool:
-    return bool(getattr(typeof(leaf), "weak_type", False))
+# Places
 
 
-def _apart(leaves: list[Any]) -> list[Any]:
+def _without_aliases(leaves: list[Any]) -> list[Any]:
     """The leaves, no two of which share memory: an array can be donated once."""
-    memory = [memory_of(leaf) for leaf in leaves]
-    first = {key: place for place, key in reversed(list(enumerate(memory)))}
-    return [
-        leaf if first[key] == place else jnp.copy(leaf)
-        for place, (leaf, key) in enumerate(zip(leaves, memory, strict=True))
-    ]
+    first = {memory_of(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
+    return [leaf if first[memory_of(leaf)] == place else jnp.copy(leaf) for place, leaf in enumerate(leaves)]
 
 
 def _is_committed(leaf: Any) -> bool:
@@ -279,13 +255,11 @@ def _committed(leaves: list[Any], inputs: list[Any]) -> list[Any]:
 
     `jit` puts them there too, but then compiles again for what it gave back.
     """
-    shardings = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
     whole: Any = untyped_jax.sharding.PartitionSpec()
+    shardings = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
     places = {NamedSharding(at.mesh, whole) if isinstance(at, NamedSharding) else at for at in shardings}
     if len(places) != 1:
         return leaves
     (place,) = places
-    is_placed = (_is_committed(leaf) or isinstance(leaf, Tracer) for leaf in leaves)
-    return [
-        leaf if placed else untyped_jax.device_put(leaf, place) for leaf, placed in zip(leaves, is_placed, strict=True)
-    ]
+    stay = [_is_committed(leaf) or isinstance(leaf, Tracer) for leaf in leaves]
+    return [leaf if stays else untyped_jax.device_put(leaf, place) for leaf, stays in zip(leaves, stay, strict=True)]

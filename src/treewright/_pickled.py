@@ -1,7 +1,7 @@
 """What pickles hold by name: each function here keeps its name and its arguments, wherever its code stands.
 
 A pickle calls these to come back, so it names this module and the public ones, and no other of the package. Each is
-declared where its subject is, with `kept_in_pickles`; the list below is the promise, and tests/nodes/test_pickled.py holds it.
+declared where its subject is, with `kept_in_pickles`; tests/nodes/test_pickled.py holds the list.
 """
 
 from treewright._core.converters import only_static, unless_none

@@ -19,7 +19,7 @@ import typing_extensions
 
 import treewright
 from treewright import Module, Static, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError, NodeInitError
+from treewright.errors import NodeInitError
 
 # Whose __init__ runs
 
@@ -147,8 +147,6 @@ def test_a_mixin_that_leaves_a_field_out_is_an_error() -> None:
 
     with pytest.raises(NodeInitError, match=r"Net\.__init__ gave no value to y"):
         Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
 
 
 # Abstract methods

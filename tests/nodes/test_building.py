@@ -186,8 +186,6 @@ class Chain(Module):
         self.inner = [Chain(levels - 1)] if levels else None
 
 
-
-
 def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:
     class Net(Module):
         w: Any
@@ -459,6 +457,6 @@ def test_dataclasses_replace_on_a_class_with_its_own_init_says_why_not() -> None
         def __init__(self, inputs: int) -> None:
             self.kernel = inputs * 1.0
 
-    with pytest.raises(TypeError, match=r"'kernel'.* dataclasses\.replace gives a constructor all fields, and .*Net has"):
+    with pytest.raises(TypeError, match=r"'kernel'.* dataclasses\.replace gives a constructor all fields"):
         dataclasses.replace(Net(3), kernel=2.0)
     assert replace(Net(3), kernel=2.0).kernel == 2.0

@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import gc
-import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +50,16 @@ class Scale(Module):
 
 @pytest.mark.parametrize(
     ("annotation", "value"),
-    [(Any, "relu"), (Scale, "relu"), (jax.Array, "relu"), (str, "relu"), (str | None, "relu"), (Mode, Mode.TRAIN), (Config, Config()), (Callable[..., Any], jax.nn.relu)],
+    [
+        (Any, "relu"),
+        (Scale, "relu"),
+        (jax.Array, "relu"),
+        (str, "relu"),
+        (str | None, "relu"),
+        (Mode, Mode.TRAIN),
+        (Config, Config()),
+        (Callable[..., Any], jax.nn.relu),
+    ],
 )
 def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, value: Any) -> None:
     net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
@@ -185,8 +193,6 @@ def test_a_class_of_which_nothing_is_warned_is_not_kept_alive() -> None:
     gc.collect()
 
     assert gone() is None
-
-
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

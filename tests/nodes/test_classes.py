@@ -231,7 +231,9 @@ class BelowWithInit(WithInit):
     pass
 
 
-ByDataclasses: Any = dataclasses.dataclass(frozen=True)(type("ByDataclasses", (Base,), {"__annotations__": {"z": int}, "z": 3}))
+ByDataclasses: Any = dataclasses.dataclass(frozen=True)(
+    type("ByDataclasses", (Base,), {"__annotations__": {"z": int}, "z": 3})
+)
 
 
 @pytest.mark.parametrize(

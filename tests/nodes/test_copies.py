@@ -218,7 +218,9 @@ def test_a_pickle_of_a_class_that_has_other_statics_now_is_refused(
     monkeypatch.setattr(sys.modules[__name__], "Version", before, raising=False)
     data = pickle.dumps(before(1, 2))
     monkeypatch.setattr(sys.modules[__name__], "Version", class_of_version("a", **later))
-    with pytest.raises(TypeError, match=r"The pickle holds the fields a, c of Version, which now has a.*another version of the class"):
+    with pytest.raises(
+        TypeError, match=r"The pickle holds the fields a, c of Version, which now has a.*another version of the class"
+    ):
         pickle.loads(data)
 
 

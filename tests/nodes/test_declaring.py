@@ -175,8 +175,6 @@ def test_unsafe_hash_is_by_value_where_eq_is_not(way: str) -> None:
     assert hash(own(1)) == hash(cls(1))
 
 
-
-
 def test_frozen_false_is_refused_with_the_cure() -> None:
     with pytest.raises(NodeDefinitionError, match=r"frozen=False\) for .*treewright\.replace"):
         pytree_dataclass(frozen=False)(type("Plain", (), {}))

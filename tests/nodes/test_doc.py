@@ -132,8 +132,6 @@ def test_doc_is_no_part_of_the_tree() -> None:
     assert pickle.loads(pickle.dumps(layer)) == layer == copy.copy(layer)
 
 
-
-
 def test_without_a_signature_the_docstring_is_the_name() -> None:
     def call(cls: type, *args: Any) -> Any:
         return type.__call__(cls, *args)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from treewright import Module, freeze, pytree_dataclass, static
-from treewright._core.others import deserialize
+from treewright._core.registration import deserialize
 from treewright._json import decode, encode
 from treewright.errors import StaticSerializationError
 

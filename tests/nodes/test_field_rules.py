@@ -88,8 +88,6 @@ def test_a_default_follows_no_default_by_the_rules_of_dataclasses() -> None:
             y: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
 
 
-
-
 @pytest.mark.parametrize(
     "name", ["self", "cls", "static", "children", "type", "statics", "table", "store", "default_x"]
 )

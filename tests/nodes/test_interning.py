@@ -47,8 +47,6 @@ def table_of(cls: Any) -> Any:
     return cls.__node_spec__.table
 
 
-
-
 def test_two_classes_whose_values_make_nodes_of_each_other_do_not_lock_each_other_out() -> None:
     First, Second = two_classes()  # noqa: N806
     barrier = threading.Barrier(2, timeout=10)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, field, pytree_dataclass, static
-from treewright.errors import NodeInitError, StaticFieldError
+from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,10 +54,6 @@ def call(method: Any, x: Any) -> Any:
 
 
 # Looking a method up again never traces again
-
-
-
-
 
 
 def test_transforming_a_method_uses_the_instance_it_was_looked_up_on() -> None:
@@ -167,8 +163,6 @@ STORED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "a static": (static, lambda method: method),
     "a tuple in a static": (static, lambda method: (1, (method,))),
 }
-
-
 
 
 def test_a_method_can_be_called_while_init_runs() -> None:

@@ -4,10 +4,8 @@ import html
 import sys
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
-import treescope
 
 from treewright import Module, field, pytree_dataclass, static
 
@@ -34,8 +32,6 @@ def in_a_notebook(node: Any) -> str:
     show = getattr(node, "_repr_html_", None)
     assert callable(show)
     return str(show())
-
-
 
 
 def test_without_treescope_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

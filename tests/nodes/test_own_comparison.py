@@ -207,5 +207,3 @@ def test_with_an_eq_of_its_own_and_eq_false_a_class_has_no_hash() -> None:
     for node in (Decorated(1), Model(1)):
         with pytest.raises(TypeError, match=f"^unhashable type: '{type(node).__name__}'$"):
             hash(node)
-
-

@@ -466,8 +466,6 @@ def deep_net() -> Net:
     return Net(Layer(jnp.ones((784, 128)), np.ones(3)), Layer(jnp.ones((128, 10))), name="digits")
 
 
-
-
 def test_rich_prints_the_fields() -> None:
     wide, narrow = printed_by_rich(deep_net()), printed_by_rich(deep_net(), width=40)
     assert wide.replace("\n", "").startswith("Net(")
@@ -489,8 +487,6 @@ def test_rich_stops_at_cycles() -> None:
     items: list[Any] = []
     items.append(Box(items))
     assert "..." in printed_by_rich(items[0])
-
-
 
 
 @uses_treescope

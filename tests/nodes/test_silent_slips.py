@@ -80,8 +80,6 @@ def test_a_specifier_without_an_annotation_is_refused_by_dataclasses(make: Any) 
         make(n=static())
 
 
-
-
 @both_ways
 @pytest.mark.parametrize(
     ("annotation", "expected"),
@@ -124,8 +122,6 @@ def test_the_static_field_of_jax_dataclasses_is_a_static() -> None:
     made = decorated(__annotations__={"n": int}, n=jdc.static_field())
 
     assert jax.tree.leaves(made(3)) == []
-
-
 
 
 def test_other_metadata_says_nothing() -> None:
@@ -231,8 +227,6 @@ def test_a_field_and_a_method_or_property_of_one_name_are_refused(make: Any, sou
         f"{source.__name__}.n is a field and a {what} of one name, so the {what} would become the field's default. "
         f"Rename one of them."
     )
-
-
 
 
 @both_ways

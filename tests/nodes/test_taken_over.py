@@ -133,10 +133,6 @@ EARLIER_SUBCLASSES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-
-
-
-
 @pytest.mark.parametrize("base", [Exception, dict, list, tuple, float, str, set, type, types.SimpleNamespace])
 def test_a_class_whose_instances_hold_more_than_fields_is_refused(base: type[Any]) -> None:
     cls: Any = dataclasses.make_dataclass("Theirs", [("x", Any)], bases=(base,))
@@ -153,8 +149,6 @@ def test_a_class_of_make_dataclass_is_taken_over(mark: str) -> None:
     cls: Any = dataclasses.make_dataclass("Made", [("w", Any), ("late", bool, MARKS[mark]())])
 
     assert jax.tree.leaves(pytree_dataclass(cls)(1.0)) == [1.0]
-
-
 
 
 # As they are

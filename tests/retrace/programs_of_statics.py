@@ -164,7 +164,7 @@ def equal_functions_stand_in_two_files() -> None:
     ),
 )
 def a_function_is_jitted_with_another_option() -> None:
-    told(*(lambda inline=inline: jax.jit(same_code(), keep_unused=keep) for keep in (False, True)))
+    told(*(lambda keep=keep: jax.jit(same_code(), keep_unused=keep) for keep in (False, True)))
 
 
 @says(

@@ -110,21 +110,6 @@ def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
     ]
 
 
-def test_what_has_not_changed_is_shared_between_signatures() -> None:
-    from treewright.retrace.jax_private import Call
-    from treewright.retrace.signature import signature_of
-
-    layers = [Layer(np.ones(2), "relu") for _ in range(10)]
-    first = signature_of(Call(double, (layers,), {}))
-    second = signature_of(Call(double, ([*layers[:9], Layer(np.ones(3))],), {}), first)
-
-    def tree(signature: Any) -> Any:
-        return signature.traced["tree"]
-
-    pairs = list(zip(tree(first).children, tree(second).children, strict=True))
-    assert [a is b for (_, a), (_, b) in pairs] == [True] * 9 + [False]
-
-
 def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
     def nested(tree: Any) -> Any:
         for _ in range(300):

@@ -14,7 +14,6 @@ import pytest
 
 import treewright
 from tests.retrace.support import fresh
-from treewright.retrace.report import ordinal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,11 +93,3 @@ def test_a_logger_that_is_off_is_quiet(logger: logging.Logger, capsys: pytest.Ca
     retrace()
 
     assert capsys.readouterr().err == ""
-
-
-def test_ordinals_are_english() -> None:
-    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)
-
-    assert [ordinal_of(number) for number in numbers] == (
-        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]
-    )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import package_or_absent
-from treewright import Module, diff, replace, static, field
+from treewright import Module, diff, field, replace, static
 from treewright._trees.at import place_of
 from treewright._trees.diff import ABSENT
 from treewright.errors import TracedComparisonError, UnfinishedNodeError

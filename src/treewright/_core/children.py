@@ -17,7 +17,7 @@ from jax.core import Tracer
 from treewright._core.converters import annotation_text
 from treewright._core.fields import MISSING
 from treewright._core.jax_private import is_tree_node
-from treewright._core.text import first_text, function_text, text_with_class
+from treewright._core.text import function_text, short_text, text_with_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
 
 NODES_TO_SEE = 64
@@ -108,7 +108,7 @@ def _cure(cls: type[Any], field: Any, value: Any) -> str:
             f"  {field.name} = treewright.adopt(...)"
         )
     default = field.default
-    option = "" if default is MISSING else f"default={function_text(default) or first_text(default)}"
+    option = "" if default is MISSING else f"default={function_text(default) or short_text(default)}"
     is_record = dataclasses.is_dataclass(kind)
     decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
     return (

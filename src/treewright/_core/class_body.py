@@ -19,7 +19,7 @@ from treewright._core.freeze import FrozenArray
 from treewright._core.functions import innermost
 from treewright._core.instance import PAIR, FieldView
 from treewright._core.spec import FieldSpec
-from treewright._core.text import first_text
+from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError
 
 _RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
@@ -81,7 +81,7 @@ def _refuse_default(cls: type[Any], name: str, annotation: Any, value: Any) -> N
         return
     array = _first_array_in(default)
     if array is not None and not is_class_variable(annotation, cls):
-        what = "an array" if array is default else f"a {type(default).__qualname__} that holds {first_text(array)}"
+        what = "an array" if array is default else f"a {type(default).__qualname__} that holds {short_text(array)}"
         raise NodeDefinitionError(
             f"{place} has {what} as default: one array that all instances would share, made when the module is "
             f"imported. Use field(default_factory=lambda: ...)."
@@ -131,7 +131,7 @@ def _refuse_shadow(cls: type[Any], name: str, value: Any, *, has_own_init: bool)
     if not isinstance(hidden, FieldView) or has_own_init or not hidden.field.init:
         return
     kind = hidden.field.kind
-    line = first_text(value) if kind == "child" else call_text(kind, {"default": value})
+    line = short_text(value) if kind == "child" else call_text(kind, {"default": value})
     declared = f"{name}: {annotation_text(hidden.field.type, holder)} = {line}"
     cure = f"For a new default repeat the annotation:\n  {declared}\nElse rename it."
     if hasattr(type(value), "__get__"):
@@ -155,7 +155,7 @@ def _refuse_arrays(cls: type[Any], base: type[Any], fields: Mapping[str, Any]) -
         kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
         raise NodeDefinitionError(
             f"{base.__qualname__}.{name} {'is an array' if value is array else f'is a {kind} that holds an array'}, "
-            f"{first_text(array)}, and is not a field of {cls.__qualname__}: no leaf of an instance, never trained, "
+            f"{short_text(array)}, and is not a field of {cls.__qualname__}: no leaf of an instance, never trained, "
             f"and a constant in what jit compiles. Write {name}: {kind} = field(default_factory=lambda: ...) in "
             f"{cls.__qualname__}, or {name}: ClassVar[{kind}] = ... if a constant is meant."
         )

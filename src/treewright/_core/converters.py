@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType, TypeVar
 
 from treewright._core.fields import JDC_MARK, MISSING, specifier_in
 from treewright._core.functions import kept_in_pickles, public
-from treewright._core.text import first_text
+from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
 
 if sys.version_info >= (3, 14):
@@ -251,7 +251,7 @@ def only_static(place: str, line: str, value: Any) -> Any:
     """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
     if value is None or hasattr(type(value), "_is_static_wrapper_"):
         return value
-    given = first_text(value)
+    given = short_text(value)
     raise StaticFieldError(
         f"{place} is annotated with Static, which is a node around a static value, and is given {given}. That would be "
         f"a plain child, traced by jit. Write {line} in the class, for a field that holds {given} itself, or give it "

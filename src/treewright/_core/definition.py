@@ -34,7 +34,7 @@ from treewright._core.jax_private import GetAttrKey
 from treewright._core.registration import earlier_class, refuse_builtin_base, refuse_registered, register_once
 from treewright._core.spec import FieldSpec, NodeSpec, Options
 from treewright._core.statics import StaticTable
-from treewright._core.text import first_text
+from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
 if sys.version_info >= (3, 14):
@@ -115,7 +115,7 @@ def _is_generated(value: Any) -> bool:
     """Whether `dataclasses` wrote a method: its code says so, whatever module it claims."""
     if not isinstance(value, types.FunctionType):
         return False
-    written = inspect.unwrap(value)
+    written: types.FunctionType = inspect.unwrap(value)
     return written.__module__ == dataclasses.__name__ or written.__code__.co_qualname.startswith("__create_fn__.")
 
 
@@ -499,7 +499,7 @@ def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Optio
 
 def _decorated(cls: Any, options: Options) -> type[Any]:
     if not isinstance(cls, type):
-        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {first_text(cls)}.")
+        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
     if "__node_spec__" in vars(cls):
         raise NodeDefinitionError(
             f"{cls.__qualname__} is a node class already, by a decorator or as a Module. Drop @pytree_dataclass; "

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 from typing_extensions import TypeVar
 
 from treewright._core.functions import public
-from treewright._core.text import first_text
+from treewright._core.text import short_text
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -117,7 +117,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     converter = given["converter"]
     if converter is not None and not callable(converter):
-        raise TypeError(f"converter must be a function of one value, got {first_text(converter)}.")
+        raise TypeError(f"converter must be a function of one value, got {short_text(converter)}.")
     ours = {name: given.pop(name) for name in _OURS if name in given}
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
@@ -130,7 +130,7 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
 
 def call_text(name: str, given: Mapping[str, Any]) -> str:
     """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
+    return f"{name}({', '.join(f'{option}={short_text(value)}' for option, value in given.items())})"
 
 
 # fmt: off

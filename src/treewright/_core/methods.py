@@ -32,10 +32,10 @@ from treewright._core.text import (
     PATIENCE,
     Verbatim,
     array_text,
-    first_text,
     in_html,
     node_repr,
     seen_array,
+    short_text,
     shown_fields,
 )
 from treewright.errors import TracedComparisonError
@@ -62,7 +62,7 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
     if not isinstance(aux_data, Statics) or aux_data.table is not spec.table:
         raise TypeError(
             f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got "
-            f"{first_text(aux_data)}. Take it from tree_flatten() of an instance."
+            f"{short_text(aux_data)}. Take it from tree_flatten() of an instance."
         )
     if len(values) != len(spec.children):
         names = ", ".join(field.name for field in spec.children) or "none"

@@ -16,7 +16,7 @@ from treewright._core.functions import kept_in_pickles
 from treewright._core.instance import flat_form, from_flat_form, register, with_close_matches
 from treewright._core.jax_private import GetAttrKey, is_tree_node, jax_trees
 from treewright._core.statics import Statics, StaticTable, table_in
-from treewright._core.text import first_text
+from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 C = TypeVar("C", bound=type[Any])
@@ -261,7 +261,7 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
 def _field_names(cls: Any) -> list[str]:
     if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
         raise NodeDefinitionError(
-            f"register_dataclass takes a class that is a dataclass itself, got {first_text(cls)}. Decorate your own "
+            f"register_dataclass takes a class that is a dataclass itself, got {short_text(cls)}. Decorate your own "
             f"class with @pytree_dataclass."
         )
     if hasattr(cls, "__node_spec__"):

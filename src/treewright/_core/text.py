@@ -24,7 +24,6 @@ from jax.core import Tracer
 
 from treewright._core import functions as reach
 from treewright._core.functions import class_of
-from treewright._core.jax_refs import is_ref
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cure = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
@@ -70,7 +69,7 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
-    if is_ref(value):
+    if type(value) is jax.Ref or type(getattr(value, "aval", None)).__name__ == "AbstractRef":
         mark = "(traced ref)" if mark else "(ref)"
     if mark is None:
         return None
@@ -376,9 +375,6 @@ class _BoundedText(FullText):
 def short_text(value: Any, *, with_module: bool = False) -> str:
     """One line of at most 80 characters for any value; functions and classes with their module if asked."""
     return cut_text(_BoundedText(with_module=with_module).of(value))
-
-
-first_text = short_text  # its former name, until nobody imports it
 
 
 def cut_text(whole: str, length: int = LENGTH) -> str:

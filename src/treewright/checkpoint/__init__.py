@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from treewright.checkpoint.differences import Mismatch
 from treewright.checkpoint.file import load, read_manifest, save
-from treewright.checkpoint.fit import Alone, Fit, Mismatch
+from treewright.checkpoint.fit import Alone, Fit
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest
 from treewright.checkpoint.names import from_names, read_names, to_names
+from treewright.errors import missing_extra
 
 if TYPE_CHECKING:
     from treewright.checkpoint.steps import CheckpointManager, Restored
@@ -14,8 +16,10 @@ else:
     def __getattr__(name: str) -> object:
         """What needs Orbax, which takes a second to import."""
         if name in {"CheckpointManager", "Restored"}:
-            from treewright.checkpoint import steps
-
+            try:
+                from treewright.checkpoint import steps
+            except ImportError as error:
+                raise missing_extra(name, "orbax-checkpoint", "checkpoint") from error
             return getattr(steps, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

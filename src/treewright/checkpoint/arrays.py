@@ -123,7 +123,8 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     if issubclass(cls, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
     raise UnsupportedLeafError(
-        f"is {cls.__name__} {cut_text(text(leaf), 60)}, not an array or a number. Make it a static, or wrap it in Static"
+        f"is {cls.__name__} {cut_text(text(leaf), 60)}, not an array or a number. Make it a static, or wrap it in "
+        f"Static"
     )
 
 
@@ -276,7 +277,7 @@ def sharding_of(value: Any, form: Form) -> Any:
 
     That of a key's data has further dimensions.
     """
-    if isinstance(value, jax.Array) and not value.committed:  # type: ignore[attr-defined]
+    if isinstance(value, jax.Array) and not value.committed:
         return None
     sharding = getattr(value, "sharding", None)
     if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):

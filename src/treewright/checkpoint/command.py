@@ -13,8 +13,9 @@ from typing import Any
 
 from treewright._core.text import counted, cut_text, first_of
 from treewright.checkpoint.arrays import digest_of
+from treewright.checkpoint.differences import leaf_mismatches, lines_of, node_mismatches, paired
 from treewright.checkpoint.file import SavedFile
-from treewright.checkpoint.fit import Read, Request, leaf_mismatches, lines_of, node_mismatches, paired
+from treewright.checkpoint.fit import Read, Request
 from treewright.checkpoint.manifest import Leaf, Manifest
 from treewright.checkpoint.tree import shown_static
 from treewright.errors import CheckpointDamagedError, CheckpointError
@@ -77,7 +78,7 @@ def _checkpoints(path: Path) -> list[Path]:
 def _opened(path: Path) -> Generator[tuple[Manifest, Read]]:
     """The manifest of a file or of a step, and a reader of its arrays."""
     if path.is_dir():
-        from treewright.checkpoint.steps import read_manifest_of_step, reader_of_step
+        from treewright.checkpoint.items import read_manifest_of_step, reader_of_step
 
         yield read_manifest_of_step(path), reader_of_step(path)
     else:

@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
@@ -178,7 +178,7 @@ class SavedFile:
         except CheckpointError as error:
             raise type(error)(f"{path} can't be loaded: {error}") from error
 
-    def __enter__(self) -> "SavedFile":
+    def __enter__(self) -> Self:
         self.file.__enter__()
         return self
 

@@ -110,6 +110,11 @@ class Manifest:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     items: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def entries(self) -> "tuple[Branch | Leaf, ...]":
+        """All records: nodes and containers, and leaves."""
+        return (*self.branches, *self.leaves)
+
     def untied(self) -> list[Leaf]:
         """The leaves that have an array of their own."""
         return [leaf for leaf in self.leaves if leaf.tied is None]
@@ -239,7 +244,7 @@ def _entry(place: str, read: Any, entry: Any) -> Any:
 
 def _check_tree(branches: list[Branch], leaves: list[Leaf]) -> None:
     """Return if the entries make one tree, no deeper than any that is saved."""
-    names = [entry.name for entry in (*branches, *leaves)]
+    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
     children = [join_name(branch.name, step) for branch in branches for step in branch.children]
     root = "" if branches else ROOT_LEAF
     if len({*names}) != len(names) or len({*children}) != len(children) or {*names} != {root, *children}:

@@ -1,4 +1,4 @@
-"""The steps of a training run: Orbax's manager, with the manifest as an item of its own."""
+"""The steps of a training run: `CheckpointManager`, on Orbax's manager."""
 
 # Of libraries that a user may not have:
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -8,279 +8,44 @@ import json
 import math
 import operator
 import os
-import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
 
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import cut_text, first_of, short_text
-from treewright._processes import exchange, processes_text, raise_in_all
-from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, local_blocks, stored, verify
-from treewright.checkpoint.file import StrPath, reading, sync
-from treewright.checkpoint.fit import MISSING, Alone, Fit, Request, checked_options, restored
-from treewright.checkpoint.manifest import LARGEST, Leaf, Manifest, from_metadata
-from treewright.checkpoint.tree import Parts, parts_to_save, refuse
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, missing_extra, warn_user
-
-try:
-    import orbax.checkpoint as ocp
-    import tensorstore
-    from etils import epath
-    from orbax.checkpoint import future
-except ImportError as error:
-    raise missing_extra("CheckpointManager", "orbax-checkpoint", "checkpoint") from error
+from treewright._core.text import first_of, short_text
+from treewright.checkpoint.agree import Outcome, entries_of, in_all, of_first
+from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
+from treewright.checkpoint.file import StrPath, sync
+from treewright.checkpoint.fit import MISSING, Alone, Fit, checked_options, restored
+from treewright.checkpoint.items import (
+    LISTING,
+    MANIFEST,
+    STATE,
+    ManifestHandler,
+    Retention,
+    SaveManifest,
+    policy_of,
+    read_manifest_of_step,
+    reader_of_step,
+    remove_inside,
+    step_problems,
+)
+from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.tree import parts_to_save, refuse
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
 Mode = Literal["min", "max"]
 
-_STATE, _MANIFEST = "state", "manifest"  # the items of a step
-_JSON = "metadata"  # the name that Orbax gives to the file of an item that is JSON
-_LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
 _THROWN_OUT = ".thrown-out"  # the folder into which steps are renamed before they are deleted
-
-
-# The manifest as an item of Orbax
-
-
-class _ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax has no types
-    """Writes the manifest. Digests are taken in the background, of the memory on the host that Orbax writes from.
-
-    Each process writes the digests of the blocks that it holds; the first one brings them together.
-    """
-
-    def __init__(self) -> None:
-        self.manifest: Manifest | None = None
-        self.differing: list[str] = []  # the leaves of which processes hold different values
-
-    async def async_save(self, directory: Any, args: "_SaveManifest") -> list[Any]:
-        """Look at the blocks now, and digest them later."""
-        self.manifest, self.differing = args.manifest, []
-        # numpy shows the copies that Orbax has just made on the host; on the CPU, the very memory of the arrays.
-        blocks = {
-            name: {place: np.asarray(block) for place, block in local_blocks(array).items()}
-            for name, array in args.arrays.items()
-            if array.size
-        }
-        writing = self._write(directory, args.manifest, blocks, args.left)
-        return [future.CommitFutureAwaitingContractedSignals(writing, name="manifest")]
-
-    async def _write(self, directory: Any, manifest: Manifest, blocks: dict[str, Any], left: Any) -> None:
-        if process_index() == 0:
-            _remove_inside(left)
-        for leaf in manifest.untied():
-            if leaf.name in blocks:
-                places = blocks.pop(leaf.name)
-                leaf.digests = {place: digest_of(contiguous(block)) for place, block in places.items()}
-        if process_count() > 1:
-            digests = {leaf.name: dict(leaf.digests) for leaf in manifest.untied()}
-            (directory / f"digests.{process_index()}").write_text(json.dumps(digests))
-
-    def finalize(self, directory: Any) -> None:
-        """In the first process, when all have written: one manifest with all digests."""
-        manifest, self.manifest = self.manifest, None
-        if manifest is None:
-            return
-        merged: dict[str, dict[str, str]] = {leaf.name: {} for leaf in manifest.untied()}
-        for process in range(process_count() if process_count() > 1 else 0):
-            file = directory / f"digests.{process}"
-            for name, digests in json.loads(file.read_text()).items():
-                if any(merged[name].setdefault(place, digest) != digest for place, digest in digests.items()):
-                    self.differing.append(name)
-            file.unlink()
-        for leaf in manifest.untied():
-            leaf.digests = merged[leaf.name] or leaf.digests
-        document = {"differing": self.differing} if self.differing else manifest.to_metadata()
-        (directory / _JSON).write_text(json.dumps(document))
-
-    def save(self, directory: Any, args: "_SaveManifest") -> None:
-        """Only Orbax's asynchronous checkpointer is used."""
-        raise NotImplementedError
-
-    def restore(self, directory: Any, args: Any = None) -> Any:
-        """Read by `read_manifest_of_step`, without Orbax."""
-        raise NotImplementedError
-
-
-@ocp.args.register_with_handler(_ManifestHandler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class _SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    manifest: Manifest
-    arrays: dict[str, Any]  # the jax.Arrays, by name: the digests of all others are in the manifest already
-    left: Any  # the folder of steps that were thrown out
-
-
-def _remove_inside(folder: Any) -> None:
-    """Delete all that a folder holds. What can't be deleted is a warning."""
-    for path in list(folder.iterdir()) if folder.is_dir() else ():
-        try:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        except OSError as error:
-            warnings.warn(f"{path}, a step that was thrown out, can't be deleted: {error}", CheckpointWarning, 2)
-
-
-def read_manifest_of_step(folder: Any) -> Manifest:
-    """The manifest of a step.
-
-    Raises:
-        CheckpointDamagedError: If it can't be read, or is not what was saved.
-        CheckpointError: If another program saved the step.
-    """
-    file = folder / _MANIFEST / _JSON
-    with reading(f"The manifest of step {folder.name}"):
-        if not file.exists() and _MANIFEST not in json.loads((folder / _LISTING).read_text())["item_handlers"]:
-            raise CheckpointError(
-                f"Step {folder.name} in {folder.parent} has no manifest: another program saved it with Orbax. "
-                f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
-            )
-        if isinstance(file, Path) and file.stat().st_size > 2 * LARGEST:  # its text is quoted once more
-            raise ValueError(f"it has {file.stat().st_size:,} bytes, more than any")
-        document = json.loads(file.read_text())
-        if isinstance(document, dict) and "differing" in document:
-            raise ValueError(f"processes had saved different values for {cut_text(str(document['differing']), 200)}")
-        return from_metadata(document)
-
-
-# Arrays in Orbax
-
-
-def _problems(parts: Parts) -> Iterator[str]:
-    """What a step can't hold."""
-    for leaf in parts.manifest.leaves:
-        value = parts.values[leaf.name]
-        try:
-            tensorstore.dtype(leaf.form.dtype)
-        except ValueError:
-            yield f"{leaf.path} has the dtype {leaf.form.dtype}, which Orbax does not save: cast it, or view it as uint8"
-        if process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
-            yield (
-                f"{leaf.path} lies on this process alone, which others can't see. Place it with a sharding over all of "
-                f"them"
-            )
-
-
-def reader_of_step(folder: Any) -> Callable[[list[Request]], Iterator[Any]]:
-    """A reader of the arrays of a step: each process reads its own parts, and nothing is exchanged."""
-
-    def read(requests: list[Request]) -> Iterator[Any]:
-        for leaf, sharding in requests:
-            if sharding is not None:
-                sharding.devices_indices_map(leaf.form.shape)  # an error of the target is raised as what it is
-        for part in _in_parts(requests):
-            arrays = _read_arrays(folder, part)
-            for leaf, _ in part:
-                array = arrays.pop(leaf.array)
-                verify(array, leaf.digests, leaf.path)
-                yield array
-
-    return read
-
-
-def _in_parts(requests: list[Request]) -> Iterator[list[Request]]:
-    """Parts that are read one after the other: an array on the host is copied once more, to its device.
-
-    An array that goes to two places is read once for each, in two parts.
-    """
-    enough = sum(leaf.form.nbytes for leaf, sharding in requests if sharding is None) // 8
-    part: list[Request] = []
-    names: set[str] = set()
-    size = 0
-    for request in requests:
-        if part and (request.leaf.array in names or (size and size >= enough)):
-            yield part
-            part, names, size = [], set(), 0
-        part.append(request)
-        names.add(request.leaf.array)
-        size += request.leaf.form.nbytes if request.sharding is None else 0
-    if part:
-        yield part
-
-
-def _read_arrays(folder: Any, requests: list[Request]) -> dict[str, Any]:
-    """Arrays by the names under which they are kept."""
-    empty = {request.leaf.array: _empty(request) for request in requests if 0 in request.leaf.form.shape}
-    full = {request.leaf.array: request for request in requests if request.leaf.array not in empty}
-    if not full:
-        return empty
-    sizes = [leaf.form.nbytes for leaf, _ in full.values()]
-    # Orbax holds what it reads twice until an array is whole: of 1 GB in 8 arrays the peak is 1.6 GB without a limit,
-    # and 1.25 GB with this one. It refuses an array that is larger.
-    limit = max(sum(sizes) // 8, max(sizes)) + (1 << 20)
-    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)
-    arguments = ocp.args.PyTreeRestore(
-        item={name: _abstract(*request) for name, request in full.items()},
-        restore_args={name: _restore_args(*request) for name, request in full.items()},
-        partial_restore=True,
-    )
-    with reading(f"Step {folder.name}"):
-        state: dict[str, Any] = handler.restore(epath.Path(folder) / _STATE, args=arguments)
-        for name, (leaf, _) in full.items():
-            array = state[name]
-            if getattr(array, "shape", None) != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:
-                raise ValueError(f"{leaf.path} is {short_text(array)}, and a {leaf.form} was saved")
-    return empty | state
-
-
-def _empty(request: Request) -> Any:
-    """An array without elements, which Orbax does not save."""
-    form = request.leaf.form
-    array = np.zeros(form.shape, DTYPES[form.dtype])
-    if request.sharding is None:
-        return array
-    return jax.make_array_from_callback(form.shape, request.sharding, lambda index: array[index])
-
-
-def _abstract(leaf: Leaf, sharding: Any) -> Any:
-    struct: Callable[..., Any] = jax.ShapeDtypeStruct
-    return struct(leaf.form.shape, DTYPES[leaf.form.dtype], sharding=sharding)
-
-
-def _restore_args(leaf: Leaf, sharding: Any) -> Any:
-    if sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    dtype, shape = DTYPES[leaf.form.dtype], leaf.form.shape
-    return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding, global_shape=shape, dtype=dtype)
-
-
-# Steps that stay
-
-
-@dataclasses.dataclass(frozen=True)
-class _Retention:
-    """Which steps stay, by Orbax's policies. A damaged one takes no place, and stays until a newer step is whole."""
-
-    policy: Any
-    damaged: set[int]
-    metrics_of: Callable[[int], Mapping[str, float]]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        whole = [info for info in checkpoints if info.step not in self.damaged]
-        ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self.metrics_of(x.step) or None) for x in whole]
-        stay = self.policy.should_preserve(ranked, context=context)
-        kept = {info.step for info, stays in zip(whole, stay, strict=True) if stays} | {whole[-1].step}
-        return [info.step in kept or (info.step in self.damaged and info.step > whole[-1].step) for info in checkpoints]
-
-
-def _policy(keep: int | None, every: int | None, best: int | None, rank: Callable[[Any], float]) -> Any:
-    policies = ocp.checkpoint_managers
-    parts = [policies.LatestN(keep)]
-    if every is not None:
-        parts.append(policies.EveryNSteps(every))
-    if best is not None:
-        parts.append(policies.BestN(get_metric_fn=rank, n=best, keep_checkpoints_without_metrics=False))
-    return policies.AnyPreservationPolicy(parts)
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
-            raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -355,8 +120,8 @@ class CheckpointManager:
             raise ValueError(f"CheckpointManager(mode=...) takes 'min' or 'max', got {mode!r}.")
         if (metric is None) != (mode is None) or (keep_best is not None and metric is None):
             raise ValueError(
-                f"CheckpointManager(keep_best={keep_best}, metric={metric!r}, mode={mode!r}): the best steps are ranked "
-                f"by one of their metrics, and by whether less is better. Give both: metric='loss', mode='min'."
+                f"CheckpointManager(keep_best={keep_best}, metric={metric!r}, mode={mode!r}): the best steps are "
+                f"ranked by one of their metrics, and by whether less is better. Give both: metric='loss', mode='min'."
             )
         text = os.fsdecode(directory)
         self._is_local = "://" not in text
@@ -364,15 +129,15 @@ class CheckpointManager:
         self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
         if self._is_local and self.directory.is_file():
             raise CheckpointError(f"{text} is a file, and a CheckpointManager needs a folder. load(path) reads a file.")
-        if (self.directory / _LISTING).is_file():
+        if (self.directory / LISTING).is_file():
             raise CheckpointError(f"{text} is a step. Give its folder: CheckpointManager('{self.directory.parent}').")
         self._metric, self._mode, self._asynchronous, self._timeout = metric, mode, asynchronous, timeout_seconds
         self._damaged: set[int] = set()
         self._metrics: dict[int, Mapping[str, float]] = {}  # of steps, so that each is read once
-        self._retention = _Retention(_policy(keep, keep_every, keep_best, self._rank), self._damaged, self._metrics_of)
+        self._retention = Retention(policy_of(keep, keep_every, keep_best, self._rank), self._damaged, self._metrics_of)
         self._mutex = threading.RLock()
         self._saver: Any = None  # Orbax's manager, from the first save on
-        self._handler = _ManifestHandler()
+        self._handler = ManifestHandler()
         self._pending: int | None = None  # the step that is being written
 
     def __enter__(self) -> Self:
@@ -415,21 +180,24 @@ class CheckpointManager:
         with self._mutex:
             number = _step_number(step)
             self._settle()
-            parts, arrays = self._in_all("save", lambda: self._prepared(number, state, metrics, items))
+            (parts, arrays), texts = in_all(
+                "save", lambda: self._prepared(number, state, metrics, items), self._timeout
+            )
+            manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
             self._open_for_saving()
             try:
                 if number in self._damaged:
                     self._saver.delete(number)  # renames it first
                     self._damaged.discard(number)
                 jax_arrays = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
-                manifest = _SaveManifest(parts.manifest, jax_arrays, self.directory / _THROWN_OUT)
+                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT)
                 full = {name: array for name, array in arrays.items() if 0 not in array.shape}
-                saved = {_STATE: ocp.args.PyTreeSave(full)} if full else {}
-                self._metrics[number] = parts.manifest.metrics
+                saved = {STATE: ocp.args.PyTreeSave(full)} if full else {}
+                self._metrics[number] = manifest.metrics
                 self._saver.save(
                     number,
-                    args=ocp.args.Composite(**saved, manifest=manifest),
-                    metrics=dict(parts.manifest.metrics) if self._metric else None,
+                    args=ocp.args.Composite(**saved, **{MANIFEST: item}),
+                    metrics=dict(manifest.metrics) if self._metric else None,
                     force=True,
                 )
                 self._pending = number
@@ -443,7 +211,7 @@ class CheckpointManager:
 
     def _prepared(
         self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
-    ) -> "_Agreement[tuple[Parts, dict[str, Any]]]":
+    ) -> Outcome:
         """The parts of a tree that can be saved as this step, and what has to be the same in all processes."""
         steps = self._steps_on_disk()
         if number in steps and number not in self._damaged:
@@ -459,7 +227,7 @@ class CheckpointManager:
                 CheckpointWarning,
             )
         parts = parts_to_save(state)
-        refuse("The tree can't be saved, and nothing was written:", list(_problems(parts)))
+        refuse("The tree can't be saved, and nothing was written:", list(step_problems(parts)))
         if not parts.manifest.leaves:
             raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
         arrays = {leaf.name: stored(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
@@ -470,16 +238,14 @@ class CheckpointManager:
             elif not array.size:
                 leaf.digests = {WHOLE: digest_of(b"")}
         numbers = self._checked_metrics(metrics)
-        manifest = dataclasses.replace(parts.manifest, metrics=numbers, items=(_checked_items(items),))
-        entries = (
-            {"step": str(number), "metrics": json.dumps(numbers), **_entries(parts)} if process_count() > 1 else {}
-        )
-        return _Agreement((parts._replace(manifest=manifest), arrays), entries, json.dumps(manifest.items[0]))
+        parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
+        same = {"step": str(number), "metrics": json.dumps(numbers), **entries_of(parts)} if process_count() > 1 else {}
+        return Outcome((parts, arrays), same, json.dumps(_checked_items(items)))
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for name, value in (metrics or {}).items():
-            number = value if type(value) in {int, float} else np.asarray(value).item() if np.ndim(value) == 0 else None
+            number: Any = np.asarray(value).item() if np.ndim(value) == 0 else None
             if type(number) not in {int, float}:
                 raise CheckpointError(f"The metric {name!r} is {short_text(value)}, and must be a number.")
             numbers[str(name)] = number
@@ -511,8 +277,8 @@ class CheckpointManager:
                 **best,
             ),
             item_handlers={
-                _STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
-                _MANIFEST: self._handler,
+                STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
+                MANIFEST: self._handler,
             },
         )
 
@@ -531,7 +297,7 @@ class CheckpointManager:
         with self._mutex:
             self._settle()
             if process_index() == 0:
-                _remove_inside(self.directory / _THROWN_OUT)
+                remove_inside(self.directory / _THROWN_OUT)
 
     def _settle(self) -> None:
         """Finish the save under way: sync the names, and raise in all processes if it failed in one."""
@@ -539,7 +305,7 @@ class CheckpointManager:
         if step is None:
             return
         try:
-            self._in_all(f"the end of saving step {step}", lambda: _Agreement(self._finish(step)))
+            in_all(f"the end of saving step {step}", lambda: self._finish(step), self._timeout)
         except Exception as error:
             self._let_go()
             if isinstance(error, CheckpointError):
@@ -548,7 +314,7 @@ class CheckpointManager:
                 f"Step {step} could not be saved in {self.directory}; earlier steps are as they were: {error}"
             ) from error
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int) -> Outcome:
         folder = self.directory / str(step)
         try:
             self._saver.wait_until_finished()
@@ -557,16 +323,17 @@ class CheckpointManager:
                 raise
             warn_user(f"Step {step} is saved, but an old one could not be thrown out: {error}", CheckpointWarning)
         if process_index() == 0 and self._is_local:
-            for path in (folder / _LISTING, folder, self.directory):
+            for path in (folder / LISTING, folder, self.directory):
                 sync(path)
         if self._handler.differing:
             paths = ", ".join(first_of(self._handler.differing))
             (self.directory / _THROWN_OUT).mkdir(exist_ok=True)
             folder.rename(self.directory / _THROWN_OUT / f"{step}.differing")
             raise CheckpointError(
-                f"Step {step} was not kept: processes hold different values for {paths}, which are replicated or on the "
-                f"host. Make them the same in all processes, or shard them."
+                f"Step {step} was not kept: processes hold different values for {paths}, which are replicated or on "
+                f"the host. Make them the same in all processes, or shard them."
             )
+        return Outcome()
 
     def close(self) -> None:
         """Wait, and let go of the folder.
@@ -623,7 +390,9 @@ class CheckpointManager:
         with self._mutex:
             if process_count() == 1 and self._pending is not None and not self._saver.is_saving_in_progress():
                 self._settle()
-            return tuple(step for step in self._agreed(self._steps_on_disk) if step != self._pending)
+            return tuple(
+                step for step in of_first("listing steps", self._steps_on_disk, self._timeout) if step != self._pending
+            )
 
     def latest_step(self) -> int | None:
         """The step with the highest number that is wholly on disk; None if there is none.
@@ -651,7 +420,7 @@ class CheckpointManager:
             ranked = [step for step in steps if self._metric in self._metrics_of(step)]
             return max(ranked, key=lambda step: (self._rank(self._metrics_of(step)), step), default=None)
 
-        found: int | None = self._agreed(best)
+        found: int | None = of_first("ranking steps", best, self._timeout)
         return found
 
     def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
@@ -686,9 +455,10 @@ class CheckpointManager:
         """
         with self._mutex:
             number = self._existing(None if step is None else _step_number(step))
-            return self._in_all(
-                "the manifest of a step", lambda: _Agreement(read_manifest_of_step(self.directory / str(number)))
-            )
+            folder = self.directory / str(number)
+            found: Manifest
+            found, _ = in_all("reading a manifest", lambda: Outcome(read_manifest_of_step(folder)), self._timeout)
+            return found
 
     def _metrics_of(self, step: int) -> Mapping[str, float]:
         """The metrics of a step; none of a damaged one."""
@@ -799,103 +569,22 @@ class CheckpointManager:
     def _restored(self, step: int, like: Any, options: Any) -> Any:
         folder = self.directory / str(step)
 
-        def work() -> _Agreement[Any]:
-            return _Agreement(restored(read_manifest_of_step(folder), reader_of_step(folder), like, options))
+        def work() -> Outcome:
+            return Outcome(restored(read_manifest_of_step(folder), reader_of_step(folder), like, options))
 
         try:
-            return self._in_all(f"restoring step {step}", work)
+            tree, _ = in_all(f"restoring step {step}", work, self._timeout)
         except CheckpointDamagedError as error:
             if step in self.all_steps():
                 raise
             raise CheckpointDamagedError(f"{folder} was deleted while it was read, perhaps by a run.") from error
-
-    # All processes together
-
-    def _agreed(self, work: Callable[[], Any]) -> Any:
-        """What the first process finds; JSON."""
-        return self._in_all("a list of steps", lambda: _Agreement(value := work(), text=json.dumps(value)), first=True)
-
-    def _in_all(self, name: str, work: "Callable[[], _Agreement[T]]", *, first: bool = False) -> T:
-        """The result of some work in this process, once all processes have done it.
-
-        Raises:
-            Exception: In every process, if the work failed in one, or their results do not agree.
-        """
-        error: Exception | None = None
-        agreement: _Agreement[Any] = _Agreement(None)
-        try:
-            agreement = work()
-        except Exception as caught:  # raised below, once the others know of it
-            if process_count() == 1:
-                raise
-            error = caught
-        if process_count() == 1:
-            return agreement.value
-        damaged = isinstance(error, CheckpointDamagedError)
-        said = {"damaged": damaged, "error": None if error is None else f"{type(error).__name__}: {error}"}
-        said |= {"digest": digest_of(json.dumps(agreement.entries).encode()), "text": agreement.text}
-        every = [json.loads(text) for text in exchange(json.dumps(said), name=name, timeout=self._timeout)]
-        failed = [index for index, other in enumerate(every) if other["error"] is not None]
-        if failed:
-            only_damage = all(every[index]["damaged"] for index in failed)
-            if error is not None and (only_damage or not damaged):
-                raise_in_all(error)
-            index = next(i for i in failed if only_damage or not every[i]["damaged"])
-            kind = CheckpointDamagedError if only_damage else CheckpointError
-            raise_in_all(kind(f"In process {index}, {name} failed: {every[index]['error']}"))
-        if len({other["digest"] for other in every}) > 1:
-            self._raise_differences(name, agreement.entries)
-        if first:
-            value: Any = json.loads(every[0]["text"])
-            return value
-        return agreement.with_texts([other["text"] for other in every])
-
-    def _raise_differences(self, name: str, entries: Mapping[str, str]) -> None:
-        """Raise in all processes, by path, for entries that are not the same in all of them."""
-        texts = exchange(json.dumps(entries), name=f"the differences in {name}", timeout=self._timeout)
-        every = [json.loads(text) for text in texts]
-        lines: list[str] = []
-        for path in dict.fromkeys(path for one in every for path in one):
-            values = [one.get(path, "nothing") for one in every]
-            if len({*values}) > 1:
-                groups = {value: [i for i, other in enumerate(values) if other == value] for value in values}
-                each = (f"{cut_text(value, 80)} in {processes_text(where)}" for value, where in groups.items())
-                lines.append(f"{path}: {'; '.join(each)}")
-        raise_in_all(CheckpointError("\n  ".join(["The processes do not save the same:", *first_of(lines)])))
+        return tree
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Agreement(Generic[T]):
-    """The result of some work in one process: the value, what has to be the same in all of them, and a text for all."""
-
-    value: T
-    entries: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    text: str = ""
-
-    def with_texts(self, texts: list[str]) -> T:
-        """The value, with the items of all processes if it is a tree that is saved."""
-        if not self.entries:
-            return self.value
-        parts, arrays = self.value  # type: ignore[misc]
-        manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
-        return parts._replace(manifest=manifest), arrays  # type: ignore[return-value]
-
-
-def _entries(parts: Parts) -> dict[str, str]:
-    """What has to be the same of a tree in all processes, by path. Statics that are local to a process are left out."""
-    entries: dict[str, str] = {}
-    for branch in parts.manifest.branches:
-        entries[f"{branch.path or 'the tree'} (class)"] = f"{branch.cls or branch.kind}: {', '.join(branch.children)}"
-        entries |= {
-            f"{branch.path}.{name}": json.dumps(static)
-            for name, static in branch.statics.items()
-            if join_name(branch.name, name) not in parts.local
-        }
-    for leaf in parts.manifest.leaves:
-        value = parts.values[leaf.name]
-        shown = "" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digests.get(WHOLE, '')[:12]}"
-        entries[leaf.path] = f"{leaf.form}{shown}{f' is {leaf.tied}' if leaf.tied else ''}"
-    return entries
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
+            raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
 
 
 def _checked_items(items: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def static_json(value: Any) -> Any:
 
 
 def likeness(saved: Any, wanted: Any) -> str:
-    """How alike two statics are as JSON: "same", "soft" where only descriptions or moved names differ, or "different"."""
+    """How alike two statics are as JSON: "same", "soft" if only descriptions or moved names differ, or "different"."""
     if type(saved) is not type(wanted):
         return "different"
     if isinstance(saved, dict):
@@ -285,7 +285,7 @@ def is_described(form: Any) -> bool:
 
 
 class Finder:
-    """The classes and functions of an explicit list of modules, by name. No name from a file is imported or followed."""
+    """The classes and functions of a list of modules, by name. No name from a file is imported or followed."""
 
     def __init__(self, manifest: Manifest, modules: Modules) -> None:
         """Import the modules that the user named, and list what they hold.
