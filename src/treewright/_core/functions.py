@@ -275,7 +275,7 @@ def reads_of(function: types.FunctionType) -> Iterator[Read]:
     for name, attribute in code_reads(function.__code__).globals:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
-            value = function.__builtins__.get(name, MISSING)  # type: ignore[attr-defined]
+            value = function.__builtins__.get(name, MISSING)
             yield Read(name, value, value is not MISSING and value is getattr(builtins, name, None))
         elif not isinstance(value, types.ModuleType):
             yield Read(name, value, library_object(value) and getattr(value, "__name__", None) == name)
