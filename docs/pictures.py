@@ -1,7 +1,5 @@
-"""The pictures of docs/looking.md, drawn anew: `make pictures`. Needs rich, pillow, treescope and a Chromium."""
+"""The pictures of docs/looking.md, drawn anew: `make pictures`. Needs pillow, treescope and a Chromium."""
 
-import io
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import treescope
 from PIL import Image, ImageChops
-from rich.console import Console
 
 from treewright import Module, buffer, static, summary
 
@@ -23,7 +20,7 @@ body {{ font: 14px system-ui, sans-serif; margin: 16px; {colours} }} pre {{ marg
 table {{ border-collapse: collapse; font-size: 13px; }} td, th {{ padding: 3px 10px; }}
 tbody tr:nth-child(odd) {{ background: #8882; }}
 p {{ color: #888; font: 13px monospace; margin: 18px 0 6px; }}
-</style><p>net</p>{node}<p>summary(net, values=True)</p>{table}"""
+</style><p>net</p>{node}<p>summary(net)</p>{table}"""
 LIGHT, DARK = "background: #fff; color: #111", "background: #1e2129; color: #e2e4e9"
 # Without a profile of its own, a Chromium that runs already would take the page; and nothing is fetched from elsewhere.
 BROWSER = (
@@ -60,22 +57,13 @@ def model() -> Net:
     return Net((Dense(64, 128, first), Dense(128, 10, second)), jnp.float32(0.5), jnp.zeros(64))
 
 
-def draw_terminal(file: Path) -> None:
-    """What `summary(net, values=True).print()` shows in a terminal."""
-    console = Console(record=True, file=io.StringIO(), width=130, force_terminal=True)
-    console.print(summary(model(), values=True))
-    picture = console.export_svg(title=">>> summary(net, values=True).print()", unique_id="summary")
-    # No fonts from elsewhere: the reader's own monospace font will do.
-    file.write_text(re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL), encoding="utf-8")
-
-
 def draw_notebook(file: Path, colours: str) -> None:
     """What a notebook shows for the model, with treescope installed, and for its summary."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit(f"no Chromium is installed, which draws {file.name}")
     net = model()
-    shown: Any = summary(net, values=True)
+    shown: Any = summary(net)
     # Not compressed: a compressed tree unpacks itself when it is seen, and the picture would show "(Loading...)".
     node = treescope.render_to_html(net, compressed=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,6 +84,5 @@ def crop(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw_terminal(IMAGES / "summary.svg")
     draw_notebook(IMAGES / "notebook.png", LIGHT)
     draw_notebook(IMAGES / "notebook-dark.png", DARK)

@@ -40,10 +40,3 @@ def test_a_picture_that_is_still_loading_is_found() -> None:
     loading.paste("grey", (60, 10, 160, 20))
 
     assert lines_of_text(loading) == 1
-
-
-def test_the_terminal_shows_the_summary() -> None:
-    drawn = (IMAGES / "summary.svg").read_text(encoding="utf-8")
-
-    assert "layers[0].kernel" in drawn
-    assert "temperature" in drawn
