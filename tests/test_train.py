@@ -337,3 +337,13 @@ def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
     stepped = jax.jit(training_step)(state)
 
     assert (stepped.loss_fn, int(stepped.metrics["n"])) == (optax.l2_loss, 1)
+
+
+def test_an_optimiser_that_assigns_to_what_it_captured_stays_the_same_static() -> None:
+    # cosine_decay_schedule makes a float of its number of steps when it is first called.
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 20)
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(schedule))
+
+    updated = state.apply_gradients(grads=state.params)
+
+    assert jax.tree.structure(updated) == jax.tree.structure(state)

@@ -224,7 +224,8 @@ def test_without_libcst_one_line_says_how_to_install_it(
     assert move("a.py") == 2
 
     assert capsys.readouterr().err == (
-        "treewright move needs libcst. Install it with: pip install 'treewright[move]'\n"
+        "treewright move needs libcst. Install it with: pip install libcst\n"
+        "In a checkout of Treewright, all that goes with it: pip install '.[move]'\n"
     )
 
 
