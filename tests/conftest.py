@@ -85,13 +85,12 @@ def package_or_absent(name: str, *modules: str) -> Any:
 # Until each of these files has its own `pytestmark = pytest.mark.slow`.
 Absent: Any = ()
 SLOW = (
-    *("checkpoint", "examples", "interop", "move", "testing", "typing"),
+    *("checkpoint", "interop", "move", "testing"),
     *("nodes/test_cloudpickle", "nodes/test_export", "nodes/test_first_use", "nodes/test_laws"),
     *("nodes/test_method_identity", "nodes/test_static_law", "nodes/test_static_wrapper", "nodes/test_treescope_page"),
     *("nodes/test_transforms", "retrace/test_command", "retrace/test_explain", "retrace/test_hash_seeds"),
     *("sharding/test_constrain", "sharding/test_describe", "sharding/test_init", "sharding/test_processes"),
-    *("sharding/test_program", "test_docs", "test_import_cost", "test_jit_cache", "test_loop", "test_site"),
-    *("test_threads", "test_train", "trees/test_refs", "trees/test_tree_laws"),
+    *("sharding/test_program", "test_jit_cache", "test_loop", "test_train", "trees/test_refs", "trees/test_tree_laws"),
 )
 
 
