@@ -27,7 +27,6 @@ from treewright.sharding import (
     Rules,
     abstract_state,
     assert_same_on_all_processes,
-    assert_same_program_on_all_processes,
     constrain,
     sharded_init,
     sharding_report,
@@ -183,7 +182,7 @@ def train_in(layout: str, steps: int, folder: Path | None) -> None:
         put = putting(mesh)
         state = sharded_init(make_state, key, mesh=mesh, rules=RULES)
         lowered = update.lower(state, put(batches[0].pixels), put(batches[0].digits))
-        assert_same_program_on_all_processes(lowered)
+        assert_same_on_all_processes(lowered)
         state = train(lowered.compile(), state, batches, put)
 
     alone = train(update, make_state(key), batches, jnp.asarray)

@@ -30,10 +30,9 @@ from treewright.checkpoint import CheckpointManager
 from treewright.sharding import (
     Rules,
     abstract_state,
-    assert_same_program_on_all_processes,
+    assert_same_on_all_processes,
     constrain,
     constrain_tree,
-    program_report,
     sharded_init,
     sharding_report,
     use_rules,
@@ -240,12 +239,13 @@ def work(layout: str, settings: argparse.Namespace) -> None:
             first = int(state.step)
         texts = [everywhere(text, mesh) for text in batches(settings.steps, first)]
         lowered = jax.jit(step, donate_argnums=0).lower(state, texts[0])
-        assert_same_program_on_all_processes(lowered)
+        assert_same_on_all_processes(lowered)
         say(f"\n{layout}: steps {first} to {first + settings.steps} in {jax.process_count()} processes")
-        say(sharding_report(state, mesh, kept).table(depth=1))
+        compiled = lowered.compile()
         if settings.report:
-            say(program_report(jax.jit(step, donate_argnums=0), state, texts[0]))
-        state, losses = trained(lowered.compile(), state, texts)
+            say(sharding_report(state, mesh, kept))
+            say(compiled.memory_analysis())
+        state, losses = trained(compiled, state, texts)
         if settings.save is not None:
             with CheckpointManager(settings.save) as manager:
                 manager.save(first + settings.steps, state)
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__, LAYOUTS, steps=10)
     add = parser.add_argument
     add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="in what the layers compute")
-    add("--report", action="store_true", help="print what the compiled step gathers, moves and donates")
+    add("--report", action="store_true", help="print what is split, and the memory of the compiled step")
     add("--save", metavar="FOLDER", type=Path, help="save the last step there; for one layout")
     add("--restore", metavar="FOLDER", type=Path, help="go on with what a run in any layout has saved there")
     return command("examples.transformer_sharded", parser, argv, work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
@@ -75,25 +74,8 @@ def skip_before_jax(*release: int) -> None:
         pytest.skip(f"repeats what JAX says since {'.'.join(map(str, release))}")
 
 
-def package_or_absent(name: str, *modules: str) -> Any:
+def importorskip(name: str, *modules: str) -> Any:
     """A package whose modules are imported; the file is skipped where it is not installed."""
     for module in (name, *modules):
         pytest.importorskip(module)
     return importlib.import_module(name)
-
-
-# Until each of these files has its own `pytestmark = pytest.mark.slow`.
-Absent: Any = ()
-SLOW = (
-    *("checkpoint", "interop", "move", "testing"),
-    *("nodes/test_cloudpickle", "nodes/test_export", "nodes/test_first_use", "nodes/test_laws"),
-    *("nodes/test_method_identity", "nodes/test_static_law", "nodes/test_static_wrapper", "nodes/test_treescope_page"),
-    *("nodes/test_transforms", "retrace/test_command", "retrace/test_explain", "retrace/test_hash_seeds"),
-    *("sharding/test_constrain", "sharding/test_describe", "sharding/test_init", "sharding/test_processes"),
-    *("sharding/test_program", "test_jit_cache", "test_loop", "test_train", "trees/test_refs", "trees/test_tree_laws"),
-)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if str(item.path.relative_to(Path(__file__).parent)).startswith(SLOW):
-        item.add_marker("slow")

@@ -76,7 +76,6 @@ def test_the_example_prints_what_it_says(name: str) -> None:
 # Annotations and JAX's own functions can't have docstrings of ours: the guide shows each.
 IN_THE_GUIDE = [
     "treewright.AsArray",
-    "treewright.AsRef",
     *(name for name in PUBLIC if name.startswith("treewright.typed.")),
 ]
 # What a function takes or gives is shown where that function is.

@@ -20,12 +20,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import treewright
 from tests.conftest import count_traces
 from treewright import Module, TrainState, buffer, loop, replace, static
-from treewright.checkpoint import load, save
 from treewright.errors import DonatedStateError, LoopStateError
-from treewright.retrace.jax_private import EventListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.slow
 
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +45,6 @@ class Net(Module):
 class Pair(NamedTuple):
     first: Any
     second: Any
-
-
-def untyped(value: Any) -> Any:
-    """The value, for calls that checkers would refuse."""
-    return value
 
 
 def net(**changes: Any) -> Net:
@@ -83,9 +78,14 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
-    listener = EventListener(lambda kind, _, name: programs.append(name) if kind == "compile" else None)
+
+    def hear(event: str, _: float, fun_name: str = "", **__: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            programs.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
     run()
-    listener.stop()
+    jax.monitoring.unregister_event_duration_listener(hear)
     return [name for name in programs if name in {"jit(count)", "jit(doubled)", "jit(<lambda>)", "jit(step)"}]
 
 
@@ -142,19 +142,6 @@ def test_any_callable_is_a_step(step: Any) -> None:
     assert run.state == 15.0
 
 
-def test_a_method_is_a_step() -> None:
-    class Trainer:
-        factor = 3.0
-
-        def step(self, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return state + self.factor * x, state
-
-    run = loop(Trainer().step, jnp.zeros(()))
-    run(jnp.ones(()))
-
-    assert (float(run.state), repr(run)) == (3.0, "<loop over step>")
-
-
 def test_keyword_inputs_are_traced() -> None:
     def step(state: jax.Array, *, x: jax.Array, scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
         return state + scale * x, x
@@ -180,16 +167,6 @@ def test_each_call_uses_up_the_state_before_it() -> None:
     assert first["a"].is_deleted()
     assert second["a"].is_deleted()
     assert run.state["a"].tolist() == [3, 3, 3]
-
-
-def test_without_donation_every_state_stays() -> None:
-    first = {"a": jnp.ones(3)}
-    run = loop(count, first, donate=False)
-    run()
-    second = run.state
-    run()
-
-    assert [tree["a"].tolist() for tree in (first, second, run.state)] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
 
 
 def test_an_array_that_stands_twice_is_donated_once() -> None:
@@ -259,21 +236,11 @@ def test_a_call_that_fails_when_it_has_computed_takes_the_donated_state_with_it(
         monkeypatch.setattr(Fragile, "broken", False)
 
     assert float(kept.state["n"]) == 1.0
-    with pytest.raises(
-        DonatedStateError, match=r"loop over step is used up: state\['n'\] and 1 more were donated to a"
-    ):
+    with pytest.raises(DonatedStateError, match=r"loop over step is used up: state\['n'\] was donated to a"):
         _ = run.state
     run.state = kept.state
     run()
     assert float(run.state["n"]) == 2.0
-
-
-def test_a_state_that_another_function_has_used_up_is_told() -> None:
-    run = loop(count, jnp.zeros(2))
-    jax.jit(lambda state: state + 1, donate_argnums=0)(run.state)
-
-    with pytest.raises(DonatedStateError, match=r"loop over count is used up: state was donated"):
-        _ = run.state
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
@@ -289,23 +256,23 @@ def test_an_interrupt_loses_no_state() -> None:
 # What a step may return
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"s['c'] (added): float32[]"),
-    "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"s['net'] (removed): Net("),
-    "another shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "s['a'] (shape): float32[2] -> float32[1]"),
-    "another dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "s['a'] (dtype): float32[2] -> bool[2]"),
+    "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"state['c'] (added): float32[]"),
+    "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"state['net'] (removed): Net("),
+    "another shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "state['a'] (shape): float32[2] -> float32[1]"),
+    "another dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "state['a'] (dtype): float32[2] -> bool[2]"),
     "another static": (
         lambda s, x: ({**s, "net": replace(s["net"], activation="sin")}, x),
-        "s['net'].activation (static): 'tanh' -> 'sin'",
+        "state['net'].activation (static): 'tanh' -> 'sin'",
     ),
-    "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "s['a'] (class): float32[2] -> None"),
-    "a text": (lambda s, x: ({**s, "a": "no"}, x), "s['a'] (class): float32[2] -> 'no'"),
-    "another class": (lambda s, x: ((s["a"], s["net"]), x), "s (class): dict"),
+    "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "state['a'] (class): float32[2] -> None"),
+    "a text": (lambda s, x: ({**s, "a": "no"}, x), "state['a'] (class): float32[2] -> 'no'"),
+    "another class": (lambda s, x: ((s["a"], s["net"]), x), "state (class): dict"),
     "the state alone": (lambda s, x: s, "returned {'a': f32[2](traced), 'net': Net("),
     "three": (
         lambda s, x: (s, x, x),
-        "a loop takes a pair, (state, output). Where there is nothing to put out: return s, None",
+        "a loop takes a pair, (state, output). Where there is nothing to put out: return state, None",
     ),
-    "changed in place": (lambda s, x: (s.pop("a") is None, x), "s (class): dict"),
+    "changed in place": (lambda s, x: (s.pop("a") is None, x), "state (class): dict"),
 }
 
 
@@ -321,40 +288,16 @@ def test_a_state_that_can_not_be_carried_is_refused_by_path(name: str) -> None:
     assert run.state["a"].tolist() == [1, 1]
 
 
-def test_a_refused_step_can_be_called_with_other_inputs() -> None:
-    run = loop(lambda state, x: (state * x.sum(axis=0, keepdims=x.ndim > 1), None), jnp.ones(3))
-    with (
-        pytest.raises(LoopStateError, match=r"state \(shape\): float32\[3\] -> float32\[1,3\]"),
-        jax.numpy_rank_promotion("allow"),
-    ):
-        run(jnp.ones((2, 3)))
-    run(jnp.full(3, 2.0))
-
-    assert run.state.tolist() == [6, 6, 6]
-
-
-def test_a_step_without_a_signature_is_a_step() -> None:
-    with pytest.raises(LoopStateError, match=r"^max returned \(\), and .* return state, None"):
-        loop(untyped(max), ())(())
-
-
 def test_many_differences_are_cut() -> None:
     run = loop(lambda state: ([leaf > 0 for leaf in state], None), [jnp.ones(()) for _ in range(30)])
 
-    with pytest.raises(LoopStateError, match=r"\[19\] \(dtype\).*\n    \.\.\. and 10 more\nReturn"):
+    with pytest.raises(LoopStateError, match=r"\[19\] \(dtype\).*\n  and 10 more\nReturn"):
         run()
 
 
 def test_a_leaf_that_is_not_an_array_is_refused_by_path() -> None:
     with pytest.raises(LoopStateError, match=r"^state\['net'\]\.kernel is 'relu', and count can take only arrays and"):
         loop(count, {"net": net(kernel="relu")})
-
-
-def test_a_step_that_widens_its_state_is_refused() -> None:
-    with jax.enable_x64(True):
-        run = loop(lambda state: (state * np.float64(2), None), jnp.ones(2, jnp.float32))
-        with pytest.raises(LoopStateError, match=r"state \(dtype\): float32\[2\] -> float64\[2\]"):
-            run()
 
 
 # Weak types
@@ -405,29 +348,6 @@ def test_an_assigned_state_goes_on_with_the_same_program() -> None:
 
     assert run(jnp.ones(3)) == first
     assert counted.count == 1
-
-
-def test_an_assigned_state_of_another_structure_is_traced_once() -> None:
-    run = loop(counted := count_traces(lambda net, x: (net, net(x))), net())
-    outputs = []
-    for activation in ("tanh", "sin", "tanh", "sin"):
-        run.state = net(activation=activation)
-        outputs.append(run(1.0).tolist())
-
-    assert outputs == [jnp.tanh(jnp.arange(3.0)).tolist(), jnp.sin(jnp.arange(3.0)).tolist()] * 2
-    assert counted.count == 2
-
-
-def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    run = loop(training_step, train_state())
-    run(jnp.ones(3))
-    save(tmp_path / "state.safetensors", run.state)
-    after = run(jnp.ones(3))
-
-    other = loop(training_step, train_state())
-    other.state = load(tmp_path / "state.safetensors", like=other.state)
-
-    assert other(jnp.ones(3)) == after
 
 
 # Inside of traces
@@ -494,21 +414,6 @@ def test_every_leaf_keeps_its_sharding_and_one_program_is_compiled(kind: Any) ->
     assert compiled == ["jit(count)"]
 
 
-def test_a_step_does_not_move_the_state_to_another_sharding() -> None:
-    mesh = mesh_of(AxisType.Auto)
-    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-    constrained: Any = jax.lax.with_sharding_constraint
-
-    def step(state: Any, x: Any) -> tuple[Any, Any]:
-        return constrained(state + x, whole), None
-
-    run = loop(step, jax.device_put(jnp.ones(8), split))
-    compiled = compilations(lambda: [run(jnp.ones(8)) for _ in range(3)])
-
-    assert run.state.sharding == split
-    assert compiled == ["jit(step)"]
-
-
 def test_a_state_goes_where_the_inputs_are() -> None:
     split = NamedSharding(mesh_of(AxisType.Auto), P("x"))
     run = loop(doubled, {"a": jnp.ones(8), "n": 1})
@@ -517,26 +422,3 @@ def test_a_state_goes_where_the_inputs_are() -> None:
 
     assert compiled == ["jit(doubled)"]
     assert run.state["a"].sharding.device_set == split.device_set
-
-
-def test_a_state_of_one_device_stays_there() -> None:
-    device = jax.devices()[2]
-    run = loop(count, {"a": jax.device_put(jnp.ones(8), device), "n": jnp.zeros(())})
-
-    compiled = compilations(lambda: [run() for _ in range(3)])
-
-    assert compiled == ["jit(count)"]
-    assert {leaf.device for leaf in run.state.values()} == {device}
-
-
-def test_an_assigned_state_may_lie_elsewhere() -> None:
-    mesh = mesh_of(AxisType.Auto)
-    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-    run = loop(
-        lambda state: ({"x": state["x"] + 1, "key": state["key"]}, None), {"x": jnp.ones(8), "key": jax.random.key(0)}
-    )
-    for sharding in (split, whole, split):
-        run.state = {"x": jax.device_put(jnp.ones(8), sharding), "key": jax.device_put(jax.random.key(0), whole)}
-        run()
-        assert run.state["x"].sharding == sharding
-        assert run.state["key"].sharding == whole

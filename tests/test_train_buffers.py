@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from treewright import Module, TrainState, at, buffer, combine, partition, spec_like, trainable
+from treewright import Module, TrainState, buffer, combine, partition, spec_like, trainable
+
+pytestmark = pytest.mark.slow
 
 
 class Norm(Module):
@@ -62,14 +64,6 @@ def test_neither_gradients_nor_weight_decay_touch_buffers() -> None:
     assert jax.tree.structure(state.params) == jax.tree.structure(net)
 
 
-def test_the_optimiser_keeps_nothing_for_buffers() -> None:
-    state = TrainState.create(params=small_net(), tx=optax.adam(0.1))
-
-    moments = state.opt_state[0].mu
-    assert (moments.table, moments.norm.mean) == (None, None)
-    assert moments.kernel.shape == (3, 2)
-
-
 def test_gradients_of_both_shapes_give_the_same_state() -> None:
     state = TrainState.create(params=small_net(), tx=optax.adamw(0.1))
     full = state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
@@ -92,43 +86,6 @@ def test_integer_buffers_and_keys_are_no_hindrance() -> None:
     with_zeros = state.apply_gradients(grads=jax.grad(loss_of, allow_int=True)(only_integers, X))
     assert jnp.array_equal(with_zeros.params.kernel, stepped.params.kernel)
     assert with_zeros.params.norm.count.dtype == jnp.int32
-
-
-def test_no_gradient_of_a_buffer_is_computed_in_a_jitted_step() -> None:
-    """Nothing uses it, so XLA leaves it out, even where `jax.grad` was asked for all of them."""
-
-    @jax.jit
-    def plain(state: Any) -> Any:
-        return state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
-
-    @jax.jit
-    def split(state: Any) -> Any:
-        return state.apply_gradients(grads=partial_grads(state.params))
-
-    @jax.jit
-    def trained(params: Any) -> Any:
-        return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, jax.grad(loss_of)(params, X))
-
-    state = TrainState.create(params=small_net(), tx=optax.sgd(0.1))
-
-    def flops(function: Any, argument: Any) -> Any:
-        return function.lower(argument).compile().cost_analysis()["flops"]
-
-    assert flops(plain, state) <= flops(split, state) < flops(trained, state.params)
-
-
-def test_a_loss_that_updates_buffers_hands_them_to_the_state() -> None:
-    def loss_and_net(weights: Net, buffers: Net) -> tuple[jax.Array, Net]:
-        net = combine(weights, buffers)
-        return loss_of(net, X), at(net, lambda net: net.norm.mean).set(jnp.zeros(2))
-
-    state = TrainState.create(params=small_net(), tx=optax.sgd(0.1))
-    weights, buffers = partition(state.params, trainable)
-    grads, net = jax.grad(loss_and_net, has_aux=True)(weights, buffers)
-    state = state.replace(params=net).apply_gradients(grads=grads)
-
-    assert state.params.norm.mean.tolist() == [0.0, 0.0]
-    assert not jnp.array_equal(state.params.kernel, weights.kernel)
 
 
 def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers() -> None:

@@ -5,7 +5,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Adopted",
     "AsArray",
-    "AsRef",
     "Converted",
     "Converter",
     "Difference",
@@ -33,7 +32,6 @@ __all__ = [
     "field",
     "find_aliases",
     "freeze",
-    "from_refs",
     "loop",
     "max_traces",
     "nbytes",
@@ -49,36 +47,35 @@ __all__ = [
     "static",
     "summary",
     "testing",
-    "to_refs",
-    "traced",
     "trainable",
     "typed",
     "unstack",
 ]
 
-TYPE_CHECKING = False  # for checkers it is true; importing it from typing would take most of the time that this takes
+# True for checkers, by its name; a bool to jedi. Importing it from typing would take most of the time that this takes.
+TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
-    from treewright._core.converters import AsArray, AsRef, Converted, Converter
-    from treewright._core.dataclass import Static, pytree_dataclass, register_dataclass
+    from treewright._core.converters import AsArray, Converted, Converter
+    from treewright._core.definition import Static, pytree_dataclass
     from treewright._core.fields import StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
+    from treewright._core.registration import register_dataclass
     from treewright._loop import loop
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
-    from treewright._trees.partition import combine, partition, spec_like, trainable
-    from treewright._trees.refs import from_refs, to_refs
+    from treewright._trees.partition import combine, partition
     from treewright._trees.sizes import count, find_aliases, nbytes
+    from treewright._trees.specs import spec_like, trainable
     from treewright._trees.stack import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
     from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
-    from treewright.retrace.traced import traced
     from treewright.train import TrainState
 else:
     # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
@@ -89,16 +86,17 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_core.converters": ("AsArray", "AsRef", "Converted", "Converter"),
-            "_core.dataclass": ("Static", "pytree_dataclass", "register_dataclass"),
+            "_core.converters": ("AsArray", "Converted", "Converter"),
+            "_core.definition": ("Static", "pytree_dataclass"),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
+            "_core.registration": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
-            "_trees.partition": ("combine", "partition", "spec_like", "trainable"),
-            "_trees.refs": ("from_refs", "to_refs"),
+            "_trees.partition": ("combine", "partition"),
+            "_trees.specs": ("spec_like", "trainable"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
@@ -107,7 +105,6 @@ else:
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),
-            "retrace.traced": ("traced",),
             "train": ("TrainState",),
         }
         if name in {"checkpoint", "errors", "sharding", "testing", "typed"}:
@@ -124,4 +121,4 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

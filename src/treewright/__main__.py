@@ -19,10 +19,10 @@ def main(arguments: list[str]) -> int:
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
-    from treewright._core.text import did_you_mean, first_text  # needs JAX, and `retraces` begins without
+    from treewright._core.text import did_you_mean, short_text  # needs JAX, and `retraces` begins without
 
     asked = name in {"-h", "--help"}
-    wrong = [] if asked else [f"There is no command {first_text(name)}{did_you_mean(name, COMMANDS)}."]
+    wrong = [] if asked else [f"There is no command {short_text(name)}{did_you_mean(name, COMMANDS)}."]
     lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
     print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)

@@ -2,22 +2,18 @@
 
 import functools
 import types
-from collections.abc import Callable  # noqa: TC003  annotations of a public class are read at run time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
-from treewright._core.fields import buffer, field, static
-from treewright._core.freeze import FrozenMapping, freeze
-from treewright._core.functions import class_of, public
-from treewright._core.instance import is_node
+from treewright._core import FrozenMapping, Module, buffer, field, is_node, static
+from treewright._core.functions import public
 from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.jax_refs import Ref
-from treewright._core.module import Module
-from treewright._core.text import text
-from treewright._trees.level import AuxKey, Place, is_none, walk
-from treewright._trees.partition import Where, chosen_leaves
+from treewright._core.text import short_text
+from treewright._trees.level import Place, is_none, walk
+from treewright._trees.specs import Where, chosen_leaves
 from treewright.errors import StaticFieldError
 
 T = TypeVar("T")
@@ -25,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, Ref)
+_ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 
 
 @public("treewright")
@@ -49,7 +45,7 @@ class Adopted(Module, Generic[T_co], frozen=True):
     others: FrozenMapping[str, Any] = static(doc="The leaves that are not arrays, by path.", repr=False)
     places: tuple[int, ...] = static(doc="The place of each of them among all leaves, `None` counted.", repr=False)
     settings: FrozenMapping[str, Any] = static(
-        doc="What the classes in the layer keep in `aux_data`, by the path of each.", repr=False
+        doc="The `aux_data` of the classes in the layer, by the path of each.", repr=False
     )
 
     @property
@@ -185,28 +181,35 @@ def _paths_of(buffers: Any, tree: Any) -> set[Path]:
     chosen = {path for (path, leaf), is_buffer in pairs if is_buffer and isinstance(leaf, _ARRAYS)}
     if not chosen:
         raise ValueError(
-            f"adopt({type(tree).__qualname__}, buffers={text(buffers)}) chooses no array, so training would change "
-            "all of them. Name a class or a place that holds arrays, or leave buffers out."
+            f"adopt({type(tree).__qualname__}, buffers={short_text(buffers)}) chooses no array, so training would "
+            "change all of them. Name a class or a place that holds arrays, or leave buffers out."
         )
     return chosen
 
 
 def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
-    """What `jit` compares of each class in a tree: fields by name and as they are, so that a list in one is refused."""
+    """The `aux_data` of each class in a tree, by path: `jit` compares it by `==`, to which `1` and `True` are one."""
     settings: dict[str, Any] = {}
     for place in walk(Place(tree)):
         level = place.level
-        if level is None or level.aux is None or is_node(place.value):
-            continue
-        named = {str(key): value for key, value in level.statics if key != AuxKey() and not str(key).startswith("._")}
-        exact = {"class": level.kind, **dict(sorted(named.items())), ".<aux_data>": freeze(_sorted(level.aux))}
-        settings[path_text(place.path)] = FrozenMapping(exact)
+        if level is not None and level.aux is not None and not is_node(place.value):
+            attributes = [value for name, value in _attributes(place.value) if not name.startswith("_")]
+            settings[path_text(place.path)] = _frozen(level.aux, attributes)
     return FrozenMapping(settings)
 
 
-def _sorted(aux: Any) -> Any:
-    """`aux_data` with its dicts sorted: their order is that of attributes, and differs once a layer was unflattened."""
-    if class_of(aux) is dict:
-        entries: list[tuple[Any, Any]] = sorted(aux.items(), key=lambda entry: str(entry[0]))
-        return {name: _sorted(value) for name, value in entries}
-    return tuple(map(_sorted, aux)) if class_of(aux) in {list, tuple} else aux
+def _attributes(layer: Any) -> Iterable[tuple[str, Any]]:
+    return getattr(layer, "__dict__", {}).items()
+
+
+def _frozen(aux: Any, attributes: Sequence[Any]) -> Any:
+    """`aux_data` as a static. An attribute of the layer stays as it is, so that a list in one is refused.
+
+    The dicts are those of the layer's library. They are sorted: their order is that of attributes, and differs once a
+    layer was unflattened.
+    """
+    if any(aux is attribute for attribute in attributes):
+        return aux
+    if type(aux) is dict:
+        return FrozenMapping({name: _frozen(aux[name], attributes) for name in sorted(aux, key=str)})
+    return tuple(_frozen(part, attributes) for part in aux) if type(aux) in {list, tuple} else aux

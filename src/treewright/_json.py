@@ -1,23 +1,83 @@
 """Static values as JSON: exact forms that can be read back, and descriptions with digests of what can't.
 
 A form is a plain scalar, or a list of the name of a kind and its parts, each of which is a form:
-`["tuple", 1, ["complex", 0.5, 2.0]]`. Equal values have equal forms, whatever the order of a set.
+`["tuple", 1, ["complex", 0.5, 2.0]]`. The kinds are those of the one table in `treewright._core.kinds`. A class is
+written by its name, `module:qualname`. Equal values have equal forms, whatever the order of a set.
 """
 
+import functools
 import hashlib
 import importlib
+import json
+import math
+import re
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from treewright._core.as_json import StaticCodec
-from treewright._core.functions import found_at
-from treewright._core.portable import portable_text as _portable_text
-from treewright._core.portable import portable_text_and_modules
+import jax
+import numpy as np
+
+from treewright._core import functions as inspected
+from treewright._core.freeze import FrozenArray, FrozenMapping
+from treewright._core.functions import found_at, import_path, is_cached_property, state_of
+from treewright._core.instance import finished_pair, from_pair
+from treewright._core.jax_private import is_key_dtype
+from treewright._core.kinds import BUILTIN_KINDS, DATACLASS, ENUM, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.spec import spec_of
+from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 
 Form = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
+Find = Callable[[str], Any]
+_PLAIN = frozenset({str, int, bool, float, types.NoneType})
+_LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
 _KEPT = 2000  # characters of a description
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
+
+
+# Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
+
+
+def _node_parts(node: Any) -> tuple[Any, ...]:
+    children, statics = finished_pair(node)
+    return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
+
+
+def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
+    if not hasattr(cls, "__node_spec__"):
+        raise ValueError(f"{type(cls).__name__} is not a node")
+    spec, values = spec_of(cls), dict(statics)
+    names = [field.name for field in spec.statics]
+    if {*values} != {*names} or len(children) != len(spec.children):
+        raise ValueError(f"{cls.__qualname__} has other fields now")
+    return from_pair(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
+
+
+NODE = Kind("node", _node_parts, _make_node)
+_OF_OTHERS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
+    {
+        list: Kind("list", list, lambda *items: list(items)),
+        dict: Kind("dict", dict.items, lambda *items: dict(items)),
+        set: Kind("set", set, lambda *items: set(items), is_ordered=False),
+    }
+)
+_OF_CLASS = frozenset({kind.name for kind in (ENUM, NAMEDTUPLE, DATACLASS, NODE)})  # whose first part is a class
+_MAKERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
+    {
+        kind.name: kind.make
+        for kind in (
+            *BUILTIN_KINDS,
+            *_OF_OTHERS.values(),
+            *(vars(cls)["_kind_"] for cls in (FrozenArray, FrozenMapping)),
+            NODE,
+        )
+        if kind.make is not None
+    }
+)
+
+
+# Writing
 
 
 def encode(value: Any, *, describe: bool = False) -> Form:
@@ -30,7 +90,223 @@ def encode(value: Any, *, describe: bool = False) -> Form:
     Raises:
         StaticSerializationError: If a part has no exact form, unless it is described.
     """
-    return (_Describing() if describe else StaticCodec()).encode(value)
+    return _Encoder(described if describe else _refuse).encode(value)
+
+
+def described(value: Any) -> Form:
+    """`["described", text, digest]`: a bounded text for messages, and a digest of all that the value holds.
+
+    Two values have one digest if they are made of the same code and hold the same values: arrays, captured variables
+    and attributes included, in any process.
+    """
+    form = _Describer().encode(value)
+    return ["described", cut_text(shown(form), _KEPT), _digest(json.dumps(form).encode(), 64)]
+
+
+def portable_text(value: Any) -> str:
+    """The whole description as text, which is the same in another process for a value that does the same."""
+    return shown(_Describer().encode(value))
+
+
+def modules_in(value: Any) -> set[str]:
+    """The modules of the functions and classes in a value."""
+    describer = _Describer()
+    describer.encode(value)
+    return describer.modules
+
+
+def _refuse(value: Any) -> Form:
+    raise StaticSerializationError(
+        f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
+        f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
+    )
+
+
+class _Encoder:
+    """One walk through a value; `opaque` gives the form of what has no exact one."""
+
+    def __init__(self, opaque: Callable[[Any], Form]) -> None:
+        self.opaque = opaque
+
+    def encode(self, value: Any) -> Form:
+        cls = type(value)
+        is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
+        if cls in _PLAIN and is_plain:
+            return value
+        kind = NODE if hasattr(cls, "__node_spec__") else kind_of(cls) or _OF_OTHERS.get(cls)
+        parts = None if kind is None or kind.make is None or _holds_more(kind, value) else kind.parts(value)
+        if kind is not None and parts is not None:
+            return self.of_kind(kind, value, parts)
+        return self.name(value) or self.opaque(value)
+
+    def of_kind(self, kind: Kind, value: Any, parts: Iterable[Any]) -> Form:
+        if kind.name in _OF_CLASS:
+            name = self.name(type(value))
+            if name is None:
+                return self.opaque(value)
+            return [kind.name, name[1], *map(self.encode, self.parts_of_node(value) if kind is NODE else [*parts][1:])]
+        if not kind.is_ordered:
+            return [kind.name, *sorted(map(self.alone().encode, parts), key=json.dumps)]
+        return [kind.name, *map(self.encode, parts)]
+
+    def parts_of_node(self, node: Any) -> Iterable[Any]:
+        """Its statics, with their fields in the error for one that has no form, and its children."""
+        _, statics, *children = _node_parts(node)
+        for name, value in statics:
+            try:
+                self.encode(value)
+            except StaticSerializationError as error:
+                raise StaticSerializationError(f"{type(node).__qualname__}.{name}: {error}") from error
+        return (statics, *children)
+
+    def alone(self) -> "_Encoder":
+        return self
+
+    def name(self, value: Any) -> Form | None:
+        """`["name", "module:qualname"]`, if that leads back to this very object."""
+        path = import_path(value)
+        return None if path is None else ["name", ":".join(path)]
+
+
+def _holds_more(kind: Kind, value: Any) -> bool:
+    """Whether a value has attributes that its parts leave out."""
+    if kind not in {NAMEDTUPLE, DATACLASS} and type(value) is not functools.partial:
+        return False
+    fields = fields_of(value) if kind is DATACLASS else ()
+    return any(name not in fields and not is_cached_property(type(value), name) for name in state_of(value))
+
+
+class _Describer(_Encoder):
+    """Opens whatever has no exact form: code by a digest, arrays by one, objects by their attributes.
+
+    What occurs again, the same or equal, is written as the digest of its form.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self.opened)
+        self.modules: set[str] = set()
+        self._inside: list[int] = []
+        self._known: dict[int, tuple[Any, str, Form]] = {}  # by id; the value is kept, and so its id
+        self._written: set[str] = set()
+
+    def alone(self) -> "_Describer":
+        """One that does not depend on what was written before."""
+        other = _Describer()
+        other.modules, other._inside = self.modules, self._inside
+        return other
+
+    def parts_of_node(self, node: Any) -> Iterable[Any]:
+        """Without fields that are local to a process."""
+        local = {field.name for field in spec_of(node).statics if field.local}
+        _, statics, *children = _node_parts(node)
+        return (tuple(pair for pair in statics if pair[0] not in local), *children)
+
+    def name(self, value: Any) -> Form | None:
+        path = import_path(value) if callable(value) or isinstance(value, type) else None
+        if path is None:
+            return None
+        self.modules.add(path[0])
+        user = isinstance(value, types.FunctionType) and not inspected.library_made(value)
+        return ["name", ":".join(path), *([self.code(value.__code__)] if user else [])]
+
+    def opened(self, value: Any) -> Form:
+        """The form of a value by all that it holds."""
+        if id(value) in self._inside:
+            return ["within", len(self._inside) - self._inside.index(id(value))]
+        if id(value) not in self._known:
+            self._inside.append(id(value))
+            form = self.parts(value)
+            self._inside.pop()
+            self._known[id(value)] = value, _digest(json.dumps(form).encode()), form
+        _, digest, form = self._known[id(value)]
+        if digest in self._written:
+            return ["same", digest]
+        self._written.add(digest)
+        return form
+
+    def parts(self, value: Any) -> Form:
+        cls = type(value)
+        if isinstance(value, np.ndarray | jax.Array):
+            return ["array", shape_text(value.dtype, value.shape), _array_digest(value)]
+        if isinstance(value, types.FunctionType):
+            held = inspected.held_by(value) | inspected.read_by(value) | vars(value)
+            return ["function", self.full_name(value), self.code(value.__code__), *self.pairs(held)]
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__]
+        if isinstance(value, type):
+            return ["class", self.full_name(value), self.code_of_class(value)]
+        if hasattr(value, "__func__") and hasattr(value, "__self__"):
+            return ["method", self.encode(value.__func__), self.encode(value.__self__)]
+        wrapped = inspected.wrapped_by(value)
+        if callable(value) and wrapped is not None:
+            options = _ADDRESS.sub("", repr(inspected.jit_options(value)))
+            return ["wrapped", self.full_name(cls), options, self.encode(wrapped), *self.pairs(_own(value))]
+        if isinstance(value, Mapping):
+            return ["mapping", self.full_name(cls), *self.pairs(dict(value)), *self.pairs(_own(value))]
+        if isinstance(value, tuple | list | set | frozenset):
+            items = [self.encode(item) for item in value]
+            ordered = sorted(items, key=json.dumps) if isinstance(value, set | frozenset) else items
+            return ["items", self.full_name(cls), *ordered, *self.pairs(_own(value))]
+        return self.object(value)
+
+    def object(self, value: Any) -> Form:
+        cls, own = type(value), _own(value)
+        name = self.full_name(cls)
+        if own and not inspected.of_python(cls):
+            return ["object", name, self.code_of_class(cls), *self.pairs(own)]
+        try:
+            plain: Any = object
+            shown_value = "" if cls.__repr__ is plain.__repr__ else _ADDRESS.sub("", repr(value))
+        except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
+            shown_value = "..."
+        return ["object", name, self.code_of_class(cls), shown_value]
+
+    def pairs(self, named: Mapping[Any, Any]) -> list[Form]:
+        return [["tuple", self.encode(name), self.encode(value)] for name, value in named.items()]
+
+    def full_name(self, value: Any) -> str:
+        module = str(getattr(value, "__module__", None))
+        self.modules.add(module)
+        return f"{module}:{getattr(value, '__qualname__', None)}"
+
+    def code(self, code: types.CodeType) -> str:
+        """A digest of what code does, which is the same in each process and wherever its file lies."""
+        constants = [
+            self.code(one) if isinstance(one, types.CodeType) else self.alone().encode(one) for one in code.co_consts
+        ]
+        parts = [code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants]
+        return _digest(json.dumps(parts).encode())
+
+    def code_of_class(self, cls: type[Any]) -> str:
+        """A digest of the functions that the user wrote into a class."""
+        functions = [(name, inspected.functions_of(value) or ()) for _, name, value in inspected.class_body(cls)]
+        codes = [(name, self.code(function.__code__)) for name, found in functions for function in found]
+        return _digest(json.dumps(sorted(codes)).encode()) if codes else ""
+
+
+def _own(value: Any) -> dict[str, Any]:
+    """The attributes of an object by name, without what it only keeps."""
+    cls = type(value)
+    left_out = {"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"}
+    state = {name: part for name, part in state_of(value).items() if not is_cached_property(cls, name)}
+    return {name: state[name] for name in sorted(state, key=str) if name not in left_out}
+
+
+def _array_digest(value: Any) -> str:
+    """Empty for an array of which this process has only a part, or whose values are gone or yet to come."""
+    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
+        return ""
+    if getattr(value, "is_deleted", bool)():
+        return "deleted"
+    data = np.asarray(jax.random.key_data(value) if is_key_dtype(value.dtype) else value)
+    return _digest(repr(data.tolist()).encode() if data.dtype == object else data.tobytes())
+
+
+def _digest(data: bytes, length: int = 12) -> str:
+    return hashlib.sha256(data).hexdigest()[:length]
+
+
+# Reading
 
 
 def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None) -> Any:
@@ -43,60 +319,101 @@ def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None) 
     Raises:
         StaticSerializationError: If the form can't be read, or names something elsewhere, or is a description.
     """
-    return _Reading(modules).decode(form)
+    return _decode(form, _find_imported if modules is None else _finder(modules))
 
 
-def described(value: Any) -> Form:
-    """`["described", text, digest]`: a bounded text for messages, and a digest of all that the value holds.
+def _decode(form: Form, find: Find) -> Any:
+    if type(form) in _PLAIN:
+        return form
+    if type(form) is not list or not form or type(form[0]) is not str:
+        raise StaticSerializationError(f"{cut_text(repr(form))} is not the form of a static value.")
+    name, *parts = form
+    if name == "described":
+        raise StaticSerializationError(f"It was saved as a description only, {cut_text(str(parts[:1]))}.")
+    if name != "name" and name not in _MAKERS:
+        raise StaticSerializationError(
+            f"{cut_text(repr(name))} is not a kind of static value that this version of Treewright knows."
+        )
+    try:
+        if name == "name":
+            return find(str(parts[0]))
+        if name in _OF_CLASS:
+            return _MAKERS[name](find(str(parts[0])), *[_decode(part, find) for part in parts[1:]])
+        return _MAKERS[name](*[_decode(part, find) for part in parts])
+    except (StaticSerializationError, RecursionError):
+        raise
+    except Exception as error:  # whoever forges a file finds them all
+        place = f"{parts[0]}" if name in _OF_CLASS else f"[{name!r}, ...]"
+        raise StaticSerializationError(f"{cut_text(place)} can't be read: {cut_text(str(error))}.") from error
 
-    Two values have one digest if they are made of the same code and hold the same values: arrays, captured variables
-    and attributes included, in any process.
-    """
-    whole = portable_text(value)
-    return ["described", whole[:_KEPT], hashlib.sha256(whole.encode()).hexdigest()]
+
+def _find_imported(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    value = found_at(module, qualname)
+    if value is None:
+        raise StaticSerializationError(
+            f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+        )
+    return value
 
 
-def portable_text(value: Any) -> str:
-    """The whole description as text, which is the same in another process for a value that does the same."""
-    return _portable_text(value, exact=True)
+def _finder(modules: Iterable[str | types.ModuleType]) -> Find:
+    names = {
+        one.__name__ if isinstance(one, types.ModuleType) else importlib.import_module(one).__name__ for one in modules
+    }
+
+    def find(name: str) -> Any:
+        module, _, qualname = name.partition(":")
+        allowed = module == "builtins" or any(module == one or module.startswith(f"{one}.") for one in names)
+        value = found_at(module, qualname) if allowed else None
+        if value is None:
+            listed = ", ".join(sorted(names)) or "none"
+            raise StaticSerializationError(f"{name!r} is in none of the modules that may be used ({listed}).")
+        return value
+
+    return find
 
 
-def modules_in(value: Any) -> set[str]:
-    """The modules of the functions and classes in a value."""
-    return portable_text_and_modules(value)[1]
+# For messages
+
+_BRACKETS = types.MappingProxyType({"tuple": "()", "list": "[]", "set": "{}"})
+_CONTAINERS = frozenset({*_BRACKETS, "frozenset", "partial", "dict", "FrozenMapping", *_OF_CLASS})
 
 
 def shown(form: Form) -> str:
     """A form as a person would write the value."""
-    if not isinstance(form, list):
+    if type(form) is not list or not form:
         return repr(form)
     kind, *parts = form
-    return str(parts[0]) if kind in {"name", "described"} else f"{kind}({', '.join(map(shown, parts))})"
+    if kind == "described":
+        return str(parts[0])
+    if kind in {"name", "function", "class", "module", "array"}:
+        name = str(parts[0]).replace(":", ".").removeprefix("builtins.")
+        digest = f"#{parts[1]}" if len(parts) > 1 and parts[1] else ""
+        return f"{name}{digest}{_arguments(parts[2:]) if kind == 'function' else ''}"
+    if kind in {"object", "items", "mapping", "wrapped"} or kind in _OF_CLASS:
+        name, *rest = parts
+        shown_parts = _arguments([part for part in rest if part != ""])
+        return f"{str(name).replace(':', '.').removeprefix('builtins.')}{shown_parts}"
+    if kind in _BRACKETS:
+        texts = ", ".join(map(shown, parts))
+        return f"{_BRACKETS[kind][0]}{texts}{',' if kind == 'tuple' and len(parts) == 1 else ''}{_BRACKETS[kind][1]}"
+    if kind in _MAKERS and kind not in _CONTAINERS:
+        try:
+            return text(_decode(form, _find_imported))
+        except StaticSerializationError:
+            pass
+    return f"{kind}{_arguments(parts)}"
 
 
-class _Describing(StaticCodec):
-    def unnamed(self, value: Any) -> Any:
-        return described(value)
+def _arguments(parts: list[Form]) -> str:
+    return f"({', '.join(map(_argument, parts))})"
 
 
-class _Reading(StaticCodec):
-    def __init__(self, modules: Iterable[str | types.ModuleType] | None) -> None:
-        self.modules = modules
-        self.names = (
-            None
-            if modules is None
-            else {m.__name__ if isinstance(m, types.ModuleType) else importlib.import_module(m).__name__ for m in modules}
-        )
-
-    def find(self, name: str) -> Any:
-        module, _, qualname = str(name).partition(":")
-        if self.names is None:
-            return super().find(name)
-        found = found_at(module, qualname) if module in {*self.names, "builtins"} else None
-        if found is None:
-            listed = ", ".join(self.names) or "none"
-            raise StaticSerializationError(f"{name!r} is in none of the modules that may be used ({listed}).")
-        return found
+def _argument(part: Form) -> str:
+    """`name=value` for a pair."""
+    is_pair = type(part) is list and len(part) == 3 and part[0] == "tuple" and type(part[1]) is str
+    return f"{part[1]}={shown(part[2])}" if is_pair else shown(part)
 
 
 __all__ = ["Form", "StaticSerializationError", "decode", "described", "encode", "modules_in", "portable_text", "shown"]

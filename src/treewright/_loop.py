@@ -1,21 +1,19 @@
-"""`loop`: a step that is called again and again on a state which nobody looks at in between."""
+"""`loop`: a jitted training step whose state stays flat between calls."""
 
-import dataclasses
 import functools
-import inspect
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding
 
-from treewright._core.functions import class_of, innermost, public
-from treewright._core.jax_private import Path, jax_trees, path_text, trace_reader, typeof, untyped_jax
-from treewright._core.jax_refs import is_ref
-from treewright._core.text import short_text
+from treewright._core import innermost
+from treewright._core.functions import public
+from treewright._core.jax_private import jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._core.text import first_of, short_text
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
@@ -24,31 +22,18 @@ S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LINES = 20  # of differences that are printed
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PathKey:
-    """The whole path of a leaf as one key."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return path_text(self.path)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _FlatStructure:
     """A treedef that is compared by identity: to compare two equal ones, `jit` would walk through both at each call."""
 
-    treedef: Any
+    def __init__(self, treedef: Any) -> None:
+        self.treedef = treedef
 
 
 class FlatTree:
-    """A tree as one node with all its leaves, which `jit` takes apart in one call, however many nodes the tree has.
+    """A tree as one node with all its leaves, which `jit` flattens in one call, however many nodes the tree has.
 
-    JAX unflattens it to the tree itself, and calls its leaves by their paths in the tree. `structure` is what `jit`
-    compares; each of the `results` is leaves and something else.
+    JAX unflattens it to the tree itself. `results` holds `(leaves, output)`; the last one is current.
     """
 
     __slots__ = ("results", "structure")
@@ -58,64 +43,49 @@ class FlatTree:
         self.results: list[tuple[list[Any], Any]] = [(leaves, None)]
 
     @property
-    def leaves(self) -> list[Any]:
-        """The newest leaves."""
-        return self.results[-1][0]
-
-    @property
     def tree(self) -> Any:
         """The tree."""
-        return _tree(self.structure, self.leaves)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The path of each leaf in the tree."""
-        return [path for path, _ in jax_trees.tree_flatten_with_path(self.tree)[0]]
+        return _unflatten(self.structure, self.results[-1][0])
 
 
-def _flatten(flat: FlatTree) -> tuple[list[Any], _FlatStructure]:
-    return flat.results[-1][0], flat.structure
-
-
-def _flatten_with_keys(flat: FlatTree) -> tuple[list[tuple[_PathKey, Any]], _FlatStructure]:
-    return [(_PathKey(path), leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)], flat.structure
-
-
-def _tree(structure: _FlatStructure, leaves: Sequence[Any]) -> Any:
+def _unflatten(structure: _FlatStructure, leaves: Any) -> Any:
     return structure.treedef.unflatten(leaves)
 
 
-jax_trees.register_pytree_with_keys(FlatTree, _flatten_with_keys, _tree, _flatten)
+def _flatten_with_keys(flat: FlatTree) -> Any:
+    """Each leaf with its whole path as one key, so that JAX's errors name it."""
+    return [(path_text(path), leaf) for path, leaf in jax_trees.tree_leaves_with_path(flat.tree)], flat.structure
+
+
+jax_trees.register_pytree_with_keys(
+    FlatTree, _flatten_with_keys, _unflatten, lambda flat: (flat.results[-1][0], flat.structure)
+)
 
 
 @public("treewright")
 class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     """A jitted step that keeps its state: `output = run(*inputs)`, and `run.state` when you want to see it.
 
-    With `jit`, each call takes the state apart and puts the next one together. A loop does that only when `run.state`
-    is read or assigned, so a call costs what one with a flat list of arrays does, however many nodes the state has.
+    With `jit`, each call flattens the state and unflattens the next one. A loop does that only when `run.state` is read
+    or assigned, so a call costs what one with a flat list of arrays does, however many nodes the state has.
 
     The state is donated: each call uses up the arrays of the state before it, and the first call those of `state`
     itself. What you read from `run.state` is good until the next call, and `jax.tree.map(jnp.copy, run.state)` is good
     for ever. With `donate=False` nothing is used up, and memory for two states is needed.
 
     Every leaf keeps its shape, dtype and sharding. As in `jax.lax.scan`, a weakly typed leaf takes the type that the
-    step gives it, before the first call. Leaves that are not committed to devices go where the others and the inputs
-    are, so that the second call needs no program of its own.
-
-    After an exception, Ctrl-C included, `run.state` is the state of the last complete step. Only what fails once a step
-    computes takes the donated state with it, and `run.state` says so.
+    step gives it. Leaves that are not committed to devices go where the others and the inputs are. After an exception,
+    Ctrl-C included, `run.state` is the state of the last complete step, unless it was donated to the step that failed.
 
     Args:
-        step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `traced` and
-            `max_traces` stand directly on it.
+        step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `max_traces`
+            stands directly on it.
         state: A tree of arrays and numbers.
         donate: Whether a state may take the memory of the one before it.
 
     Raises:
-        LoopStateError: If a leaf of `state` is not an array or number. From a call that traces the step: if it returns
-            another structure, shape or dtype than it was given. From a call inside of `jit`, `grad` and the like: if
-            the loop was made outside.
+        LoopStateError: If a leaf of `state` is not an array or number; from a call, if the step returns another
+            structure, shape or dtype than it was given, or if it is called inside of `jit` and was made outside.
         DonatedStateError: From `run.state`, if its arrays have been used up.
 
     Examples:
@@ -130,8 +100,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     """
 
     def __init__(self, step: Callable[Concatenate[S, P], tuple[S, R]], state: S, *, donate: bool = True) -> None:
-        self._name: str = getattr(innermost(step), "__name__", class_of(step).__qualname__)
-        self._function = _with_flat_result(step, self._name, _first_parameter(step))
+        self._name: str = getattr(innermost(step), "__name__", type(step).__qualname__)
+        self._step = _with_flat_result(step, self._name)
         self._donate = donate
         self._read_trace = trace_reader()
         self._trace = self._read_trace()
@@ -144,25 +114,30 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
 
         A state of the same structure, shapes, dtypes and shardings needs no other program.
         """
-        leaves = self._flat.leaves
-        gone = [place for place, leaf in enumerate(leaves) if not isinstance(leaf, Tracer) and leaf.is_deleted()]
-        if gone:
-            more = f" and {len(gone) - 1} more were" if len(gone) > 1 else " was"
-            raise DonatedStateError(
-                f"The state of the loop over {self._name} is used up: {path_text(self._flat.paths[gone[0]], 'state')}"
-                f"{more} donated to a call that failed, or to another function. Assign a state to go on from, such as "
-                f"the last checkpoint: run.state = load(...). loop(..., donate=False) keeps each state until the next "
-                f"one is there, and needs memory for both."
-            )
         tree: S = self._flat.tree
+        for path, leaf in jax_trees.tree_leaves_with_path(tree):
+            if not isinstance(leaf, Tracer) and leaf.is_deleted():
+                raise DonatedStateError(
+                    f"The state of the loop over {self._name} is used up: {path_text(path, 'state')} was donated to a "
+                    f"call that failed, or to another function. Assign a state to go on from, such as the last "
+                    f"checkpoint: run.state = load(...). loop(..., donate=False) keeps each until the next is there."
+                )
         return tree
 
     @state.setter
     def state(self, state: S) -> None:
         entries, treedef = jax_trees.tree_flatten_with_path(state)
-        leaves = [self._array(path, leaf) for path, leaf in entries]
+        leaves: list[Any] = []
+        for path, leaf in entries:
+            try:  # a copy of what is not JAX's: donation must not reach the memory of a numpy array
+                leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
+            except TypeError as error:
+                raise LoopStateError(
+                    f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} can take only arrays and "
+                    f"numbers. Make it a static field, or keep it outside of the state."
+                ) from error
         structure = self._structures.setdefault(treedef, _FlatStructure(treedef))
-        self._flat = FlatTree(structure, _apart(leaves) if self._donate else leaves)
+        self._flat = FlatTree(structure, _without_aliases(leaves) if self._donate else leaves)
         self._program: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: P.args, **keywords: P.kwargs) -> R:
@@ -172,59 +147,42 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
                 f"The loop over {self._name} was called inside of jit, grad, vmap or the like, and made outside: its "
                 f"state would be a tracer from then on. Call {self._name} itself there, or make the loop there."
             )
-        program: Any = self._program or self._prepared(inputs, keywords)
+        program: Any = self._program or self._make_program(inputs, keywords)
         if keywords:
             program = functools.partial(program, **keywords)
         results = self._flat.results
         # One instruction runs the step and stores its state: Ctrl-C comes before or after it. Between the two it would
         # lose the only state that there is (test_an_interrupt_loses_no_state).
         results.extend(map(program, (self._flat,), *zip(inputs)))
-        leaves, result = results[-1]
+        leaves, output = results[-1]
         results[:] = [(leaves, None)]
-        output: R = result
-        return output
+        return output  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<loop over {self._name}>"
 
-    def _array(self, path: Path, leaf: Any) -> Any:
-        if is_ref(leaf):
-            raise LoopStateError(
-                f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} would have to return it, which "
-                f"JAX refuses. A step that changes refs needs no loop: jax.jit({self._name}) with the state as an "
-                f"argument, and only the metrics returned. Or give the loop arrays: from_refs(state)."
-            )
-        if isinstance(leaf, jax.Array):
-            return leaf
-        try:
-            return jnp.array(leaf)  # a copy: donation must not reach the memory of a numpy array
-        except TypeError as error:
-            raise LoopStateError(
-                f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} can take only arrays and numbers. "
-                f"Make it a static field, or keep it outside of the state."
-            ) from error
-
-    def _prepared(self, inputs: Iterable[Any], keywords: Any) -> Callable[..., Any]:
-        """The program, and the leaves as it will give them back, so that the second call needs no other one."""
-        flat = self._flat
-        flat.results[:] = [(_committed(flat.leaves, jax.tree.leaves((inputs, keywords))), None)]
+    def _make_program(self, inputs: Any, keywords: Any) -> Any:
+        """The program, once the leaves are of the types and at the places in which it will give them back."""
+        leaves = _committed(self._flat.results[-1][0], jax.tree.leaves((inputs, keywords)))
+        self._flat.results[:] = [(leaves, None)]
         options: dict[str, Any] = {"donate_argnums": 0} if self._donate else {}
-        pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in flat.leaves]
+        pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
         if any(pinned):
             options["out_shardings"] = (pinned, None)
-        program: Any = untyped_jax.jit(self._function, **options)
-        while any(map(_is_weak, flat.leaves)) and not untyped_jax.config.jax_disable_jit:
-            after = program.eval_shape(flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
-            leaves = [_settled(leaf, new) for leaf, new in zip(flat.leaves, after, strict=True)]
-            if all(map(operator.is_, leaves, flat.leaves)):
+        program: Any = untyped_jax.jit(self._step, **options)
+        while any(map(_is_weak, leaves)) and not untyped_jax.config.jax_disable_jit:
+            types = program.eval_shape(self._flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
+            settled = list(map(_settled, leaves, types))
+            if all(map(operator.is_, settled, leaves)):
                 break
-            flat.results[:] = [(leaves, None)]
-        self._program = cast("Callable[..., Any]", program)
-        return self._program
+            leaves = settled
+            self._flat.results[:] = [(leaves, None)]
+        self._program = program
+        return program
 
 
-def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callable[..., Any]:
-    """What a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
+def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function that a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
 
     @functools.wraps(step)
     def stepped(state: Any, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
@@ -232,43 +190,39 @@ def _with_flat_result(step: Callable[..., Any], name: str, root: str) -> Callabl
             state = state.tree
         leaves, treedef = jax_trees.tree_flatten(state)
         result: Any = step(state, *inputs, **keywords)
-        match result:
-            case (after, output):
-                pass
-            case _:
-                raise LoopStateError(
-                    f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
-                    f"nothing to put out: return {root}, None."
-                )
-        _check(treedef.unflatten(leaves), after, name, root)  # anew, since step may have changed its dicts in place
-        return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(after), strict=True)], output
+        if not (isinstance(result, tuple | list) and len(result) == 2):
+            raise LoopStateError(
+                f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
+                f"nothing to put out: return state, None."
+            )
+        before = treedef.unflatten(leaves)  # `step` may have changed the dicts of its state
+        of_trees = differences(before, result[0], values=False, path=("state",))
+        lines = first_of([str(difference) for difference in of_trees if not _is_settled(difference)])
+        if lines:
+            misfits = "\n  ".join(["", *lines])
+            raise LoopStateError(
+                f"{name} returns another state than it was given, so that each call would have to be compiled again:"
+                f"{misfits}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
+                f"came with. What is new at each step belongs in the output."
+            )
+        return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(result[0]), strict=True)], result[1]
 
     stepped.__name__ = name  # that of the program, in profiles and logs
     return stepped
 
 
-def _check(before: Any, after: Any, name: str, root: str) -> None:
-    of_trees = differences(before, after, values=False, path=(root,))
-    lines = [f"\n    {difference}" for difference in of_trees if not _settles(difference)]
-    if not lines:
-        return
-    if len(lines) > _LINES:
-        lines[_LINES:] = [f"\n    ... and {len(lines) - _LINES} more"]
-    raise LoopStateError(
-        f"{name} returns another state than it was given, so that each call would have to be compiled anew:"
-        f"{''.join(lines)}\nReturn the same structure and statics, and each leaf with the shape and dtype that it came "
-        f"with. What is new at each step belongs in the output."
-    )
+# Weak types
 
 
-def _settles(difference: Difference) -> bool:
+def _is_weak(leaf: Any) -> bool:
+    return bool(getattr(typeof(leaf), "weak_type", False))
+
+
+def _is_settled(difference: Difference) -> bool:
     """Whether a leaf gets what it differs in before the first call, as a weakly typed one does, or is converted."""
-    if difference.kind == "weak_type":
-        return True
     if difference.kind != "dtype" or not _is_weak(difference.left):
-        return False
-    new: Any = typeof(difference.right)
-    return bool(jnp.result_type(difference.left, difference.right) == new.dtype)
+        return difference.kind == "weak_type"
+    return bool(jnp.result_type(difference.left, difference.right) == typeof(difference.right).dtype)
 
 
 def _settled(leaf: Any, new: Any) -> Any:
@@ -283,19 +237,13 @@ def _like(old: Any, new: Any) -> Any:
     return jnp.asarray(array, array.dtype) if _is_weak(array) and not _is_weak(old) else array
 
 
-def _is_weak(leaf: Any) -> bool:
-    return bool(getattr(typeof(leaf), "weak_type", False))
+# Places
 
 
-def _apart(leaves: list[Any]) -> list[Any]:
+def _without_aliases(leaves: list[Any]) -> list[Any]:
     """The leaves, no two of which share memory: an array can be donated once."""
-    known: set[object] = set()
-    apart: list[Any] = []
-    for leaf in leaves:
-        memory = memory_of(leaf)
-        apart.append(jnp.copy(leaf) if memory in known else leaf)
-        known.add(memory)
-    return apart
+    first = {memory_of(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
+    return [leaf if first[memory_of(leaf)] == place else jnp.copy(leaf) for place, leaf in enumerate(leaves)]
 
 
 def _is_committed(leaf: Any) -> bool:
@@ -307,21 +255,11 @@ def _committed(leaves: list[Any], inputs: list[Any]) -> list[Any]:
 
     `jit` puts them there too, but then compiles again for what it gave back.
     """
-    shardings: set[Sharding] = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
     whole: Any = untyped_jax.sharding.PartitionSpec()
+    shardings = {leaf.sharding for leaf in (*leaves, *inputs) if _is_committed(leaf)}
     places = {NamedSharding(at.mesh, whole) if isinstance(at, NamedSharding) else at for at in shardings}
     if len(places) != 1:
         return leaves
     (place,) = places
-    return [
-        leaf if _is_committed(leaf) or isinstance(leaf, Tracer) else untyped_jax.device_put(leaf, place)
-        for leaf in leaves
-    ]
-
-
-def _first_parameter(step: Callable[..., Any]) -> str:
-    """The name by which a step calls its state."""
-    try:
-        return next(iter(inspect.signature(step).parameters), "state")
-    except (TypeError, ValueError):  # built-in functions
-        return "state"
+    stay = [_is_committed(leaf) or isinstance(leaf, Tracer) for leaf in leaves]
+    return [leaf if stays else untyped_jax.device_put(leaf, place) for leaf, stays in zip(leaves, stay, strict=True)]

@@ -1,9 +1,11 @@
-"""Exchange text between the processes of a run; and what this needs of JAX that is private or recent."""
+"""Exchange and compare text between the processes of a run; and what this needs of JAX that is private or recent."""
 
+import hashlib
 import json
+import os
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -16,6 +18,14 @@ TIMEOUT = 60.0  # seconds; below the 100 s after which JAX itself ends a run wit
 _READING = 10.0  # seconds for every process to read what the others passed
 _LINGER = 1.0  # seconds for the other processes to raise before the one with the service does
 _FOLDER = "treewright/exchange"  # of our keys in JAX's coordination service
+_GROUPS = 8  # groups of processes with the same texts, of which a message shows one each
+_SHOWN = 20  # differences in one message
+_WIDTH = 90  # characters of a text in a message
+_CURE = (
+    "Give every process the same. A static that may differ, since no program depends on it, is declared "
+    "static(local=True). A program differs where it reads something that does: a global or environment variable, the "
+    "order of a set."
+)
 
 
 def exchange(text: str, *, name: str, timeout: float = TIMEOUT) -> list[str]:
@@ -64,6 +74,65 @@ def raise_in_all(error: Exception) -> NoReturn:
     if process_count() > 1 and process_index() == 0:
         time.sleep(_LINGER)
     raise error
+
+
+def compare(texts: Mapping[str, str], *, name: str, timeout: float = TIMEOUT) -> None:
+    """Raise an error in all processes, which have to call this, if their texts differ at some place.
+
+    Two exchanges, however many processes there are: a digest of each, and if these differ, one text of each group.
+
+    Args:
+        texts: What this process holds, by place. A place that begins with `version of` is shown first.
+        name: As for `exchange`.
+        timeout: As for `exchange`.
+
+    Raises:
+        ProcessMismatchError: In every process, with the same message: each place that differs, and the texts there.
+    """
+    mine = json.dumps(dict(texts))
+    digests = exchange(hashlib.sha256(mine.encode()).hexdigest(), name=name, timeout=timeout)
+    groups = [_indices(digests, digest) for digest in dict.fromkeys(digests)]
+    if len(groups) > 1:
+        speakers = [processes[0] for processes in groups[:_GROUPS]]
+        spoken = mine if process_index() in speakers else ""
+        whole = exchange(spoken, name=f"the comparison in {name}", timeout=timeout)
+        known: list[dict[str, str]] = [json.loads(whole[process]) for process in speakers]
+        raise_in_all(ProcessMismatchError("\n".join(_difference_lines(groups, known))))
+
+
+def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[str, str]]) -> list[str]:
+    """The message for groups of processes that hold the same; `known` has the texts of the first of these groups."""
+    places = dict.fromkeys(place for texts in known for place in texts)
+    rows = {place: [texts.get(place, "nothing") for texts in known] for place in places}
+    rows = {place: texts for place, texts in rows.items() if len({*texts}) > 1}
+    # A version that only some processes have is that of a package that only their trees use.
+    versions = [place for place in rows if place.startswith("version of ")]
+    first = [place for place in versions if all(place in texts for texts in known)]
+    shown = [*first, *(place for place in rows if place not in versions)]
+    lines = ["The processes hold different trees:"]
+    for place in shown[:_SHOWN]:
+        processes: dict[str, list[int]] = {}
+        for group, text in zip(groups, rows[place], strict=False):
+            processes.setdefault(text, []).extend(group)
+        excerpts = zip(processes.values(), _excerpts([*processes]), strict=True)
+        lines += [f"  {place}", *(f"    {processes_text(numbers)}: {excerpt}" for numbers, excerpt in excerpts)]
+    if len(shown) > _SHOWN:
+        lines.append(f"  and {len(shown) - _SHOWN} places more")
+    if groups[_GROUPS:]:
+        others = processes_text(process for group in groups[_GROUPS:] for process in group)
+        lines.append(f"  P{others[1:]}: still other values")
+    return [*lines, _CURE]
+
+
+def _excerpts(texts: Sequence[str]) -> list[str]:
+    """Texts that differ; long ones from a little before the difference, and of several lines the first that differs."""
+    same = os.path.commonprefix([*texts])  # noqa: RUF071  by characters is what is asked
+    line = same.rfind("\n") + 1
+    is_far = len(same) - line > _WIDTH // 2
+    start = 0 if max(map(len, texts)) <= _WIDTH else len(same) - _WIDTH // 3 if is_far else line
+    shown = [text[start:].partition("\n")[0].strip() for text in texts]
+    cut = [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..." for text in shown]
+    return [f"...{text}" if start > line else text for text in cut]
 
 
 def processes_text(processes: Iterable[int]) -> str:
@@ -241,42 +310,3 @@ def coordination_client() -> Any:
     from jax._src import distributed
 
     return getattr(getattr(distributed, "global_state", None), "client", None)
-
-
-def kept_arguments(compiled: Any, count: int) -> tuple[int, ...]:
-    """Which leaves of its arguments a compiled program takes: `jit` leaves out those that it does not use.
-
-    Without it, the donated arguments of a function that does not use all of its arguments may be told wrongly.
-    """
-    kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
-    return tuple(range(count)) if kept is None else tuple(sorted(kept))
-
-
-def output_shardings(compiled: Any) -> list[Any]:
-    """The shardings of the outputs of a compiled program: of its results, and after them of what refs hold then.
-
-    Without it, `program_report` fails for functions that are given refs: JAX's own `output_shardings` does too.
-    """
-    try:
-        return list(untyped_jax.tree.leaves(compiled.output_shardings))
-    except ValueError:
-        return list(compiled._executable._out_shardings)
-
-
-def equation_setting(equation: Any) -> tuple[Any, ...]:
-    """The settings under which an equation of a jaxpr was traced, to be compared.
-
-    Without it, two equal equations that were traced under other settings would be compiled as one.
-    """
-    context = equation.ctx
-    names = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
-    return tuple(str(getattr(context, name, None)) for name in names)
-
-
-def some_equations(jaxpr: Any, equations: Any, inputs: Any, outputs: Any) -> Callable[..., list[Any]]:
-    """Some equations of a closed jaxpr as a function of some of its variables that gives others.
-
-    All public, and young. Without `replace` and `eval_jaxpr`, `sharded_init` fails.
-    """
-    part = jaxpr.jaxpr.replace(eqns=list(equations), invars=list(inputs), outvars=list(outputs))
-    return lambda *values: untyped_jax.core.eval_jaxpr(part, jaxpr.consts, *values)

@@ -4,6 +4,9 @@ import inspect
 import typing
 import warnings
 
+if typing.TYPE_CHECKING:
+    from treewright.checkpoint import Mismatch
+
 __all__ = [
     "CheckpointDamagedError",
     "CheckpointError",
@@ -172,37 +175,6 @@ class CheckpointDamagedError(CheckpointError):
     """
 
 
-if typing.TYPE_CHECKING:
-
-    class _DifferenceRecord(typing.Protocol):
-        """What checkers know of a `treewright.checkpoint.Mismatch`, which this module can't import."""
-
-        @property
-        def path(self) -> str:
-            """Where in the tree."""
-            ...
-
-        @property
-        def kind(self) -> str:
-            """Of what kind: missing, unexpected, shape, dtype, kind, class or static."""
-            ...
-
-        @property
-        def saved(self) -> str:
-            """What was saved."""
-            ...
-
-        @property
-        def wanted(self) -> str:
-            """What the tree has."""
-            ...
-
-        @property
-        def soft(self) -> bool:
-            """Whether it is a static that has no exact form, and whose description differs."""
-            ...
-
-
 class CheckpointMismatchError(CheckpointError):
     """A checkpoint is whole and does not fit the tree that it was to be loaded into.
 
@@ -210,7 +182,7 @@ class CheckpointMismatchError(CheckpointError):
     `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load` say so.
     """
 
-    def __init__(self, message: str, differences: "tuple[_DifferenceRecord, ...]" = ()) -> None:
+    def __init__(self, message: str, differences: "tuple[Mismatch, ...]" = ()) -> None:
         super().__init__(message)
         self.differences = differences
 

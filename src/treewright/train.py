@@ -3,27 +3,21 @@
 The types stand in `train.pyi`.
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from typing import Annotated, Any, Generic, Protocol, Self
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Generic, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
-from treewright._core.converters import Converted, Converter
-from treewright._core.fields import StaticValue, field, static
-from treewright._core.instance import with_close_matches
-from treewright._core.jax_private import untyped_jax
-from treewright._core.module import Module
-from treewright._core.spec import spec_of
-from treewright._core.text import cured, first_of, first_text
-from treewright._trees.diff import differences, telling_of_classes
-from treewright._trees.partition import combine, partition, trainable
-from treewright._trees.refs import first_ref, from_refs, write_changes
+from treewright._core import Module, field, is_node, spec_of, static
+from treewright._core.fields import StaticValue
+from treewright._core.jax_private import jax_trees, path_text, untyped_jax
+from treewright._core.text import cured, did_you_mean, first_of, short_text
+from treewright._trees.level import leaf_type_of, note_classes_made_again
+from treewright._trees.partition import combine, partition
+from treewright._trees.specs import trainable
 from treewright.errors import missing_extra
 
 P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
@@ -52,17 +46,14 @@ def _as_step(step: Any) -> Any:
     return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
 
 
-def _refuse_refs(state: object, **fields: object) -> None:
-    """Refuse a state that could not be returned, or whose optimiser would be given refs."""
-    for name, value in fields.items():
-        path = first_ref(value)
-        if path is not None:
-            raise TypeError(
-                f"{type(state).__qualname__}.{name}{path} is a ref. apply_gradients gives a new state, and JAX returns "
-                f"no refs from jit, grad, scan and the like. Change the refs instead, and return only the metrics: "
-                f"state = to_refs(state) before the first step, and state.update_in_place(grads=...) in it. For a new "
-                f"state of arrays: from_refs(state).apply_gradients(grads=...)."
-            )
+class _FromOptimizer:
+    """The default of `opt_state`."""
+
+    def __repr__(self) -> str:
+        return "tx.init(params)"
+
+
+_FROM_OPTIMIZER = _FromOptimizer()
 
 
 class TrainState(Module, Generic[P], kw_only=True):
@@ -83,49 +74,46 @@ class TrainState(Module, Generic[P], kw_only=True):
         ([0.5, 0.5], 1)
     """
 
-    step: Annotated[Converted[ArrayLike, jax.Array], Converter(_as_step)] = field(
-        default=Converted(0), doc="`i32[]`, the number of updates so far."
-    )
+    step: Any = field(default=0, converter=_as_step, doc="`i32[]`, the number of updates so far.")
     apply_fn: Callable[..., Any] | None = static(default=None, doc="What applies the model, or None.")
     params: P = field(doc="The parameters: a `Module`, a flax parameter dict, any pytree.")
     tx: Optimizer = static(doc="The optimiser, an `optax.GradientTransformation`.")
-    opt_state: Any = field(doc="What `tx.init(params)` gave, for the parameters without their buffers.")
+    opt_state: Any = field(
+        default=_FROM_OPTIMIZER, doc="The optimiser's state; by default `tx.init(params)`, without the buffers."
+    )
+
+    def __post_init__(self) -> None:
+        if self.opt_state is _FROM_OPTIMIZER:
+            self.opt_state = _initial_opt_state(type(self), self.params, self.tx)
 
     @classmethod
-    @cured(lambda args, kwargs: _create_cure(args[0], kwargs))
+    @cured(lambda _args, _kwargs: "It takes them by name: TrainState.create(params=..., tx=...).")
     def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
-        """A state at step 0, with the optimiser's state for `params`.
+        """A state at step 0, with the optimiser's state for `params`: the constructor, by the name that flax gives it.
 
         Args:
             params: The parameters, any pytree.
             tx: The optimiser.
-            apply_fn: What applies the model, if the program wants to keep it here.
+            apply_fn: What applies the model, if the program calls `state.apply_fn`.
             **fields: Values of fields that a subclass adds.
 
         Raises:
-            TypeError: If `tx` is not an optimiser, or `params` is a class.
+            TypeError: If `tx` is not an optimiser, `params` is a class, or a name in `fields` is not a field.
         """
-        if isinstance(params, type):
-            name = params.__name__
+        spec = spec_of(cls)
+        unknown = [] if spec.has_own_init else [name for name in fields if name not in {*spec.by_name, *spec.init_vars}]
+        if unknown:
+            (name, *_) = unknown
             raise TypeError(
-                f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {name}. Make an "
-                f"instance: params={name}(...)."
+                f"{cls.__qualname__} has no field {name}{did_you_mean(name, spec.by_name)}. A field of your own stands "
+                f"in a subclass: class State(TrainState): {name}: ..."
             )
-        if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-            name: str | None = getattr(tx, "__name__", None)
-            made = "" if name is None else f" It makes one when it is called: tx={name}(...)."
-            raise TypeError(
-                f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
-                f"got {first_text(tx)}.{made}"
-            )
-        weights, _ = partition(params, trainable)
-        return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=tx.init(weights), **fields)
+        opt_state = _initial_opt_state(cls, params, tx)
+        return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **fields)
 
     @cured(lambda _args, _kwargs: "Name them: state.apply_gradients(grads=grads).")
     def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
-
-        A state of refs has `update_in_place`.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
@@ -163,48 +151,47 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights, kept = partition(self.params, trainable)
         if buffers is not None:
             kept = _new_buffers(self, kept, buffers)
-        _refuse_refs(self, step=self.step, params=weights, opt_state=self.opt_state)
-        with telling_of_classes(self.params, grads, self.opt_state), _telling_of_misfits(self, weights, grads):
+        try:
             updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
             updated: Any = optax.apply_updates(weights, updates)
-        params = combine(updated, kept)
-        state = self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
-            _refuse_refs(self, params=params, **changes)
-        return state
-
-    def update_in_place(self, *, grads: P, **changes: Any) -> None:
-        """Do what `apply_gradients` does in the refs of this state, without a copy of it and without donation.
-
-        For a state that `to_refs` made, in a jitted step that returns no state, only metrics. What `apply_gradients`
-        leaves as it is, such as buffers, is not written, and may be an array.
-
-        Args:
-            grads: As for `apply_gradients`, of arrays: gradients with respect to `from_refs(params)`.
-            **changes: As for `apply_gradients`: `buffers`, and new values of other fields, which hold refs.
-
-        Raises:
-            TypeError: If something that changes is not a ref, or changes its structure, shape or dtype.
-            ImportError: If optax is not installed.
-
-        Examples:
-            >>> import optax
-            >>> state = to_refs(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.5)))
-            >>> @jax.jit
-            ... def step(state, x):
-            ...     loss, grads = jax.value_and_grad(lambda params: params["w"] @ x)(from_refs(state.params))
-            ...     state.update_in_place(grads=grads)
-            ...     return loss
-            >>> float(step(state, jnp.ones(2))), from_refs(state).params["w"].tolist()
-            (2.0, [0.5, 0.5])
-        """
-        before = from_refs(self)
-        write_changes(self, before, before.apply_gradients(grads=grads, **changes))
+        except (TypeError, ValueError, AttributeError) as error:
+            misfit = _misfit(self, weights, grads)
+            refused = None if misfit is None else ValueError(f"{type(self).__qualname__}.apply_gradients: {misfit}")
+            note_classes_made_again(refused or error, self.params, grads, self.opt_state)
+            if refused is None:
+                raise
+            raise refused from error
+        return self.replace(step=self.step + 1, params=combine(updated, kept), opt_state=opt_state, **changes)
 
 
 _COMPUTED = ("step", "params", "opt_state")
 _NO_FIT = ("class", "static", "added", "removed", "shape")  # where no computation takes both
-_LINES = 10  # of differences that a message lists
+
+
+def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
+    """The optimiser's state for parameters without their buffers."""
+    if isinstance(params, type):
+        name = params.__name__
+        raise TypeError(
+            f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {name}. Make an "
+            f"instance: params={name}(...)."
+        )
+    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+        made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
+        raise TypeError(
+            f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
+            f"got {short_text(tx)}.{made}"
+        )
+    weights: Any = partition(params, trainable)[0]
+    try:
+        return tx.init(weights)
+    except Exception as error:
+        if callable(weights):
+            error.add_note(
+                f"tx.init(params) raised this. Optax calls a mask or labels that can be called, as a spec of a "
+                f"{type(weights).__qualname__} can. Give a function: lambda params: spec_like(params, ...)."
+            )
+        raise
 
 
 def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
@@ -218,10 +205,9 @@ def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
                 f".replace({name}=...) on the state before or on the one that it returns."
             )
         if name not in fields:
-            (meant,) = with_close_matches([name], [*fields, "grads", "buffers"])
             raise TypeError(
-                f"{cls} has no field {meant}. apply_gradients takes grads, buffers, and new values of its fields: "
-                f"{', '.join(fields)}."
+                f"{cls} has no field {name}{did_you_mean(name, [*fields, 'grads', 'buffers'])}. apply_gradients takes "
+                f"grads, buffers, and new values of its fields: {', '.join(fields)}."
             )
 
 
@@ -237,60 +223,53 @@ def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
     if wrong:
         raise ValueError(
             f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
-            f"dtypes that they have, or the next step would be compiled anew:{wrong}\n"
+            f"dtypes that they have, or the next step would be compiled again:{wrong}\n"
             f"Give the model that the loss hands out, or the second half of its partition. Statistics that vmap gives "
             f"for each example need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
     return new
 
 
-def _create_cure(state: Any, given: Mapping[str, Any]) -> str:
-    """What follows Python's words for a call of the constructor, or of `create`, that it refuses."""
-    unknown = [name for name in given if name not in state.__node_spec__.by_name]
-    if not {"params", "tx"} <= set(given) or not unknown:
-        wrong = f", and takes no {unknown[0]}=" if unknown else ""
-        return f"TrainState.create(params=..., tx=...) makes a state at step 0{wrong}."
-    return f"A field of your own stands in a subclass: class State(TrainState): {unknown[0]}: ..."
-
-
-# Not in the class body, where it would be an `__init__` of the user's, and be inherited.
-setattr(TrainState, "__init__", cured(lambda args, kwargs: _create_cure(args[0], kwargs))(TrainState.__init__))  # noqa: B010
-
-
-@contextlib.contextmanager
-def _telling_of_misfits(state: TrainState[Any], weights: Any, grads: Any) -> "Generator[None, None, None]":
-    """Say which tree does not fit which, where the optimiser fails: optax names neither gradients nor parameters."""
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError) as error:
-        told = _misfit(state, weights, grads)
-        if told is None:
-            raise
-        raise ValueError(f"{type(state).__qualname__}.apply_gradients: {told}") from error
-
-
 def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
-    if callable(grads) and not hasattr(grads, "__node_spec__"):
-        return f"grads is the function {first_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
-    found = _misfits("params", weights, partition(grads, trainable)[0])
-    if found:
+    """Why the optimiser can't take its arguments: optax names neither gradients nor parameters. None if they fit."""
+    if callable(grads) and not is_node(grads):
+        return f"grads is the function {short_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
+    trained = partition(grads, trainable)[0]
+    lines = _misfits("params", weights, trained)
+    if lines:
         pair: Any = grads
         is_pair = isinstance(grads, tuple) and len(pair) == 2
         paired = is_pair and not _misfits("", weights, partition(pair[1], trainable)[0])
         cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
-        return f"grads is not a tree like params, so no update can be computed. From params to grads:{found}{cure}"
-    made = untyped_jax.eval_shape(state.tx.init, weights)
-    found = _misfits("opt_state", made, state.opt_state)
-    if found:
+        return f"grads is not a tree like params, so no update can be computed. From params to grads:{lines}{cure}"
+    integers = [path for path, leaf in jax_trees.tree_leaves_with_path(trained) if _is_float0(leaf)]
+    if integers:
         return (
-            f"opt_state is not what tx.init(params) gives. From that to opt_state:{found}\n"
-            f"After a change of tx or params, make it anew: opt_state=tx.init(params)."
+            f"params{path_text(integers[0])} holds integers, which have no gradient, and the optimiser computes with "
+            f"all of params. Declare its field as static() or buffer()."
+        )
+    made = untyped_jax.eval_shape(state.tx.init, weights)
+    lines = _misfits("opt_state", made, state.opt_state)
+    if lines:
+        return (
+            f"opt_state is not what tx.init(params) gives. From that to opt_state:{lines}\n"
+            f"After a change of tx or params, make it again: opt_state=tx.init(params)."
         )
     return None
 
 
+def _is_float0(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) == jax.dtypes.float0
+
+
 def _misfits(root: str, left: Any, right: Any, kinds: Collection[str] = _NO_FIT) -> str:
     """The lines on where two trees differ in these ways, by default so that no computation takes both."""
+    if jax.tree.structure(left) == jax.tree.structure(right):
+        pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+        if all(leaf_type_of(a).aval == leaf_type_of(b).aval is not None for a, b in pairs):
+            return ""
+    from treewright._trees.diff import differences  # which a step that succeeds does not need
+
     found = differences(left, right, values=False, path=(root,))
     lines = [str(difference) for difference in found if difference.kind in kinds]
-    return "".join(f"\n  {line}" for line in first_of(lines, _LINES))
+    return "".join(f"\n  {line}" for line in first_of(lines))

@@ -45,7 +45,7 @@ class ReadOnly(Generic[Given_contra, Kept_co]):
     def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
     def __set__(self, node: Never, value: Given_contra, /) -> None: ...
 
-# `create` gives these three; the constructor of a whole state is given `opt_state`.
+# The constructor gives these three where they are not given.
 @type_check_only
 def _given() -> Any: ...
 
@@ -95,7 +95,7 @@ class TrainState(Module, Generic[P], kw_only=True):
     tx: ReadOnly[Transformation, Optimizer] = static()
     """The optimiser, an `optax.GradientTransformation`."""
     opt_state: ReadOnly[Any, Any] = field(default_factory=_given)
-    """What `tx.init(params)` gave, for the parameters without their buffers."""
+    """The optimiser's state; by default `tx.init(params)`, without the buffers."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
         @classmethod
@@ -120,22 +120,10 @@ class TrainState(Module, Generic[P], kw_only=True):
     def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
         """The state after one update of the parameters.
 
-        A state of refs has `update_in_place`.
-
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
             buffers: The model with new buffers, as a loss with `has_aux=True` hands it out, or the second half of such
                 a partition. Only its buffers are taken. Without it, they stay as they are.
             **changes: New values of the fields that a subclass adds, such as a random key.
-        """
-    def update_in_place(self, *, grads: P, **changes: Any) -> None:
-        """Do what `apply_gradients` does in the refs of this state, without a copy of it and without donation.
-
-        For a state that `to_refs` made, in a jitted step that returns no state, only metrics. What `apply_gradients`
-        leaves as it is, such as buffers, is not written, and may be an array.
-
-        Args:
-            grads: As for `apply_gradients`, of arrays: gradients with respect to `from_refs(params)`.
-            **changes: As for `apply_gradients`: `buffers`, and new values of other fields, which hold refs.
         """

@@ -22,10 +22,9 @@ from typing import (
 )
 
 import jax
+from jax.typing import ArrayLike
 from typing_extensions import TypeVar, TypeVarTuple
 
-from treewright._core.converters import Ref as Ref
-from treewright._core.converters import new_ref as new_ref
 from treewright._core.instance import ReplaceMethod
 
 __all__ = [
@@ -68,7 +67,11 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 Z = TypeVar("Z")
 F = TypeVar("F", bound=Callable[..., Any])
-Open = TypeVar("Open", bound=Any, default=Unannotated)
+# pyright, which reads both and goes by the first, would take the gradient of a lambda for Any.
+if TYPE_CHECKING_WITH_PYREFLY or (not MYPY and sys.version_info.major < 3):
+    Open = TypeVar("Open", bound=Any, default=Unannotated)
+else:
+    Open = TypeVar("Open", bound=Any, default=Any)
 Result = TypeVar("Result", default=Unannotated)
 Of = TypeVar("Of")
 R = TypeVar("R")
@@ -79,6 +82,19 @@ More = TypeVarTuple("More")
 Numbers: TypeAlias = int | Sequence[int] | None
 Names: TypeAlias = str | Sequence[str] | None
 Both: TypeAlias = tuple[Literal[0], Literal[1]]
+
+class Ref(jax.Ref):
+    """An array that changes in place: `ref[...]` reads it, and `ref[...] = value` writes it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, idx: Any) -> jax.Array: ...
+    def __setitem__(self, idx: Any, x: ArrayLike) -> None: ...
+    def __len__(self) -> int: ...
+    def addupdate(self, x: ArrayLike, idx: Any = ()) -> None: ...
+
+def new_ref(init_val: ArrayLike, *, memory_space: Any = ..., kind: Any = ...) -> Ref:
+    """`jax.new_ref`: a ref that holds a copy of an array."""
 
 class WithReplace:
     """A base for classes with `@pytree_dataclass`, whose `replace` type checkers know of by it."""
@@ -190,12 +206,12 @@ class Derivative(Generic[Of, P, R_co]):
 @type_check_only
 class _Jacobian(Protocol):
     @overload
-    def __call__(self, fun: Callable[Concatenate[A, P], R], /) -> Derivative[A, P, R]: ...
+    def __call__(self, fun: Callable[Concatenate[A, P], R], *, holomorphic: bool = ...) -> Derivative[A, P, R]: ...
     @overload
-    def __call__(self, fun: Callable[P, Any], /, argnums: int | Sequence[int], *, has_aux: bool = ...,
+    def __call__(self, fun: Callable[P, Any], argnums: int | Sequence[int], has_aux: bool = ...,
                  holomorphic: bool = ...) -> Callable[P, Any]: ...
     @overload
-    def __call__(self, fun: Callable[P, Any], /, *, has_aux: bool, holomorphic: bool = ...) -> Callable[P, Any]: ...
+    def __call__(self, fun: Callable[P, Any], *, has_aux: bool, holomorphic: bool = ...) -> Callable[P, Any]: ...
 
 
 # mypy follows `functools.partial(jit, ...)` where `jit` is not overloaded. Without `fun`, `Result` has its default, and
@@ -218,25 +234,43 @@ else:
             static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
             keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Jit: ...
 
+# pyright lets functions alone override methods, so there the result is one, without `.lower`.
+if not TYPE_CHECKING_WITH_PYREFLY and not MYPY and sys.version_info.major < 3:
+    @overload
+    def jit_method(fun: Callable[P, R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,
+                   static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
+                   donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+                   compiler_options: dict[str, Any] | None = ...) -> Callable[P, R]: ...
+    @overload
+    def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,
+                   static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
+                   donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+                   compiler_options: dict[str, Any] | None = ...) -> _Keeps: ...
+
 @overload
-def jit_method(fun: Callable[Concatenate[Any, P], R], /) -> JittedMethod[P, R]:
-    """`jax.jit` for a method that a subclass overrides by another jitted one, which pyright refuses for `jit`."""
+def jit_method(fun: Callable[Concatenate[Any, P], R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,
+               static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
+               donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+               compiler_options: dict[str, Any] | None = ...) -> JittedMethod[P, R]:
+    """`jax.jit` for a method that overrides another one, jitted or not, or is overridden."""
 @overload
-def jit_method(*, static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
-               donate_argnames: Names = ...) -> _JitMethod: ...
+def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,
+               static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
+               donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+               compiler_options: dict[str, Any] | None = ...) -> _JitMethod: ...
 
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-         fun: Callable[Concatenate[Open, P], Any], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+         fun: Callable[Concatenate[Open, P], Any], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Gradient[P, Open]:
     """`jax.grad`: the gradient has the type of the argument that it is taken for."""
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-         fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], *, has_aux: Literal[False] = ...,
+         fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], B]: ...
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-         fun: Callable[Concatenate[A, B, P], Any], argnums: Both, *, has_aux: Literal[False] = ...,
+         fun: Callable[Concatenate[A, B, P], Any], argnums: Both, has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
@@ -244,24 +278,28 @@ def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy 
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-         fun: Callable[Concatenate[A, B, P], tuple[Any, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
+         fun: Callable[Concatenate[A, P], tuple[Any, Aux]], argnums: Literal[0], has_aux: Literal[True],
+         holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+         fun: Callable[Concatenate[A, B, P], tuple[Any, Aux]], argnums: Literal[1], has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[B, Aux]]: ...
 @overload
-def grad(fun: Callable[P, Any], argnums: int | Sequence[int], *, has_aux: bool = ..., holomorphic: bool = ...,
+def grad(fun: Callable[P, Any], argnums: int | Sequence[int], has_aux: bool = ..., holomorphic: bool = ...,
          allow_int: bool = ...) -> Callable[P, Any]: ...
 
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[Open, P], R], argnums: Literal[0] = ..., *, has_aux: Literal[False] = ...,
+                   fun: Callable[Concatenate[Open, P], R], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, R, Open]:
     """`jax.value_and_grad`: the value as `fun` gives it, and the gradient as the type of its argument."""
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], *, has_aux: Literal[False] = ...,
+                   fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[R, B]]: ...
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[A, B, P], R], argnums: Both, *, has_aux: Literal[False] = ...,
+                   fun: Callable[Concatenate[A, B, P], R], argnums: Both, has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[R, tuple[A, B]]]: ...
 @overload
@@ -271,11 +309,15 @@ def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some run
                    ) -> ValueAndGradient[P, tuple[R, Aux], Open]: ...
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
-                   fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], *, has_aux: Literal[True],
+                   fun: Callable[Concatenate[Open, P], tuple[R, Aux]], argnums: Literal[0], has_aux: Literal[True],
+                   holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, tuple[R, Aux], Open]: ...
+@overload
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+                   fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], has_aux: Literal[True],
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[tuple[R, Aux], B]]: ...
 @overload
-def value_and_grad(fun: Callable[P, R], argnums: int | Sequence[int], *, has_aux: bool = ..., holomorphic: bool = ...,
+def value_and_grad(fun: Callable[P, R], argnums: int | Sequence[int], has_aux: bool = ..., holomorphic: bool = ...,
                    allow_int: bool = ...) -> Callable[P, tuple[R, Any]]: ...
 
 jacfwd: _Jacobian
@@ -283,12 +325,12 @@ jacrev: _Jacobian
 hessian: _Jacobian
 
 @overload
-def remat(fun: Callable[P, R], /, *, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...,
-          static_argnums: int | tuple[int, ...] = ...) -> Callable[P, R]:
-    """`jax.checkpoint`, which keeps the signature; intermediate values are computed anew in the backward pass."""
+def remat(fun: Callable[P, R], *, prevent_cse: bool | Sequence[bool] = ..., policy: Callable[..., bool] | None = ...,
+          static_argnums: int | tuple[int, ...] = ..., static_argnames: Names = ...) -> Callable[P, R]:
+    """`jax.checkpoint`, which keeps the signature; intermediate values are computed again in the backward pass."""
 @overload
-def remat(*, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...,
-          static_argnums: int | tuple[int, ...] = ...) -> _Keeps: ...
+def remat(*, prevent_cse: bool | Sequence[bool] = ..., policy: Callable[..., bool] | None = ...,
+          static_argnums: int | tuple[int, ...] = ..., static_argnames: Names = ...) -> _Keeps: ...
 
 def eval_shape(fun: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """`jax.eval_shape`: the result of `fun` with a `jax.ShapeDtypeStruct` for each leaf."""
@@ -298,7 +340,7 @@ def device_put(x: T, device: Any = ..., *, src: Any = ..., donate: Any = ..., ma
 
 # One, two and three trees by themselves: by way of `...`, strict pyright finds the parameters of a lambda unknown.
 @overload
-def tree_map(f: Callable[[Any], Any], tree: T, /, *, is_leaf: Callable[[Any], bool] | None = ...) -> T:
+def tree_map(f: Callable[[Any], Any], tree: T, *, is_leaf: Callable[[Any], bool] | None = ...) -> T:
     """`jax.tree.map`: a tree of the same class; its leaves are what `f` makes them."""
 @overload
 def tree_map(f: Callable[[Any, Any], Any], tree: T, second: Any, /, *,
@@ -312,7 +354,7 @@ def tree_map(f: Callable[..., Any], tree: T, /, *rest: Any, is_leaf: Callable[[A
 # Up to three operands by themselves: lambdas are given no types by way of a TypeVarTuple. The last overload takes none
 # of those calls, since mypy gives Any where two overloads take a lambda.
 @overload
-def cond(pred: Any, true_fun: Callable[[], R], false_fun: Callable[[], R], /) -> R:
+def cond(pred: Any, true_fun: Callable[[], R], false_fun: Callable[[], R]) -> R:
     """`jax.lax.cond`: both branches take the operands and give one type."""
 @overload
 def cond(pred: Any, true_fun: Callable[[X], R], false_fun: Callable[[X], R], x: X, /) -> R: ...
@@ -325,7 +367,7 @@ def cond(pred: Any, true_fun: Callable[[X, Y, Z, T, *More], R],
          false_fun: Callable[[X, Y, Z, T, *More], R], x: X, y: Y, z: Z, t: T, /, *more: *More) -> R: ...
 
 @overload
-def switch(index: Any, branches: Sequence[Callable[[], R]], /) -> R:
+def switch(index: Any, branches: Sequence[Callable[[], R]]) -> R:
     """`jax.lax.switch`: all branches take the operands and give one type."""
 @overload
 def switch(index: Any, branches: Sequence[Callable[[X], R]], x: X, /) -> R: ...
@@ -352,9 +394,9 @@ def scan(f: Callable[[T, X], tuple[T, Y]], init: T, xs: X | None = ..., length: 
 # unknown. mypy would take the result of a function that returns Any for Never.
 if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
     def vmap(fun: F, in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
-             spmd_axis_name: Any = ...) -> F: ...
+             spmd_axis_name: Any = ..., sum_match: bool = ...) -> F: ...
 else:
     def vmap(fun: F | Callable[[Any], Never] | Callable[[Any, Any], Never] | Callable[[Any, Any, Any], Never],
              in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
-             spmd_axis_name: Any = ...) -> F:
+             spmd_axis_name: Any = ..., sum_match: bool = ...) -> F:
         """`jax.vmap`: the signature stays; arrays have one axis more."""

@@ -23,6 +23,8 @@ class ByFile:
     def save(self, tree: Any) -> None:
         save(self.path, tree)
 
+    save_again = save
+
     def load(self, **options: Any) -> Any:
         return load(self.path, **options)
 
@@ -36,6 +38,10 @@ class ByManager:
     def save(self, tree: Any) -> None:
         with CheckpointManager(self.folder) as manager:
             manager.save(1, tree)
+
+    def save_again(self, tree: Any) -> None:
+        self.folder = self.folder.with_name(f"{self.folder.name}-again")
+        self.save(tree)
 
     def load(self, **options: Any) -> Any:
         return CheckpointManager(self.folder).restore(**options)

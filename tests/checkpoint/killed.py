@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 import jax.numpy as jnp
+import orbax.checkpoint as orbax_checkpoint  # before the forks
 
 from treewright.checkpoint import CheckpointManager, save
-from treewright.checkpoint.steps import engine
 
+assert orbax_checkpoint
 SIZE = 50_000
 
 
@@ -49,7 +50,6 @@ def killed_round(folder: Path, milliseconds: float) -> str:
 
 
 if __name__ == "__main__":
-    engine()
     for line in sys.stdin:
         place, _, after = line.rpartition(" ")
         sys.stdout.write(f"{killed_round(Path(place), float(after))}\n")

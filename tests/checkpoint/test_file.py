@@ -1,18 +1,16 @@
-"""One file: written whole or not at all, opened by plain safetensors, refused before anything is written."""
+"""One file: on safetensors, whole or not there, verified, bounded, and closed to code."""
 
 from __future__ import annotations
 
-import builtins
-import gc
+import errno
 import json
 import os
 import stat
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +18,23 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 
+import treewright.checkpoint
 from tests.checkpoint.engines import assert_same
-from tests.checkpoint.models import net, spec
-from treewright.checkpoint import file as file_module
-from treewright.checkpoint import from_names, layout, load, save
-from treewright.checkpoint.file import progress_bar
-from treewright.errors import CheckpointError
+from tests.checkpoint.forge import document_in, forge
+from tests.checkpoint.models import every_kind, net, spec
+from treewright.checkpoint import from_names, load, read_manifest, save
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+pytestmark = pytest.mark.slow
+
+TREE = {"w": np.arange(1000.0), "b": [jnp.ones(3), 2]}
+
+
+# On safetensors
 
 
 def test_plain_safetensors_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
@@ -46,57 +50,29 @@ def test_plain_safetensors_opens_it_and_finds_readable_names(tmp_path: Path) -> 
         assert '"treewright.checkpoint"' in opened.metadata()["treewright"]
 
 
-def test_dtypes_that_safetensors_does_not_know_are_written_as_bytes(tmp_path: Path) -> None:
-    save(tmp_path / "x", {"a": np.ones((2, 3), np.complex128), "b": jnp.ones(4, "int4")})
+def test_other_dtypes_are_written_as_bytes_so_that_plain_safetensors_opens_every_file(tmp_path: Path) -> None:
+    tree = {"a": np.ones((2, 3), np.complex128), "b": jnp.ones(4, "int4"), "c": jnp.ones(2, "float8_e4m3fn")}
+    save(tmp_path / "x", tree)
 
     found = safetensors.numpy.load_file(tmp_path / "x")
     assert found["a"].view(np.complex128)[..., 0].tolist() == np.ones((2, 3)).tolist()
     assert found["b"].tolist() == [[1]] * 4
+    assert_same(load(tmp_path / "x", like=tree), tree)
 
 
-# Small and large ones, with empty ones between them and at both ends, in each width.
-SIZES = (0, 3, 20_000, 0, 5, 200_000, 20_000, 1, 0)
-MIXED = {
-    dtype: [np.full(size, index + 1, dtype) for index, size in enumerate(SIZES)]
-    for dtype in ("uint8", "float32", "int16")
-}
+def test_every_kind_of_leaf_container_and_static_comes_back(tmp_path: Path) -> None:
+    tree = every_kind()
+    save(tmp_path / "x", tree)
 
-
-def test_arrays_of_all_sizes_come_back(tmp_path: Path) -> None:
-    save(tmp_path / "x", MIXED)
-
-    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_arrays_of_a_file_may_lie_in_another_order(sign: int, tmp_path: Path) -> None:
-    save(tmp_path / "x", MIXED)
-    content = (tmp_path / "x").read_bytes()
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
-    written, data, end = {"__metadata__": header.pop("__metadata__")}, b"", 0
-    for name, tensor in sorted(header.items(), key=lambda item: item[0][::sign]):
-        start, stop = tensor["data_offsets"]
-        data += content[begin + start : begin + stop]
-        written[name] = {**tensor, "data_offsets": [end, end := end + stop - start]}
-    text = json.dumps(written).encode()
-    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + data)
-
-    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
-
-
-def test_a_system_that_can_not_be_told_to_write_saves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    save(tmp_path / "x", MIXED)
-    monkeypatch.undo()
-
-    assert_same(load(tmp_path / "x", like=MIXED), MIXED)
+    assert jax.tree.structure(load(tmp_path / "x", like=tree)) == jax.tree.structure(tree)
+    alone = load(tmp_path / "x", modules=["tests.checkpoint.models", "jax.nn"])
+    assert jax.tree.structure(alone) == jax.tree.structure(tree)
 
 
 def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, tmp_path / "x")
 
-    with pytest.raises(CheckpointError, match="is a safetensors file without a manifest: another program wrote it"):
+    with pytest.raises(CheckpointError, match="is a safetensors file without a manifest, written by another program"):
         load(tmp_path / "x", like={"a": jnp.zeros(2)})
     assert_same(from_names(safetensors.numpy.load_file(tmp_path / "x"), like={"a": jnp.zeros(2)}), {"a": jnp.ones(2)})
 
@@ -110,6 +86,46 @@ def test_sharded_arrays_are_gathered(tmp_path: Path) -> None:
     assert load(tmp_path / "x", like={"x": jax.device_put(x, sharding)})["x"].sharding == sharding
 
 
+def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would get the name '__metadata__', which safetens"):
+        save(tmp_path / "x", {"__metadata__": 1})
+    save(tmp_path / "x", [{"__metadata__": 1}])
+    assert load(tmp_path / "x") == [{"__metadata__": 1}]
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"]
+)
+def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", {name: 1, "other": {name: 2}})
+
+    assert load(tmp_path / "x") == {name: 1, "other": {name: 2}}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_only_public_names_complete() -> None:
+    assert dir(treewright.checkpoint) == sorted(treewright.checkpoint.__all__)
+    assert not [
+        name for name in dir(treewright.checkpoint) if isinstance(getattr(treewright.checkpoint, name), type(os))
+    ]
+
+
+def test_paths_and_trees_that_change_places_and_addresses_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="A path comes first, and then the tree to save or like= to load"):
+        save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(CheckpointError, match="gs://b/x is not on a local or mounted disk, where a file can appear"):
+        save("gs://b/x", 1)
+    with pytest.raises(
+        TypeError, match=r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"
+    ):
+        load(tmp_path / "x", like=1, stric=False)  # type: ignore[call-overload]  # pyright: ignore
+    with pytest.raises(TypeError, match=r"unexpected option 'template' Write like= instead"):
+        load(tmp_path / "x", template=1)  # type: ignore[call-overload]  # pyright: ignore
+
+
+# Whole or not there
+
+
 def test_a_second_file_replaces_the_first_in_one_step(tmp_path: Path) -> None:
     path = tmp_path / "x"
     save(path, {"a": 1})
@@ -117,50 +133,6 @@ def test_a_second_file_replaces_the_first_in_one_step(tmp_path: Path) -> None:
 
     assert load(path) == {"a": 2}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_saving_works_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = {"a": np.arange(1 << 18), "b": 1}
-    save(tmp_path / "x", 0)
-
-    def start(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        save(tmp_path / "x", tree)
-    assert_same(load(tmp_path / "x"), tree)
-
-
-def test_a_program_can_save_when_it_ends(tmp_path: Path) -> None:
-    program = f"""
-        import atexit, numpy
-        from treewright.checkpoint import save
-        atexit.register(save, {str(tmp_path / "x")!r}, {{"a": numpy.arange(1 << 18)}})
-    """
-    save(tmp_path / "x", 0)
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
-
-    assert run.stderr == ""
-    assert_same(load(tmp_path / "x"), {"a": np.arange(1 << 18)})
-
-
-# Reading in runs
-
-
-def test_an_array_of_several_chunks_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_module, "_CHUNK", 100)
-    tree = {"long": np.arange(251, dtype=np.uint8), "even": np.arange(25.0), "short": np.arange(3)}
-    save(tmp_path / "x", tree)
-
-    assert_same(load(tmp_path / "x"), tree)
-
-
-def test_the_file_may_be_read_by_whom_new_files_may_be_read_by(tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    save(tmp_path / "x", 1)
-
-    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
 
 
 def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,161 +149,263 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeyp
     save(path, {"a": jnp.ones(5)})
 
     (name, *first), second = steps
-    assert name.startswith(".treewright-saving-")
+    assert name.startswith(".x.unfinished-")
     assert [first, second] == [[False, False], (tmp_path.name, True, True)]
 
 
-def test_a_folder_that_is_missing_is_an_error_and_nothing_is_made(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"x could not be written: there is no folder"):
-        save(tmp_path / "none" / "x", 1)
-    assert not list(tmp_path.iterdir())
+FAULTS = ["open", "fsync", "replace", "rename"]
 
 
-def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would get the name '__metadata__', which safetens"):
-        save(tmp_path / "x", {"__metadata__": 1})
-    save(tmp_path / "x", [{"__metadata__": 1}])
-    assert load(tmp_path / "x") == [{"__metadata__": 1}]
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", FAULTS)
+def test_a_failing_disk_raises_and_the_earlier_file_stays(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x", {"a": 1})
 
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"]
-)
-def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
-    save(tmp_path / "x", {name: 1, "other": {name: 2}})
-
-    assert load(tmp_path / "x") == {name: 1, "other": {name: 2}}
+    monkeypatch.setattr(os, call, fail)
+    raised = False
+    try:
+        save(tmp_path / "x", {"a": 2})
+    except CheckpointError as error:
+        raised = True
+        assert os.strerror(number) in str(error)  # noqa: PT017
+    monkeypatch.undo()
+    assert load(tmp_path / "x") == {"a": 1 if raised else 2}
+    assert raised or call in {"rename", "replace"}  # one of which this Python uses
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_manifest_that_is_too_long_for_the_header_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "LONGEST", 200)
+def test_a_full_disk_raises_and_the_earlier_file_stays(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": 1})
+    program = (
+        "import resource, signal, numpy, sys; from treewright.checkpoint import save\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))\n"
+        "save(sys.argv[1], {'a': numpy.ones(10**6)})"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=False
+    )
 
-    with pytest.raises(
-        CheckpointError, match=r"The header of this tree would have \d+ bytes, and that of a safetensor"
-    ):
-        save(tmp_path / "x", {"a": 1})
-    assert not list(tmp_path.iterdir())
-
-
-# An array of which other processes hold parts; a real one needs several processes.
-FAR_ARRAY: Any = type("FarArray", (), {"is_fully_addressable": False, "__class__": jax.Array})
-
-
-def test_arrays_of_several_processes_are_refused() -> None:
-    from treewright.checkpoint.leaves import Form, Leaf
-
-    leaf = Leaf(("x",), ".x", Form("array", (2,), "float32"), value=FAR_ARRAY())
-    assert list(file_module._problems([leaf])) == [".x lies on several processes: CheckpointManager saves those"]
+    assert "x could not be written, and is as it was: " in run.stderr
+    assert load(tmp_path / "x") == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_on_an_accelerator_all_arrays_start_to_the_host_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    save(tmp_path / "x", {"a": jnp.ones(3), "b": np.ones(2)})
+def test_two_writers_leave_one_of_two_whole_files(tmp_path: Path) -> None:
+    trees = [{"a": np.full(100_000, number)} for number in range(2)]
 
-    assert_same(load(tmp_path / "x"), {"a": jnp.ones(3), "b": np.ones(2)})
+    def write(tree: Any) -> None:
+        for _ in range(20):
+            save(tmp_path / "x", tree)
 
-
-def test_large_arrays_are_read_in_groups(tmp_path: Path) -> None:
-    tree = {"a": np.arange(5 << 20, dtype=np.int32), "b": np.arange(3), "c": jnp.ones(1 << 20)}
-    save(tmp_path / "x", tree)
-
-    assert_same(load(tmp_path / "x", like=tree), tree)
-
-
-# The bar
+    threads = [threading.Thread(target=write, args=(tree,)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = load(tmp_path / "x")["a"]
+    assert len(np.unique(found)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_bar_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(tmp_path / "x", {"a": np.ones(1 << 18)}, progress=True)
-    load(tmp_path / "x", progress=True)
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o777])
+def test_a_file_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
+    save(tmp_path / "x", 1)
+    (tmp_path / "x").chmod(mode)
+    save(tmp_path / "x", 2)
 
-    shown = capsys.readouterr().err
-    assert "saving x: 100%" in shown
-    assert "loading x: 100%" in shown
-
-
-@pytest.mark.parametrize(
-    ("total", "terminal", "shown"), [(1 << 28, True, True), (1 << 27, True, False), (1 << 28, False, False)]
-)
-def test_a_bar_is_shown_for_large_trees_on_a_terminal(
-    total: int, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-
-    with progress_bar(total, "working", show=None) as done:
-        done(total)
-    assert ("working" in capsys.readouterr().err) == shown
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+    (tmp_path / "other").touch()
+    save(tmp_path / "new", 1)
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-# Libraries that are missing
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "x")
+    for number in range(2):
+        save(tmp_path / "link", number)
+    assert (tmp_path / "link").is_symlink()
+    assert load(tmp_path / "folder" / "x") == load(tmp_path / "link") == 1
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Make imports of these packages fail."""
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any) -> Any:
-        if name.partition(".")[0] in packages:
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-
-
-def manager() -> None:
-    from treewright.checkpoint import CheckpointManager
-
-    CheckpointManager("x")
+def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe is a named pipe, and load reads a file that save wrote"):
+        load(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match=r"is a folder, .* The steps of a run: CheckpointManager\("):
+        load(tmp_path)
+    for place, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a named pipe")):
+        with pytest.raises(CheckpointError, match=rf"is {kind}\. Only a regular file can be replaced"):
+            save(place, 1)
+    with pytest.raises(CheckpointError, match=r"x could not be written: there is no folder"):
+        save(tmp_path / "none" / "x", 1)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        load(tmp_path / "nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-@pytest.mark.parametrize(
-    ("package", "use", "message"),
-    [
-        ("xxhash", lambda: save("x", 1), "The digest of a checkpoint needs xxhash"),
-        ("orbax", manager, "CheckpointManager needs orbax-checkpoint"),
-        ("tqdm", lambda: save("x", 1, progress=True), "A progress bar needs tqdm"),
-    ],
-)
-def test_a_missing_library_is_named_with_the_line_that_installs_it(
-    package: str, use: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    without(monkeypatch, package)
-
-    with pytest.raises(ImportError, match=rf"{message}.*Install it with: pip install 'treewright\[checkpoint\]'"):
-        use()
-    assert not list(tmp_path.iterdir())
+# Damage
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_search_for_cycles_is_as_it_was_after_saving_and_loading(enabled: bool, tmp_path: Path) -> None:
-    was = gc.isenabled()
-    try:
-        (gc.enable if enabled else gc.disable)()
-        save(tmp_path / "x", 1)
-        assert gc.isenabled() == enabled
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 400), marks=pytest.mark.exhaustive)])
+def test_a_flipped_bit_anywhere_is_never_accepted(seed: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    for one in [seed] if isinstance(seed, int) else seed:
+        chance = np.random.default_rng(one)
+        for place in chance.integers(0, len(content), 20):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(chance.integers(8))
+            (tmp_path / "x").write_bytes(damaged)
+            try:
+                found = load(tmp_path / "x", like=TREE)
+            except CheckpointError:
+                continue
+            assert_same(found, TREE)  # a bit of the header's padding
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
+def test_a_file_that_was_cut_short_is_damaged(share: float, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(content[: int(len(content) * share)])
+
+    with pytest.raises(CheckpointDamagedError, match=r"x can't be loaded: it is no safetensors file, or its header"):
         load(tmp_path / "x")
-        with pytest.raises(CheckpointError):
-            load(tmp_path / "none")
-        assert gc.isenabled() == enabled
-    finally:
-        (gc.enable if was else gc.disable)()
 
 
-def test_small_arrays_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    write = os.write
+@pytest.mark.parametrize("content", [b"hello", b"PK\x03\x04" + b"x" * 100, b"\x80\x04" + b"." * 50, b""])
+def test_a_file_of_another_kind_is_no_safetensors_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
 
-    def watched(descriptor: int, data: Any) -> int:
-        sizes.append(len(data))
-        return write(descriptor, data)
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: it is no safetensors file, or its header is"):
+        load(tmp_path / "x")
 
-    monkeypatch.setattr(os, "write", watched)
-    tree = {f"{i}": np.full(i % 5, i, np.int32) for i in range(3000)} | {"large": np.arange(1 << 17)}
-    save(tmp_path / "x", tree)
 
-    assert len(sizes) <= 4
-    assert_same(load(tmp_path / "x"), tree)
+def test_a_manifest_that_does_not_fit_its_digest_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(content.replace(b"float64", b"floot64", 1))
+
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: The manifest is damaged: it has the digest"):
+        read_manifest(tmp_path / "x")
+
+
+# Forged
+
+
+FORGED: dict[str, Any] = {
+    "another format": lambda d: d.update(format="x"),
+    "no version": lambda d: d.pop("version"),
+    "a class that is a number": lambda d: d["nodes"][0].update(kind=3),
+    "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
+    "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
+    "a child twice": lambda d: d["nodes"][0].update(children=["b", "b"]),
+    "a loop": lambda d: d["nodes"][1].update(name="", children=["b"]),
+    "no leaves": lambda d: d.update(leaves=[]),
+    "a leaf too many": lambda d: d["leaves"].append({**d["leaves"][0], "name": "z"}),
+    "an unknown dtype": lambda d: d["leaves"][0].update(dtype="object"),
+    "a negative size": lambda d: d["leaves"][0].update(shape=[-1]),
+    "a huge shape": lambda d: d["leaves"][0].update(shape=[2**62, 2**62]),
+    "a long shape": lambda d: d["leaves"][0].update(shape=[1] * 1000),
+    "a size that is a flag": lambda d: d["leaves"][0].update(shape=[True]),
+    "a scalar with a shape": lambda d: d["leaves"][1].update(kind="int", shape=[2]),
+    "a key without bits": lambda d: d["leaves"][0].update(kind="key", key="fry"),
+    "a ref on the host": lambda d: d["leaves"][2].update(ref=True),
+    "no digest": lambda d: d["leaves"][0].pop("digest"),
+    "a short digest": lambda d: d["leaves"][0].update(digest="ab"),
+    "digests that do not cover": lambda d: d["leaves"][0].update(digest={"0:1": "0" * 32}),
+    "a block outside": lambda d: d["leaves"][0].update(digest={"0:10000": "0" * 32}),
+    "a block of another rank": lambda d: d["leaves"][0].update(digest={"0:1,0:2": "0" * 32}),
+    "a block that is text": lambda d: d["leaves"][0].update(digest={"a:b": "0" * 32}),
+    "fields without statics": lambda d: d["nodes"][0].update(
+        kind="node", **{"class": "a:b", "fields": {"x": "static"}}
+    ),
+    "a field of no kind": lambda d: d["nodes"][0].update(fields={"x": "y"}),
+    "a metric that is text": lambda d: d.update(metrics={"loss": "low"}),
+    "items that are a list": lambda d: d.update(items=[[1]]),
+    "deep": lambda d: d.update(
+        nodes=[{"name": ".".join("a" * i), "path": "", "kind": "list", "children": ["a"]} for i in range(3000)],
+        leaves=[],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_manifest_is_damage(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", FORGED[name])
+
+    with pytest.raises(CheckpointDamagedError, match=r"x can't be loaded: (The manifest is damaged|its header)"):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null"]
+)
+def test_a_manifest_that_is_other_json_is_damage(text: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", text)
+
+    with pytest.raises(CheckpointDamagedError, match="x can't be loaded: The manifest is damaged: "):
+        load(tmp_path / "x")
+
+
+def test_an_array_of_another_size_than_the_manifest_says_is_damage(tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", lambda document: document["leaves"][2].update(shape=[500]))
+
+    with pytest.raises(CheckpointDamagedError, match=r"\['w'\] in .*x can't be read: it has 8000 bytes, and 4000 in"):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("version", "kind"), [(1, "which no released Treewright wrote"), (3, "with a newer version")])
+def test_another_version_is_no_damage(version: int, kind: str, tmp_path: Path) -> None:
+    save(tmp_path / "x", TREE)
+    forge(tmp_path / "x", lambda document: document.update(version=version))
+
+    with pytest.raises(CheckpointError, match=rf"has format version {version}.*{kind}") as caught:
+        load(tmp_path / "x")
+    assert not isinstance(caught.value, CheckpointDamagedError)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+def test_any_value_in_any_place_of_a_manifest_gives_the_tree_or_an_error_of_ours(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("forged") / "x"
+    save(path, {"n": net(), "b": [jnp.ones(2), 2]})
+    document = document_in(path)
+    place = document
+    while isinstance(place, list | dict) and place:
+        keys: list[Any] = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], list | dict) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(VALUES)
+            break
+        place = place[key]
+    forge(path, json.dumps(document))
+
+    try:
+        load(path, modules=["tests.checkpoint.models", "jax.nn"])
+    except CheckpointError:
+        return
+
+
+def test_a_manifest_above_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": 1})
+    with pytest.raises(Exception, match=r"HeaderTooLarge|header|manifest"):  # noqa: PT012
+        forge(tmp_path / "x", " " * 100_000_001)
+        load(tmp_path / "x")

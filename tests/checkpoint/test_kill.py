@@ -16,6 +16,8 @@ import pytest
 from tests.checkpoint.killed import SIZE
 from treewright.checkpoint import CheckpointManager, load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIKE = {"a": jax.ShapeDtypeStruct((SIZE,), jnp.int32), "b": [jax.ShapeDtypeStruct((10,), jnp.int32)] * 5}  # type: ignore[no-untyped-call]
 
@@ -53,4 +55,4 @@ def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_fo
 
     with CheckpointManager(tmp_path / "steps", keep=2) as manager:
         manager.save(10**6, {"x": 1})
-    assert {path.name for path in (tmp_path / "steps").iterdir()} == {str(latest), str(10**6)}
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {str(latest), str(10**6), ".thrown-out"}

@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
-from tests.checkpoint.models import Dense, Net, Other, Settings, net, scaled, spec, train_state
+from tests.checkpoint.models import Net, Other, Settings, net, scaled, spec, train_state
 from tests.conftest import count_traces
 from treewright import Module, TrainState, replace
-from treewright.checkpoint.restore import LoadOptions, restored
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
+
+pytestmark = pytest.mark.slow
 
 # What fits
 
@@ -133,7 +134,8 @@ def test_a_private_module_of_a_package_may_change(engine: Any) -> None:
     Inside.__module__ = "optax._src.base"
     engine.save(Inside(1))
     Inside.__module__ = "optax.transforms._base"
-    assert engine.load(like=Inside(0)) == Inside(1)
+    with pytest.warns(CheckpointWarning, match=r"the tree: class optax\._src\.base:.* saved, optax\.transforms"):
+        assert engine.load(like=Inside(0)) == Inside(1)
     Inside.__module__ = "other.transforms._base"
     with pytest.raises(CheckpointMismatchError, match=r"the tree: class optax\._src\.base:"):
         engine.load(like=Inside(0))
@@ -166,7 +168,7 @@ def test_a_static_that_has_only_a_description_is_warned_of(engine: Any) -> None:
         warnings.simplefilter("error")
         engine.load(like=Settings(scaled(0.5)))
         engine.load(like=Settings(scaled(2.0)), on_static="ignore")
-    with pytest.warns(CheckpointWarning, match=r"\(factor=0\.5\) saved, .*\(factor=2\.0\) in the tree"):
+    with pytest.warns(CheckpointWarning, match=r"\(factor=0\.5\) #\w+ saved, .*\(factor=2\.0\) #\w+ in the tree"):
         engine.load(like=Settings(scaled(2.0)))
     with pytest.raises(CheckpointMismatchError, match=r"static tests\.checkpoint\.models\.scaled"):
         engine.load(like=Settings(3))
@@ -304,13 +306,3 @@ def test_64_bits_need_jax_to_have_them(engine: Any) -> None:
 
     with pytest.raises(CheckpointError, match=r"\['x'\] is a float64, and JAX would make it a float32\. Load it with"):
         engine.load(like=tree)
-
-
-def test_a_checkpoint_without_leaves_reads_nothing() -> None:
-    from treewright.checkpoint.tree import manifest_of
-
-    assert restored(manifest_of([]), lambda _: iter(()), [], LoadOptions()) == []
-
-
-def test_dense_runs() -> None:
-    assert Dense.of(2, 2)(jnp.ones(2)).shape == (2,)

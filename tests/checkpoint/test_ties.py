@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from tests.checkpoint.forge import forge
 from tests.checkpoint.models import spec
-from treewright._core.jax_refs import new_ref
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save, to_names
-from treewright.checkpoint.manifest import from_json
-from treewright.checkpoint.tree import manifest_of
 from treewright.errors import CheckpointDamagedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 ARRAY = jnp.arange(1000.0)
 
@@ -56,10 +56,10 @@ def test_ties_come_back_without_a_template_into_one_that_has_them_and_into_an_ab
 
 
 def test_a_ref_in_two_places_comes_back_as_one(engine: Any) -> None:
-    ref = new_ref(jnp.zeros(2))
-    engine.save({"a": ref, "b": ref, "c": new_ref(jnp.zeros(2))})
+    ref = jax.new_ref(jnp.zeros(2))
+    engine.save({"a": ref, "b": ref, "c": jax.new_ref(jnp.zeros(2))})
 
-    found = engine.load(like={"a": ref, "b": ref, "c": new_ref(jnp.ones(2))})
+    found = engine.load(like={"a": ref, "b": ref, "c": jax.new_ref(jnp.ones(2))})
     assert found["a"] is found["b"] is not found["c"]
 
 
@@ -124,7 +124,7 @@ def test_a_tied_array_is_written_once_and_the_manifest_says_what_it_is(tmp_path:
     save(tmp_path / "three", {"a": ARRAY, "b": ARRAY, "c": ARRAY})
 
     assert (tmp_path / "three").stat().st_size - (tmp_path / "one").stat().st_size < 2000
-    assert [leaf.tied for leaf in read_manifest(tmp_path / "three").leaves] == [None, ("a",), ("a",)]
+    assert [leaf.tied for leaf in read_manifest(tmp_path / "three").leaves] == [None, "a", "a"]
     assert len({str(leaf.digests) for leaf in read_manifest(tmp_path / "three").leaves}) == 1
     assert list(read_names(tmp_path / "three")) == ["a"]  # as plain safetensors reads it
 
@@ -137,7 +137,7 @@ class Made:
         self.number = number
 
     def tree_flatten(self) -> tuple[Any, None]:
-        return (new_ref(jnp.full(2, self.number)),), None
+        return (jax.new_ref(jnp.full(2, self.number)),), None
 
     @classmethod
     def tree_unflatten(cls, _: None, children: Any) -> Any:
@@ -151,24 +151,16 @@ def test_leaves_that_live_for_a_moment_are_not_tied(engine: Any) -> None:
     assert engine.load(like=tree) == list(range(20))
 
 
-@pytest.mark.parametrize("tie", [1, 2, -1, 3, True, 0.0, "0"])
-def test_a_forged_tie_is_damage(tie: Any) -> None:
-    arrays = {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5}
-    manifest = manifest_of(arrays)
-    for leaf in manifest.leaves:
-        leaf.digests = {"all": "0" * 32}
-    document = manifest.to_json()
-    assert document["digests"][2] == 1
-    assert from_json(document).leaves[2].tied == ("b",)
-    document["digests"][2] = tie
+@pytest.mark.parametrize("tie", ["b", "d", "z", "c", 3, None])
+def test_a_forged_tie_is_damage(tie: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5, "e": np.ones(2)})
 
-    if tie == 1 and type(tie) is int:
-        document["digests"] = [0, *document["digests"][1:]]  # to itself
-    with pytest.raises(CheckpointDamagedError, match=r"can't be one array with the leaf|has the digest|is no digest"):
-        from_json(document)
-    document["digests"][2:] = [1, 1]  # a number of Python's
-    with pytest.raises(CheckpointDamagedError, match="can't be one array with the leaf"):
-        from_json(document)
+    def change(document: Any) -> None:
+        document["leaves"][0]["tied"] = tie
+
+    forge(tmp_path / "x", change)
+    with pytest.raises(CheckpointDamagedError, match=r"can't be one array with|is not of the type str"):
+        load(tmp_path / "x")
 
 
 def test_names_hold_tied_leaves_like_any_other() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 REFUSED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
 # How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
-FLOORS = {(3, 11): 151, (3, 12): 159, (3, 13): 163, (3, 14): 176, (3, 15): 179}
+FLOORS = {(3, 11): 149, (3, 12): 157, (3, 13): 161, (3, 14): 174, (3, 15): 177}
 
 
 def source_files() -> dict[str, Path]:

@@ -11,7 +11,7 @@ import optax
 import pytest
 from equinox import nn
 
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import (
     Adopted,
     Module,
@@ -23,7 +23,6 @@ from treewright import (
     partition,
     replace,
     static,
-    summary,
     trainable,
 )
 from treewright._core.jax_private import path_text
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-nnx: Any = package_or_absent("flax", "flax.nnx").nnx
-linen: Any = package_or_absent("flax", "flax.linen").linen
+pytestmark = pytest.mark.slow
+
+nnx: Any = importorskip("flax", "flax.nnx").nnx
+linen: Any = importorskip("flax", "flax.linen").linen
 
 KEY = jax.random.key(0)
 VECTOR, LINE = jnp.arange(4.0), jnp.arange(32.0).reshape(4, 8)
@@ -123,27 +124,6 @@ def test_an_adopted_layer_does_under_plain_jax_what_the_layer_does_alone(name: s
     assert jax.tree.structure(gradients) == jax.tree.structure(adopted)
 
 
-def test_layers_with_a_state_take_it_and_give_it_back() -> None:
-    norm, state = nn.make_with_state(nn.BatchNorm)(4, axis_name="batch", mode="batch")
-    again = nn.make_with_state(nn.SpectralNorm)(linear(), "weight", key=KEY)
-    spectral, alone = (adopt(again[0]), again[1]), nn.make_with_state(nn.SpectralNorm)(linear(), "weight", key=KEY)
-
-    call = jax.jit(jax.vmap(lambda n, x, s: n(x, s), in_axes=(None, 0, None), out_axes=(0, None), axis_name="batch"))
-    normed, state = call(adopt(norm), LINE.T, state)
-    output, _ = jax.jit(lambda layer, x, s: layer(x, s))(spectral[0], VECTOR, spectral[1])
-
-    assert allclose(normed.mean(0), jnp.zeros(4), atol=1e-5)
-    assert allclose(output, alone[0](VECTOR, alone[1])[0], atol=1e-5)
-    assert adopt(norm).is_stateful()  # a method of StatefulLayer
-
-
-def test_shared_weights_stay_shared() -> None:
-    shared = nn.Shared((linear(4, 4), linear(4, 4)), lambda pair: pair[1].weight, lambda pair: pair[0].weight)
-
-    first, second = adopt(shared)()
-    assert first.weight is second.weight
-
-
 class Net(Module):
     mlp: Adopted[nn.MLP]
     scale: jax.Array
@@ -184,21 +164,6 @@ def test_another_setting_or_function_retraces_and_is_named_by_its_path() -> None
     assert counted.count == 2
     (difference,) = diff(net(), net(jax.nn.gelu))
     assert [path_text(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
-
-
-def test_a_batch_of_them_is_made_and_called_by_vmap() -> None:
-    many = jax.vmap(lambda key: adopt(nn.MLP(4, 1, 8, 1, key=key)))(jax.random.split(KEY, 3))
-
-    assert jax.vmap(lambda mlp: mlp(VECTOR))(many).shape == (3, 1)
-    assert many.layers[0].weight.shape == (3, 8, 4)
-
-
-def test_it_prints_the_layer_and_its_arrays_by_path() -> None:
-    adopted = adopt(linear())
-
-    assert repr(adopted).startswith("Adopted(\n    arrays=Linear(\n")
-    assert ".arrays.weight" in str(summary(adopted))
-    assert at(adopted, ".arrays.bias").set(jnp.zeros(3)).bias.tolist() == [0, 0, 0]
 
 
 def test_attributes_items_and_methods_are_those_of_the_layer() -> None:
@@ -251,24 +216,6 @@ def test_a_layer_that_changes_when_it_is_called_gives_the_change_back() -> None:
     assert jax.tree.structure(changed) == jax.tree.structure(norm)
 
 
-def test_what_such_a_layer_gives_back_goes_into_the_state_in_one_call() -> None:
-    def loss_of(norm: Any, x: jax.Array) -> Any:
-        y, norm = norm.call_and_update(x)
-        return jnp.mean((y - 1) ** 2), norm
-
-    @jax.jit
-    def step(state: Any, x: jax.Array) -> Any:
-        grads, norm = jax.grad(loss_of, has_aux=True)(state.params, x)
-        return state.apply_gradients(grads=grads, buffers=norm)
-
-    norm = adopt(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), buffers=nnx.BatchStat)
-    stepped = step(TrainState.create(params=norm, tx=optax.adam(0.1)), jnp.ones((2, 3)))
-
-    assert allclose(stepped.params.mean[...], jnp.full(3, 0.01))
-    assert not allclose(stepped.params.bias[...], norm.bias[...])
-    assert jax.tree.structure(stepped.params) == jax.tree.structure(norm)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -283,21 +230,6 @@ def test_modules_of_nnx_are_layers_too(make: Any) -> None:
     for _ in range(2):
         assert allclose(jitted(adopt(make()), jnp.ones((8, 4))), make()(jnp.ones((8, 4))), atol=1e-5)
     assert counted.count == 1
-
-
-def test_a_method_of_a_layer_runs_as_the_layer_does() -> None:
-    embed = adopt(nnx.Embed(5, 4, rngs=nnx.Rngs(0)))
-
-    assert jax.jit(lambda embed, x: embed.attend(x))(embed, VECTOR).shape == (5,)
-
-
-def test_dropout_of_nnx_counts_its_keys() -> None:
-    dropout = adopt(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
-    call = jax.jit(lambda layer, x: layer.call_and_update(x))
-
-    first, dropout = call(dropout, jnp.ones(32))
-    second, _ = call(dropout, jnp.ones(32))
-    assert not allclose(first, second)
 
 
 class Applied(Module):

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import count_traces
 from treewright import Module, TrainState, static
 
+pytestmark = pytest.mark.slow
+
 eqx = pytest.importorskip("equinox")
 
 
@@ -85,32 +87,3 @@ def test_our_node_is_a_field_of_an_equinox_module_as_a_child_and_as_a_static() -
     assert float(jitted(arrays)) == 6.0
     assert float(jitted(eqx.partition(Theirs(scaled(), Setting()), eqx.is_array)[0])) == 6.0
     assert counted.count == 1
-
-
-def test_filter_grad_vmap_and_eval_shape_give_nodes() -> None:
-    model = scaled()
-
-    grads = eqx.filter_grad(lambda model: jnp.sum(model(jnp.ones(3))))(model)
-    shapes = eqx.filter_eval_shape(lambda: model)
-    outputs = eqx.filter_vmap(lambda model, x: model(x), in_axes=(None, 0))(model, jnp.ones((4, 3)))
-
-    assert isinstance(grads, Scaled)
-    assert isinstance(shapes, Scaled)
-    assert outputs.shape == (4, 2)
-
-
-def test_leaves_are_saved_and_read_by_equinox(tmp_path: Any) -> None:
-    model = scaled()
-
-    eqx.tree_serialise_leaves(tmp_path / "model.eqx", model)
-    restored = eqx.tree_deserialise_leaves(
-        tmp_path / "model.eqx", eqx.tree_at(lambda m: m.scale, model, jnp.asarray(0.0))
-    )
-
-    assert eqx.tree_equal(restored, model)
-
-
-def test_our_method_is_taken_by_filter_jit() -> None:
-    model = scaled()
-
-    assert eqx.filter_jit(model.__call__)(jnp.ones(3)).shape == (2,)

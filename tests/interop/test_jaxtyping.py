@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from treewright import Module, pytree_dataclass, replace, static
+from treewright import Module, pytree_dataclass, static
 
 jaxtyping = pytest.importorskip("jaxtyping")
 beartype = pytest.importorskip("beartype")
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)
 # Not annotations of a class body in this file, where they would be strings that the checkers below can't resolve.
@@ -57,29 +59,6 @@ def test_unflatten_and_transformations_are_silent(make: Any) -> None:
     assert jax.vmap(lambda one: one.kernel @ one.bias)(batched).shape == (5, 2)
     assert jax.jit(lambda one: one)(linear) == linear
     jax.grad(lambda one: jnp.sum(one.kernel))(linear)
-
-
-def test_a_traced_node_is_checked_when_the_traced_function_makes_it() -> None:
-    cls = decorated()
-
-    with pytest.raises(jaxtyping.TypeCheckError, match="'bias'"):
-        jax.jit(lambda x: cls(x, x).kernel)(jnp.ones((2, 3)))
-
-
-def test_replace_calls_no_constructor_so_a_check_init_looks_at_the_shapes_there() -> None:
-    class Linear(Module):
-        kernel: Any
-
-        def __check_init__(self) -> None:
-            if not isinstance(self.kernel, MATRIX):
-                raise TypeError(f"kernel is {self.kernel}")
-
-    linear = Linear(jnp.ones((2, 3)))
-
-    assert replace(decorated()(jnp.ones((2, 3)), jnp.ones(3)), bias=jnp.ones(7)).bias.shape == (7,)
-    with pytest.raises(TypeError, match="kernel is"):
-        linear.replace(kernel=jnp.ones(3))
-    assert jax.tree.map(lambda _: None, linear).kernel is None
 
 
 def test_jaxtypings_import_hook_checks_modules_as_they_are_written(

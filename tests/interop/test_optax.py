@@ -13,6 +13,8 @@ import pytest
 
 from treewright import Module, TrainState, static
 
+pytestmark = pytest.mark.slow
+
 optax = pytest.importorskip("optax")
 
 
@@ -137,32 +139,6 @@ def test_every_transform_of_optax_that_takes_a_mask_or_labels_is_among_these() -
     assert found - {*MASKED, *FROZEN, *LABELLED} == set()
     # galore works on whole matrices only and sophia asks for the objective: both are tried below.
     assert contributed - {*CONTRIBUTED, "galore", "sophia"} == set()
-
-
-def test_galore_takes_a_mask_of_nodes() -> None:
-    galore = getattr(optax.contrib, "galore", None)
-    if galore is None:
-        pytest.skip("this optax has no galore")
-
-    ours = updated(galore(0.1, rank=1, weight_decay=0.1, mask=kernels(NET)), NET, GRADS)
-    theirs = updated(galore(0.1, rank=1, weight_decay=0.1, mask=kernels(as_dict(NET))), as_dict(NET), as_dict(GRADS))
-
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), as_dict(ours), theirs)
-
-
-def test_sophia_takes_a_mask_of_nodes() -> None:
-    def objective(params: Any) -> Any:
-        return sum(jnp.sum(leaf**4) for leaf in jax.tree.leaves(params))
-
-    def after(params: Any) -> Any:
-        transform = optax.contrib.sophia(0.1, weight_decay=0.1, weight_decay_mask=kernels(params))
-        state = transform.init(params)
-        for _ in range(2):
-            updates, state = transform.update(jax.grad(objective)(params), state, params, obj_fn=objective)
-            params = optax.apply_updates(params, updates)
-        return params
-
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), as_dict(after(NET)), after(as_dict(NET)))
 
 
 @pytest.mark.parametrize("name", ["adamw", "masked", "multi_transform", "partition"])

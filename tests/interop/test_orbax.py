@@ -20,7 +20,8 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # orbax warns of what it does itself
+# Orbax warns of what it does itself.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Dense(Module):
@@ -52,26 +53,3 @@ def test_a_training_state_is_saved_and_restored_into_one_of_the_same_structure(t
     assert_same(restored, saved)
     # The restored state goes where the saved one went: one branch each.
     jax.lax.cond(jnp.asarray(True), lambda: restored, lambda: saved)
-
-
-def test_a_manager_keeps_the_last_of_several_steps(tmp_path: Path) -> None:
-    options = orbax.CheckpointManagerOptions(max_to_keep=2)
-    with orbax.CheckpointManager(tmp_path / "run", options=options) as manager:
-        for step in range(4):
-            manager.save(step, args=orbax.args.StandardSave(state_of(float(step))))
-        manager.wait_until_finished()
-
-        restored = manager.restore(3, args=orbax.args.StandardRestore(state_of(0.0)))
-        assert manager.all_steps() == [2, 3]
-
-    assert_same(restored, state_of(3.0))
-
-
-def test_the_names_in_a_checkpoint_are_those_of_the_fields(tmp_path: Path) -> None:
-    with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "one", state_of(1.0).params)
-        checkpointer.wait_until_finished()
-
-        plain = checkpointer.restore(tmp_path / "one")  # without a target: dicts and lists
-
-    assert set(plain["layers"][0]) == {"kernel", "bias"}

@@ -1,45 +1,59 @@
-"""Each construct of each library, before and after, as text: `cases/LIBRARY-construct.txt`."""
+"""Each construct of each library, before and after, as text: `cases/LIBRARY-construct.txt`.
+
+A case is a program of one file, or of several, each below a line `# file: NAME`; the same as the command has left it;
+and what the command says. Without `=== after` in place, `UPDATE_SNAPSHOTS=1` writes it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from treewright.move.libraries import LIBRARIES
-from treewright.move.rewrite import moved
-from treewright.move.source import Notice, Source
+from treewright.__main__ import main
+
+pytestmark = pytest.mark.slow
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
-PATH = Path("program.py")
+FILE = re.compile(r"^# file: (.+)\n", re.MULTILINE)
 
 
-def move(text: str, library: str | None = None) -> tuple[str, list[Notice]]:
-    """A program rewritten, and what has to be looked at."""
-    source = Source(PATH, text.encode())
-    chosen = [each for each in LIBRARIES if library in {None, each.name}]
-    (after,) = moved([source], chosen)
-    return after.decode(), sorted(source.findings)
+def files_of(text: str) -> dict[str, str]:
+    """The files of a program by name."""
+    first, *rest = FILE.split(text)
+    return dict(zip(rest[::2], rest[1::2], strict=True)) if rest else {"program.py": first}
 
 
-def shown(findings: list[Notice]) -> str:
-    marks = {True: "decide", False: "know"}
-    return "".join(f"{each.line}: {marks[each.undecided]}: {each.text} [{each.page}]\n" for each in findings)
+def as_text(folder: Path, names: list[str]) -> str:
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names}
+    return "".join(f"# file: {name}\n{text}" for name, text in texts.items()) if len(texts) > 1 else texts[names[0]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_a_construct_moves_as_its_case_says_and_a_second_time_changes_nothing(case: Path) -> None:
+def test_a_construct_moves_as_its_case_says_and_a_second_time_changes_nothing(
+    case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, rest = case.read_text(encoding="utf-8").split("=== after\n")
-    after, findings = rest.split("=== findings\n")
+    after, _, said = rest.partition("=== said\n")
+    files = files_of(before)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
 
-    found, noted = move(before)
+    status = main(["move", ".", "--write"])
 
+    found, message = as_text(tmp_path, [*files]), capsys.readouterr().err
+    assert status == int("Could not be decided" in message)
     if "UPDATE_SNAPSHOTS" in os.environ:
-        case.write_text(f"{before}=== after\n{found}=== findings\n{shown(noted)}", encoding="utf-8")
+        case.write_text(f"{before}=== after\n{found}=== said\n{message}", encoding="utf-8")
     else:
         assert found == after
-        assert shown(noted) == findings
-    again, _ = move(found)
-    assert again == found
-    compile(found, str(PATH), "exec")
+        assert message == said
+    main(["move", ".", "--write"])
+    assert as_text(tmp_path, [*files]) == found
+    assert capsys.readouterr().err.endswith("Changed 0 files.\n")
+    for name in files:
+        compile((tmp_path / name).read_text(encoding="utf-8"), name, "exec")

@@ -1,18 +1,11 @@
-"""What the kept pickle holds. The classes stay as they are: the pickle was written with them, by version 0.1.0.
+"""Values of each kind that pickles hold, for test_pickled.py."""
 
-To write it anew: python -c "from tests.nodes import kept_values; kept_values.write()"
-"""
-
-import pickle
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from treewright import Module, Static, TrainState, buffer, freeze, pytree_dataclass, static
-
-FILE = Path(__file__).parent / "kept" / "values.pickle"
 
 
 def halved(x: Any) -> Any:
@@ -69,8 +62,3 @@ def kept_values() -> dict[str, Any]:
         "array": freeze(np.arange(3, dtype=np.int8)),
         "statics": net.tree_flatten()[1],
     }
-
-
-def write() -> None:
-    """Write the file anew."""
-    FILE.write_bytes(pickle.dumps(kept_values(), protocol=4))

@@ -12,7 +12,7 @@ import itertools
 import re
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,22 @@ FORMS = {
     "method of data that reads its class": "return Data(1).by_class",
     "method of a node": "return Layer(K).scale",
     "callable": "return Plain()",
+    "callable tuple that unpacks less": "return Unpacked(0.0, 1.0, K)",
+    "callable number that is false": "return Rate(K)",
+    "callable that compares by a part": "return Compared(1, K)",
+    "object with a private slot": "return Slotted(1).hiding(K)",
+    "method of an object with a private slot": "return Slotted(1).hiding(K).scale",
+    "partial of a tuple that unpacks less": (
+        "return functools.partial(lambda s, x: (BODY) * s.eps, Unpacked(0.0, 1.0, K))"
+    ),
+    "class of a metaclass": "return made(K)",
+    "member of an enum of numbers": "return Bits.A if K == 2 else Bits.B",
+    "set constant": "return eval('''lambda x: (BODY) * [i for i in {8, %d}][0]''' % (0 if K == 2 else 16))",
+    "method and what it calls": "trainer.act = lambda x: BODY\n    return (trainer.forward, trainer.act)",
+    "partial and what it holds": "c = lambda x: BODY\n    return (functools.partial(lambda f, x: f(x) + 1, c), c)",
+    "optimiser and what its dict holds": (
+        "held['act'] = lambda x: BODY\n    return (optax.masked(optax.identity(), held).update, held['act'])"
+    ),
     "callable data": "return Data(K)",
 }
 
@@ -103,11 +119,13 @@ FORMS = {
 # JAX keeps those that are registered.
 PARTS = {
     "K": """
-import dataclasses, enum, functools
+import dataclasses, enum, functools, typing
 import jax
 import jax.numpy as jnp
+import optax
 import treewright
 
+held = {"act": None, "other": object()}
 K = 2
 table = {"v": 2}
 items = [2]
@@ -162,6 +180,85 @@ class Rich:
         return x * self.note
     bound = functools.partialmethod(lambda self, c, x: x * K, 1)
     dispatched = functools.singledispatchmethod(lambda self, x: x * K)
+""",
+    "Unpacked": """
+class Stats(typing.NamedTuple):
+    mean: float
+    std: float
+    eps: float
+class Unpacked(Stats):
+    def __iter__(self):
+        return iter(self[:2])
+    def __call__(self, x):
+        return x * self.eps
+""",
+    "Rate": """
+class Rate(float):
+    def __bool__(self):
+        return False
+    def __call__(self, x):
+        return x * float.__float__(self)
+""",
+    "Compared": """
+class Compared(tuple):
+    def __new__(cls, *parts):
+        return tuple.__new__(cls, parts)
+    def __str__(self):
+        return "Compared"
+    def __getitem__(self, index):
+        return 1
+    def __len__(self):
+        return 1
+    def __call__(self, x):
+        return x * tuple.__getitem__(self, 1)
+""",
+    "Slotted": """
+@dataclasses.dataclass(frozen=True)
+class Slotted:
+    __slots__ = ("k", "__hidden")
+    k: int
+    def hiding(self, value):
+        object.__setattr__(self, "_Slotted__hidden", value)
+        return self
+    def scale(self, x):
+        return x * self.__hidden
+    __call__ = scale
+""",
+    "made": """
+class Meta(type):
+    def __eq__(cls, other):
+        return isinstance(other, Meta)
+    def __hash__(cls):
+        return 1
+def made(value):
+    @dataclasses.dataclass(frozen=True)
+    class Made(metaclass=Meta):
+        k: int
+        def __call__(self, x):
+            return x * value
+    return Made(1)
+""",
+    "Bits": """
+class Bits(int, enum.Enum):
+    def __new__(cls, bits, factor):
+        made = int.__new__(cls, bits)
+        made._value_ = factor
+        return made
+    A = (16, 2)
+    B = (16, 3)
+    def __call__(self, x):
+        return x * self.value
+""",
+    "trainer": """
+class Logger:
+    pass
+@dataclasses.dataclass(unsafe_hash=True)
+class Trainer:
+    act: object
+    logger: object
+    def forward(self, x):
+        return self.act(x) + 1
+trainer = Trainer(None, Logger())
 """,
     "Timed": """
 class Timed:
@@ -221,7 +318,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 }
 # After these, only nodes that are made later keep what is promised: the names of libraries and built-ins are bound
 # anew, or a function itself is changed. Under compare="content" captures are among them.
-REBINDINGS = {"ops", "act", "abs", "defaults"}
+REBINDINGS = {"ops", "abs", "defaults"}
 
 
 @functools.cache
@@ -284,8 +381,8 @@ class World:
 def applied(static_value: Any, x: Any) -> Any:
     """What a static computes, whatever it is wrapped in."""
     value: Any = static_value
-    if isinstance(value, tuple):
-        return value[0](x)
+    if type(value) is tuple:
+        return [part for part in value if callable(part)][-1](x)
     if isinstance(value, treewright.FrozenMapping):
         return value["f"](x)
     if isinstance(value, treewright.Static):
@@ -301,6 +398,22 @@ class Plainly(Module):
 class ByContent(Module):
     x: Any
     act: Any = static(compare="content")
+
+
+class ByCode(Module):
+    """A mistake: functions of one code are taken for one, whatever they read."""
+
+    met: ClassVar[dict[Any, Any]] = {}
+    x: Any
+    act: Any = static(converter=lambda value: ByCode.met.setdefault(getattr(value, "__code__", value), value))
+
+
+class ByEquality(Module):
+    """A mistake: values that Python calls equal are taken for one."""
+
+    met: ClassVar[dict[Any, Any]] = {}
+    x: Any
+    act: Any = static(converter=lambda value: ByEquality.met.setdefault(value, value))
 
 
 @jax.tree_util.register_dataclass
@@ -344,7 +457,13 @@ class Run:
 
     def build(self, form: str, body: str, way: str) -> None:
         value = self.world.make(form, body)
-        self.made.append((value, WAYS[way](self.cls, value), ByIdentity(X, getattr(value, "value", value))))
+        self.made.append(
+            (
+                value,
+                WAYS[way](self.cls, value),
+                ByIdentity(X, value.value if isinstance(value, treewright.Static) else value),
+            )
+        )
 
     def again(self, index: int) -> None:
         """A node of a value that was made before."""

@@ -186,51 +186,6 @@ class Chain(Module):
         self.inner = [Chain(levels - 1)] if levels else None
 
 
-def test_only_a_node_that_something_refers_to_is_looked_for_in_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr("treewright._core.instance._refuse_itself", lambda *args: looked.append(args[2]))
-    Chain(50)
-    assert looked == []
-    Chain(50, [])
-    assert looked == ["inner"]
-
-
-@pytest.mark.parametrize("where", ["a list", "a tuple", "a node", "a node without an __init__", "a list of before"])
-def test_a_node_is_found_inside_of_itself_through(where: str) -> None:
-    earlier: list[Any] = []
-
-    def within_a_list_of_before(node: Any) -> Any:
-        earlier.append(node)
-        return Plain(earlier)
-
-    wraps: dict[str, Any] = {
-        "a list": lambda node: [1, [node]],
-        "a tuple": lambda node: (1, (node,)),
-        "a node": lambda node: Holder(value=node),
-        "a node without an __init__": lambda node: Plain(value=node),
-        "a list of before": within_a_list_of_before,
-    }
-
-    @pytree_dataclass
-    class Plain:
-        value: Any
-
-    class Holder(Module):
-        value: Any
-
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-    class Net(Module):
-        inner: Any
-
-        def __init__(self) -> None:
-            self.inner = wraps[where](self)
-
-    with pytest.raises(NodeInitError, match=r"Net\.inner was given the node itself"):
-        Net()
-
-
 def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:
     class Net(Module):
         w: Any
@@ -481,3 +436,27 @@ def test_an_init_that_calls_post_init_or_another_init_is_not_warned_of() -> None
             super().__init__()
 
     assert Calls().x == Below().x == 0.0
+
+
+def test_a_misspelt_keyword_of_ones_own_init_is_answered_with_the_close_match() -> None:
+    class Net(Module):
+        kernel: Any
+
+        def __init__(self, inputs: int, *, kernel_scale: float = 1.0) -> None:
+            self.kernel = inputs * kernel_scale
+
+    make: Any = Net
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'kernel_scal'.*[Dd]id you mean '?kernel_scale"):
+        make(3, kernel_scal=2.0)
+
+
+def test_dataclasses_replace_on_a_class_with_its_own_init_says_why_not() -> None:
+    class Net(Module):
+        kernel: Any
+
+        def __init__(self, inputs: int) -> None:
+            self.kernel = inputs * 1.0
+
+    with pytest.raises(TypeError, match=r"'kernel'.* dataclasses\.replace gives a constructor all fields"):
+        dataclasses.replace(Net(3), kernel=2.0)
+    assert replace(Net(3), kernel=2.0).kernel == 2.0

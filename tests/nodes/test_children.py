@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import gc
-import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +50,16 @@ class Scale(Module):
 
 @pytest.mark.parametrize(
     ("annotation", "value"),
-    [(str, "relu"), (str | None, "relu"), (Mode, Mode.TRAIN), (Config, Config()), (Callable[..., Any], jax.nn.relu)],
+    [
+        (Any, "relu"),
+        (Scale, "relu"),
+        (jax.Array, "relu"),
+        (str, "relu"),
+        (str | None, "relu"),
+        (Mode, Mode.TRAIN),
+        (Config, Config()),
+        (Callable[..., Any], jax.nn.relu),
+    ],
 )
 def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, value: Any) -> None:
     net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
@@ -94,8 +102,6 @@ def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_l
         (Callable[..., Any], Scale(2.0)),
         (Callable[..., Any], Scale(2.0).__call__),
         (Callable[..., Any], PARTIAL(jnp.dot, jnp.ones(2))),
-        (Any, "relu"),
-        (Scale, "relu"),
     ],
 )
 def test_what_has_leaves_or_is_not_declared_as_a_setting_is_not_warned_of(annotation: Any, value: Any) -> None:
@@ -189,11 +195,16 @@ def test_a_class_of_which_nothing_is_warned_is_not_kept_alive() -> None:
     assert gone() is None
 
 
-def test_what_looks_at_the_children_of_a_class_is_sent_without_the_types_of_this_process() -> None:
-    (check,) = Mixed.__node_spec__.checks
-    Mixed(jnp.ones(2), (1.0,))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_of_another_library_that_jit_would_refuse_is_to_be_adopted() -> None:
+    eqx = pytest.importorskip("equinox")
+    linen = pytest.importorskip("flax.linen")
+    mlp, linear = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), eqx.nn.Linear(2, 2, key=jax.random.key(0))
 
-    arrived = pickle.loads(pickle.dumps(check))
+    class Net(Module):
+        layer: Any
 
-    assert [field.name for field in arrived.fields] == ["first", "second"]
-    assert arrived.passed < check.passed
+    for layer in (mlp, linen.Dense(3)):
+        with pytest.warns(ChildWarning, match=r"layer = treewright\.adopt\(\.\.\.\)$"):
+            Net(layer)
+    Net(linear)  # whose leaves are arrays

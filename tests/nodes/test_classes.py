@@ -166,15 +166,17 @@ def test_several_bases_with_fields_and_diamonds_give_each_field_once() -> None:
     assert jax.tree.map(lambda x: x * 2, node).c == 6.0
 
 
-def test_an_undecorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
+def test_a_decorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
     @pytree_dataclass
     class Base:
         x: Any
 
+    @pytree_dataclass
     class WithMethod(Base):
         def double(self) -> Any:
             return self.x * 2
 
+    @pytree_dataclass
     class WithField(Base):
         y: Any = 2.0
         mode: str = static(default="m")
@@ -206,16 +208,47 @@ def test_a_decorated_subclass_starts_over_with_its_own_options() -> None:
     assert "y: Any" in Sub.__doc__
 
 
-def test_what_is_wrong_with_an_undecorated_subclass_is_said_when_it_is_called() -> None:
-    @pytree_dataclass
-    class Base:
-        x: Any = 1.0
+@pytree_dataclass
+class Base:
+    x: Any = 1.0
 
-    class Bad(Base):
-        y: Any
 
-    with pytest.raises(NodeDefinitionError, match=r"Bad is not a node yet: .*non-default argument 'y' follows"):
-        Bad()
+class Undecorated(Base):
+    y: Any = 1.0
+
+
+class WithInit(Base):
+    def __init__(self) -> None:
+        self.x = 2.0
+
+
+class CallingInit(Base):
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+
+class BelowWithInit(WithInit):
+    pass
+
+
+ByDataclasses: Any = dataclasses.dataclass(frozen=True)(
+    type("ByDataclasses", (Base,), {"__annotations__": {"z": int}, "z": 3})
+)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [(Undecorated, (1.0,)), (WithInit, ()), (CallingInit, ()), (BelowWithInit, ()), (ByDataclasses, (1.0, 2))],
+)
+def test_the_first_instance_of_an_undecorated_subclass_is_refused_with_the_cure(cls: Any, arguments: Any) -> None:
+    with pytest.raises(NodeDefinitionError) as caught:
+        cls(*arguments)
+
+    assert str(caught.value) == (
+        f"{cls.__name__} is a subclass of the node class Base and is not decorated itself, so its own fields would be "
+        f"lost, and JAX would take its instances for leaves. Put @pytree_dataclass above class {cls.__name__}."
+    )
+    assert pytree_dataclass(type(cls.__name__, (Base,), {}))().x == 1.0
 
 
 def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
@@ -233,6 +266,7 @@ def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
     class One(Base, tag="!"):
         y: Any
 
+    @pytree_dataclass
     class Two(One):
         z: Any = 3.0
 
@@ -274,22 +308,12 @@ def test_a_keyword_that_nobody_takes_is_refused_before_anything_is_registered(
     class Model(Module):
         x: Any = 1.0
 
-    @pytree_dataclass
-    class Decorated(Generic[T]):
-        x: Any = 1.0
-
-    of_module = r"Options of a Module: init, repr, eq, order, unsafe_hash, kw_only, match_args\.$"
-    of_decorator = r"Options of a decorated class stand in its decorator: @pytree_dataclass\(kw_only=True\)\.$"
-    for base, cure in ((Model, of_module), (Decorated, of_decorator)):
-        with pytest.raises(
-            NodeDefinitionError,
-            match=rf"^Wrong is given {expected} in its class statement, and no base takes that\. {cure}",
-        ):
-            types.new_class("Wrong", (base,), dict(keywords), lambda body: body.update(seen=Seen()))
-    assert len(made) == 2
-    for cls in made:
-        wrong: Any = object.__new__(cls)
-        assert jax.tree.leaves(wrong)[0] is wrong  # a leaf: nothing was registered
+    cure = r"Options of a Module: init, repr, eq, order, unsafe_hash, kw_only, match_args\.$"
+    message = rf"^Wrong is given {expected} in its class statement, and no base takes that\. {cure}"
+    with pytest.raises(NodeDefinitionError, match=message):
+        types.new_class("Wrong", (Model,), dict(keywords), lambda body: body.update(seen=Seen()))
+    wrong: Any = object.__new__(made[0])
+    assert jax.tree.leaves(wrong)[0] is wrong  # a leaf: nothing was registered
 
 
 def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own() -> None:

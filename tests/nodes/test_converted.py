@@ -23,6 +23,7 @@ class Layer:
     sizes: AsTuple = static(default=Converted((3,)), kw_only=True)
 
 
+@pytree_dataclass
 class Deep(Layer):
     pass
 

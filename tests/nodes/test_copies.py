@@ -17,10 +17,11 @@ import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, field, pytree_dataclass, replace, static
+from treewright import Module, TrainState, field, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
 calls: list[str] = []
@@ -217,7 +218,9 @@ def test_a_pickle_of_a_class_that_has_other_statics_now_is_refused(
     monkeypatch.setattr(sys.modules[__name__], "Version", before, raising=False)
     data = pickle.dumps(before(1, 2))
     monkeypatch.setattr(sys.modules[__name__], "Version", class_of_version("a", **later))
-    with pytest.raises(TypeError, match=r"static fields c of Version, which now has .*another version of the class"):
+    with pytest.raises(
+        TypeError, match=r"The pickle holds the fields a, c of Version, which now has a.*another version of the class"
+    ):
         pickle.loads(data)
 
 
@@ -259,3 +262,21 @@ def test_a_class_may_say_itself_how_it_is_copied() -> None:
 
     assert copy.copy(Handle()).name == "copied"
     assert copy.deepcopy(Handle()).name == "a"
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam(1e-3),
+        optax.adamw(optax.cosine_decay_schedule(0.1, 100)),
+        optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
+    ],
+    ids=["adam", "adamw with a schedule", "chain"],
+)
+def test_a_state_with_an_optimiser_is_pickled_and_is_the_same_static_again(tx: Any) -> None:
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=tx)
+
+    back = pickle.loads(pickle.dumps(state))
+
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert back.apply_gradients(grads={"w": jnp.ones(2)}) == state.apply_gradients(grads={"w": jnp.ones(2)})

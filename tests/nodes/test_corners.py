@@ -17,8 +17,8 @@ import rich
 
 import treewright
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
-from treewright._core.dunders import set_state
-from treewright._core.others import decode, encode
+from treewright._core.methods import set_state
+from treewright._json import decode, encode
 from treewright.errors import UnfinishedNodeError
 
 

@@ -175,27 +175,6 @@ def test_unsafe_hash_is_by_value_where_eq_is_not(way: str) -> None:
     assert hash(own(1)) == hash(cls(1))
 
 
-def test_a_subclass_without_the_decorator_keeps_order_and_what_it_writes_itself() -> None:
-    @pytree_dataclass(order=True, unsafe_hash=True)
-    class Base:
-        x: Any
-
-    class Longer(Base):
-        y: Any = 0
-
-    class Reversed(Base):
-        def __lt__(self, other: Any) -> bool:
-            return bool(self.x > other.x)
-
-        def __hash__(self) -> int:
-            return 7
-
-    longer: Any = Longer  # checkers see its new field only with the decorator
-    assert longer(1, 2) < longer(1, 3)
-    assert Reversed(2) < Reversed(1)
-    assert hash(Reversed(1)) == 7
-
-
 def test_frozen_false_is_refused_with_the_cure() -> None:
     with pytest.raises(NodeDefinitionError, match=r"frozen=False\) for .*treewright\.replace"):
         pytree_dataclass(frozen=False)(type("Plain", (), {}))

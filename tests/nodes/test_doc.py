@@ -132,20 +132,6 @@ def test_doc_is_no_part_of_the_tree() -> None:
     assert pickle.loads(pickle.dumps(layer)) == layer == copy.copy(layer)
 
 
-def test_the_signature_is_shown_when_it_is_asked_for() -> None:
-    @pytree_dataclass
-    class Plain:
-        x: int
-        y: float = field(default=0.5, doc="A number.")
-
-    waiting = vars(Plain)["__doc__"]
-    text = "Plain(x: int, y: float = 0.5)\n\nAttributes:\n    y: A number."
-
-    assert not isinstance(waiting, str)
-    assert pickle.loads(pickle.dumps(waiting)) == Plain(1).__doc__ == Plain.__doc__ == text
-    assert vars(Plain)["__doc__"] == text
-
-
 def test_without_a_signature_the_docstring_is_the_name() -> None:
     def call(cls: type, *args: Any) -> Any:
         return type.__call__(cls, *args)

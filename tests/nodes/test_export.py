@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from treewright import Module, freeze, pytree_dataclass, static
-from treewright._core.others import decode, deserialize, encode
+from treewright._core.registration import deserialize
+from treewright._json import decode, encode
 from treewright.errors import StaticSerializationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
+
+pytestmark = pytest.mark.slow
 
 MODELS = """
 import enum
@@ -369,8 +372,16 @@ class Counted(NamedTuple):
 
 
 FORGED = [
-    *(["namedtuple", "builtins:print", "x"], ["namedtuple", "os:system", "exit 1"], ["node", "builtins:print", {}]),
-    *(["enum", "os:environ", "PATH"], ["node", f"{__name__}:Counted", {}], ["namedtuple", f"{__name__}:Holder", 1]),
+    *(
+        ["namedtuple", "builtins:print", "x"],
+        ["namedtuple", "os:system", "exit 1"],
+        ["node", "builtins:print", ["tuple"]],
+    ),
+    *(
+        ["enum", "os:environ", "PATH"],
+        ["node", f"{__name__}:Counted", ["tuple"]],
+        ["namedtuple", f"{__name__}:Holder", 1],
+    ),
 ]
 
 

@@ -88,17 +88,6 @@ def test_a_default_follows_no_default_by_the_rules_of_dataclasses() -> None:
             y: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
 
 
-def test_after_an_error_the_fields_of_the_body_are_what_they_were() -> None:
-    class Late:
-        x: float = field(default=1.0)
-        y: float = field()
-
-    with pytest.raises(NodeDefinitionError, match="follows default argument"):
-        pytree_dataclass(Late)
-
-    assert pytree_dataclass(kw_only=True)(Late)(y=2.0) == Late(x=1.0, y=2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
 @pytest.mark.parametrize(
     "name", ["self", "cls", "static", "children", "type", "statics", "table", "store", "default_x"]
 )

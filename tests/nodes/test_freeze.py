@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
+import dataclasses
 import operator
 import pickle
 import types
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import omegaconf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import count_traces
+from tests.conftest import count_traces, trace_counts
 from treewright import FrozenArray, FrozenMapping, Module, freeze, pytree_dataclass, static
 from treewright.errors import StaticFieldError
 
@@ -78,17 +81,69 @@ def test_each_mutable_kind_has_one_frozen_kind(value: Any, kind: type) -> None:
     assert isinstance(hash(freeze(value)), int)
 
 
-@pytest.mark.parametrize("value", [None, 1, 1.5, "ab", b"ab", range(3), len, int, object(), types.SimpleNamespace(a=1)])
+@pytest.mark.parametrize("value", [None, 1, 1.5, "ab", b"ab", range(3), len, int, object()])
 def test_anything_else_is_returned_as_it_is(value: Any) -> None:
     assert freeze(value) is value
 
 
-def test_a_jax_array_is_returned_as_it_is_and_then_refused() -> None:
-    array = jnp.ones(2)
+@pytest.mark.parametrize(
+    "value", [jnp.ones(2), [{"a": jnp.ones(2)}], Layer(jnp.ones(2), 1)], ids=["array", "deep", "node"]
+)
+def test_a_part_of_a_model_is_refused(value: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"
+    ):
+        freeze(value)
 
-    assert freeze(array) is array
-    with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array, f32\[2\]"):
-        Layer(1, [array])
+
+class Size(NamedTuple):
+    sizes: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sizes: Any
+    rate: float = 0.1
+    count: int = dataclasses.field(init=False, default=3)
+
+
+class Attributes(dict[str, Any]):
+    """As configs are whose items are attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "argparse.Namespace": lambda: argparse.Namespace(sizes=[1, 2]),
+    "types.SimpleNamespace": lambda: types.SimpleNamespace(sizes=[1, 2]),
+    "mapping with attributes": lambda: Attributes(sizes=[1, 2]),
+    "OmegaConf": lambda: omegaconf.OmegaConf.create({"sizes": [1, 2]}),
+    "frozen dataclass": lambda: Config([1, 2]),
+    "named tuple": lambda: Size([1, 2]),
+}
+
+
+@pytest.mark.parametrize("make", CONFIGS.values(), ids=CONFIGS)
+def test_objects_of_settings_become_static_and_keep_their_attributes(make: Callable[[], Any]) -> None:
+    frozen = freeze(make())
+
+    assert frozen.sizes == (1, 2)
+    assert trace_counts(Layer, *(freeze(make()) for _ in range(2))) == [1, 1]
+
+
+def test_an_attribute_that_is_no_item_is_answered_with_those_that_are() -> None:
+    with pytest.raises(
+        AttributeError, match=r"^This FrozenMapping has no 'size', and can't change\. Its items: sizes\.$"
+    ):
+        _ = freeze(argparse.Namespace(sizes=[1])).size
+
+
+def test_what_holds_nothing_that_can_change_is_the_same_object() -> None:
+    config = Config((1, 2))
+
+    assert freeze(config) is config
+    assert freeze((1, ("a",))) == (1, ("a",))
 
 
 def test_an_array_of_objects_is_returned_as_it_is_and_then_refused() -> None:

@@ -47,26 +47,6 @@ def table_of(cls: Any) -> Any:
     return cls.__node_spec__.table
 
 
-def test_no_lock_is_held_while_a_users_eq_runs() -> None:
-    First, Second = two_classes()  # noqa: N806
-    finished: list[bool] = []
-
-    def intern_elsewhere() -> None:
-        threads = [threading.Thread(target=cls, args=(Running(2),)) for cls in (First, Second)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        finished.append(not any(thread.is_alive() for thread in threads))
-
-    kept = First(Running(0, intern_elsewhere))
-    other = First(Running(1))
-
-    assert finished
-    assert all(finished)
-    assert kept != other
-
-
 def test_two_classes_whose_values_make_nodes_of_each_other_do_not_lock_each_other_out() -> None:
     First, Second = two_classes()  # noqa: N806
     barrier = threading.Barrier(2, timeout=10)

@@ -16,10 +16,12 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, field, pytree_dataclass, static
-from treewright.errors import NodeInitError, StaticFieldError
+from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.slow
 
 
 class Linear(Module):
@@ -54,64 +56,6 @@ def call(method: Any, x: Any) -> Any:
 
 
 # Looking a method up again never traces again
-
-
-def test_jitting_a_method_twice_traces_once() -> None:
-    traces: list[str] = []
-
-    class Net(Module):
-        weight: Any
-
-        def step(self, x: Any) -> Any:
-            traces.append("step")
-            return x * self.weight
-
-        def __call__(self, x: Any) -> Any:
-            traces.append("call")
-            return -x * self.weight
-
-        forward = step
-
-        def __private(self, x: Any) -> Any:
-            traces.append("private")
-            return x
-
-        def private(self) -> Any:
-            return self.__private
-
-    net = Net(jnp.array(3.0))
-    for _ in range(3):
-        assert jax.jit(net.step)(2.0) == 6.0
-        assert jax.jit(net.__call__)(2.0) == -6.0
-    assert sorted(traces) == ["call", "step"]
-    for _ in range(3):
-        assert jax.jit(net.forward)(2.0) == 6.0
-        gc.collect()
-    assert sorted(traces) == ["call", "step"]
-    for _ in range(3):
-        assert jax.jit(net.private())(2.0) == 2.0
-        gc.collect()
-    assert sorted(traces) == ["call", "private", "step"]
-
-
-def test_jitting_the_method_of_a_base_twice_traces_once() -> None:
-    traces: list[str] = []
-
-    class Base(Module):
-        weight: Any
-
-        def step(self, x: Any) -> Any:
-            traces.append("step")
-            return x * self.weight
-
-    class Net(Base):
-        def step(self, x: Any) -> Any:
-            return jax.jit(super().step)(x) + 1
-
-    net = Net(jnp.array(3.0))
-
-    assert [float(net.step(2.0)) for _ in range(3)] == [7.0, 7.0, 7.0]
-    assert traces == ["step"]
 
 
 def test_transforming_a_method_uses_the_instance_it_was_looked_up_on() -> None:
@@ -221,21 +165,6 @@ STORED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "a static": (static, lambda method: method),
     "a tuple in a static": (static, lambda method: (1, (method,))),
 }
-
-
-@pytest.mark.parametrize(("kind", "wrap"), STORED.values(), ids=list(STORED))
-def test_a_method_of_the_node_itself_is_refused_in_its_fields(kind: Any, wrap: Callable[[Any], Any]) -> None:
-    class Selfish(Module):
-        function: Any = kind()
-
-        def __init__(self) -> None:
-            self.function = wrap(self.step)
-
-        def step(self) -> None: ...
-
-    message = r"Selfish\.function was given the node itself, or one of its methods, so the node would contain itself"
-    with pytest.raises(NodeInitError, match=message):
-        Selfish()
 
 
 def test_a_method_can_be_called_while_init_runs() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import gc
+import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import omegaconf
 import optax
+import pydantic
 import pytest
 
 from tests.conftest import count_traces, trace_counts
-from treewright import Module, Static, freeze, pytree_dataclass, replace, static
+from treewright import FrozenMapping, Module, Static, field, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytree_dataclass
 class Layer:
-    x: Any
+    x: Any = field()
     setting: Any = static()
 
 
@@ -238,7 +243,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "argument of a partial": lambda value: functools.partial(max, value),
     "keyword of a partial": lambda value: functools.partial(max, key=value),
     "child of a node": lambda value: Layer(value, 1),
-    "frozen mapping": lambda value: freeze({"a": Frozen(value)}),
+    "frozen mapping": lambda value: FrozenMapping({"a": Frozen(value)}),
 }
 REMEDY = r"\n(Or make|Make) setting a child: drop static\(\)\.$"
 
@@ -270,6 +275,35 @@ def test_the_consequence_is_told_for_each_kind() -> None:
         Layer(1, Comparable(1))
 
 
+class Settings(pydantic.BaseModel):
+    rate: float = 0.1
+
+
+@attrs.define
+class Options:
+    rate: float = 0.1
+
+
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "pydantic": (Settings(), r"treewright\.freeze\(config\.model_dump\(\)\)"),
+    "attrs": (Options(), r"treewright\.freeze\(attrs\.asdict\(config\)\), or make its class @attrs\.frozen"),
+    "OmegaConf": (
+        omegaconf.OmegaConf.create({"rate": 0.1}),
+        r"treewright\.freeze\(config\), or let the field freeze it",
+    ),
+    "list of OmegaConf": (omegaconf.OmegaConf.create([1]), r"treewright\.freeze\(OmegaConf\.to_container\(config, "),
+    "Namespace": (argparse.Namespace(rate=0.1), r"treewright\.freeze\(args\), or let the field freeze it"),
+    "SimpleNamespace": (types.SimpleNamespace(rate=0.1), r"treewright\.freeze\(config\), or let the field freeze it"),
+    "dataclass": (Comparable(1), r"treewright\.freeze\(dataclasses\.asdict\(config\)\), or make its class @dataclass"),
+}
+
+
+@pytest.mark.parametrize(("config", "call"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_that_can_change_is_refused_with_the_call_that_makes_it_static(config: Any, call: str) -> None:
+    with pytest.raises(StaticFieldError, match=rf"^Layer\.setting is static but holds an? (?s:.*)\nGive it {call}"):
+        Layer(1, config)
+
+
 @pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
 def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
@@ -295,7 +329,7 @@ def test_a_tracer_is_refused_and_does_not_outlive_its_trace(
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, [0-9, ]{67}\.\.\.\.\njit compares"):
+    with pytest.raises(StaticFieldError, match=r"holds a list, \[0, 1, 2, 3, 4, 5, \.\.\.\]\.\njit compares"):
         Layer(1, list(range(1000)))
 
 

@@ -27,8 +27,8 @@ UNTOLD = (  # before JAX 0.10 it does tell of these traces
 )
 CPU0, CPU1 = jax.devices()[:2]  # cpu:0, or TFRT_CPU_0 before JAX 0.10
 CLEARED = (
-    "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, or a setting "
-    "of JAX changed that is not known here"
+    "no difference was seen, so the cause was not: JAX's caches were cleared or evicted, or an untracked setting "
+    "changed"
 )
 
 # Of each kind of mistake that a report could make: programs, each with its reports in order. A report is written as
@@ -225,7 +225,7 @@ def an_ordered_dict_has_another_key() -> None:
     jitted(collections.OrderedDict(b=1.0))
 
 
-@says("structure", "trace 2: d.default_factory (static): int -> float")
+@says("structure", "trace 2: d.<aux_data>[0] (static): int -> float")
 def a_defaultdict_has_another_factory() -> None:
     jitted: Any = jax.jit(lambda d: 0)
     jitted(collections.defaultdict(int, a=1.0))

@@ -35,16 +35,10 @@ def fresh(function: Any) -> Any:
     return made
 
 
-def reported(function: Callable[..., Any], *calls: Call, form: str, **options: Any) -> list[RetraceReport]:
-    """The reports of one of the two ways of watching, for calls of the jitted function."""
+def reported(function: Callable[..., Any], *calls: Call, **options: Any) -> list[RetraceReport]:
+    """The reports for calls of the jitted function."""
     reports: list[RetraceReport] = []
-    function = fresh(function)
-    if form == "traced":
-        jitted = jax.jit(treewright.traced(function, on_report=reports.append), **options)
-        for call in calls:
-            call(jitted)
-        return reports
-    jitted = jax.jit(function, **options)
+    jitted = jax.jit(fresh(function), **options)
     with treewright.explain_retraces(on_report=reports.append):
         for call in calls:
             call(jitted)

@@ -103,6 +103,7 @@ LATE = "if this is a last, smaller batch, drop or pad it"
 FRESH = "define it once, outside of what calls it, and reuse it"
 DEFAULT = "a default that is passed is an argument more: pass it each time or never"
 SAME = "keep the structure the same from call to call"
+NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 # The arguments of two calls, and the lines of the report but the last.
@@ -127,7 +128,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=1.0),),
         [
             "state.name (static): 1 -> 1.0",
-            "    if it changes often, pass it as an array that is traced, not as a static",
+            f"    {NUMBER}",
         ],
     ),
     "a field of a frozen config": (
@@ -135,9 +136,9 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=Config((64, 32), 0.2)),),
         [
             "state.name.sizes[1] (static): 64 -> 32",
-            "    if it changes often, pass it as an array that is traced, not as a static",
+            f"    {NUMBER}",
             "state.name.rate (static): 0.1 -> 0.2",
-            "    if it changes often, pass it as an array that is traced, not as a static",
+            f"    {NUMBER}",
         ],
     ),
     "a fresh closure": (
@@ -145,7 +146,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=made_by_a_loop(3.0)),),
         [
             f"state.name (static): <lambda at {PLACE}> -> <lambda at {PLACE}>",
-            f"    made anew by the same code ({PLACE}), which captured factor: 2.0 -> 3.0; {FRESH}",
+            f"    made again by the same code ({PLACE}), which captured factor: 2.0 -> 3.0; {FRESH}",
         ],
     ),
     "a fresh closure that captured the same": (
@@ -153,7 +154,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (model(name=made_by_a_loop(2.0)),),
         [
             f"state.name (static): <lambda at {PLACE}> -> <lambda at {PLACE}>",
-            f"    made anew by the same code ({PLACE}), which captured the same factor; {FRESH}",
+            f"    made again by the same code ({PLACE}), which captured the same factor; {FRESH}",
         ],
     ),
     "a fresh lambda in a foreign class": (
@@ -161,7 +162,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (Foreign(ones(), eval("lambda x: x")),),
         [
             "state.setting (static): <lambda at <string>:1> -> <lambda at <string>:1>",
-            f"    made anew by the same code (<string>:1), which captures nothing; {FRESH}",
+            f"    made again by the same code (<string>:1), which captures nothing; {FRESH}",
         ],
     ),
     "a fresh partial in a foreign class": (
@@ -169,7 +170,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (Foreign(ones(), functools.partial(max, 1)),),
         [
             "state.setting (static): partial(max, 1) -> partial(max, 1)",
-            "    a partial made anew of the same function and arguments; it has no ==; make it once and reuse it",
+            "    a partial of max made again, with the same arguments; make it once and reuse it",
         ],
     ),
     "an object without __eq__": (
@@ -178,7 +179,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         [
             "state.name (static): <Plain object> -> <Plain object>",
             (
-                "    Plain has no __eq__, so each instance is a value of its own; the attributes of these two print "
+                "    Plain has no __eq__, so each instance is a value of its own; the attributes of these two are "
                 "the same; give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it"
             ),
         ],
@@ -199,7 +200,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
         (Foreign(ones(), jax.jit(made_by_a_loop)),),
         [
             "state.setting (static): made_by_a_loop -> made_by_a_loop",
-            "    the same function, wrapped anew by jit; wrap it once and reuse it",
+            "    the same function, wrapped again by jit; wrap it once and reuse it",
         ],
     ),
     "a method of another object": (
@@ -281,7 +282,7 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
             (
                 "    two classes are named class_made_anew.<locals>.Anew: its class statement ran twice, as in a "
                 "notebook cell that runs again, a reloaded module or a function; define the class once, in a module of "
-                "its own, and make the objects anew"
+                "its own, and make the objects again"
             ),
         ],
     ),
@@ -325,12 +326,11 @@ CASES: dict[str, tuple[Any, Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_report_names_the_path_and_what_it_was_and_is(name: str, form: str) -> None:
+def test_a_report_names_the_path_and_what_it_was_and_is(name: str) -> None:
     old, new, lines = CASES[name]
 
-    [report] = reported(step, lambda f: f(*old), lambda f: f(*new), form=form)
+    [report] = reported(step, lambda f: f(*old), lambda f: f(*new))
 
     assert details(report) == [*lines, "compared with trace 1"]
     assert str(report).startswith("step retraced (2nd trace, ")
@@ -342,7 +342,6 @@ def test_members_of_an_enum_differ_by_their_names_and_are_not_numbers_to_trace()
         lambda x, size: x * size.value,
         lambda f: f(1.0, Size.SMALL),
         lambda f: f(1.0, Size.LARGE),
-        form="explain_retraces",
         static_argnums=1,
     )
 
@@ -359,7 +358,6 @@ def test_placements_that_print_alike_are_told_apart_by_their_devices() -> None:
         lambda x: x * 2,
         lambda f: f(jax.device_put(one, spread(jax.devices()))),
         lambda f: f(jax.device_put(one, spread(jax.devices()[::-1]))),
-        form="explain_retraces",
     )
 
     told = "devices 0, 1, 2, ... -> devices 3, 2, 1, ..."

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treewright
 from tests.retrace.support import details, reported
 from treewright import TrainState
-from treewright.retrace.call import MeshInUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Spec: Any = PartitionSpec  # without a type of its own
 
@@ -55,102 +49,19 @@ def ones(*shape: int) -> Any:
     return jnp.ones(shape)
 
 
+NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 FIXED = "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
 
 
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-@pytest.mark.parametrize(
-    ("options", "calls", "lines"),
-    [
-        (
-            {"static_argnums": 1},
-            (lambda f: f(1.0, "train"), lambda f: f(1.0, "test")),
-            ["batch (static): 'train' -> 'test'"],
-        ),
-        (
-            {"static_argnames": "batch"},
-            (lambda f: f(1.0, batch=1), lambda f: f(1.0, batch=True)),
-            ["batch (static): 1 -> True"],
-        ),
-        (
-            {"static_argnums": 1},
-            (lambda f: f(1.0, Config((1, 2))), lambda f: f(1.0, Config((1, 3)))),
-            [
-                "batch.sizes[1] (static): 2 -> 3",
-                "    if it changes often, pass it as an array that is traced, not as a static",
-            ],
-        ),
-        (
-            {},
-            (lambda f: f(1.0, 2.0), lambda f: f(1.0, batch=2.0)),
-            [
-                "batch (passed): by position -> by keyword",
-                "    pass it the same way each time: jit tells by position from by keyword",
-            ],
-        ),
-    ],
-    ids=["static_argnums", "static_argnames", "a part of a static argument", "positional against keyword"],
-)
-def test_static_arguments_and_ways_of_passing_are_named(options: Any, calls: Any, lines: list[str], form: str) -> None:
-    [report] = reported(step, *calls, form=form, **options)
-
-    assert details(report) == [*lines, "compared with trace 1"]
-
-
 def test_a_python_number_is_told_from_an_array_where_it_can_be_seen() -> None:
-    [report] = reported(step, lambda f: f(1), lambda f: f(jnp.ones((), int)), form="explain_retraces")
+    [report] = reported(step, lambda f: f(1), lambda f: f(jnp.ones((), int)))
 
     assert details(report)[:2] == [
         "state: Python int -> int32[]",
         f"    a Python int is weakly typed: its dtype gives way to that of others; {FIXED}",
     ]
-    [report] = reported(step, lambda f: f(1), lambda f: f(ones(3)), form="explain_retraces")
+    [report] = reported(step, lambda f: f(1), lambda f: f(ones(3)))
     assert details(report) == ["state: Python int -> float32[3]", "compared with trace 1"]
-
-
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-@pytest.mark.parametrize(
-    ("setting", "line"),
-    [
-        (lambda: jax.default_matmul_precision("float32"), "jax_default_matmul_precision (setting): None -> 'float32'"),
-        (lambda: jax.default_device(jax.devices()[1]), "jax_default_device (setting): None -> "),
-        (lambda: jax.enable_x64(True), "jax_enable_x64 (setting): False -> True"),
-    ],
-)
-def test_a_setting_that_changed_is_named(setting: Any, line: str, form: str) -> None:
-    def later(f: Any) -> None:
-        with setting():
-            f(jnp.ones(2, jnp.float32))
-
-    [report] = reported(step, lambda f: f(jnp.ones(2, jnp.float32)), later, form=form)
-
-    assert any(found.startswith(f"jax.config.{line}") for found in details(report)), str(report)
-    assert "    set it once, before the first call" in details(report)
-
-
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-def test_a_mesh_in_use_is_named(form: str) -> None:
-    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
-
-    def later(f: Any) -> None:
-        with jax.set_mesh(mesh):
-            f(np.ones(2, np.float32))
-
-    [report] = reported(step, lambda f: f(np.ones(2, np.float32)), later, form=form)
-
-    assert details(report)[-3:] == [
-        "the mesh in use (setting): no mesh -> a mesh of data=2 (Auto)",
-        "    set it once, before the first call",
-        "compared with trace 1",
-    ]
-
-
-def test_the_same_mesh_in_use_is_the_same_value() -> None:
-    mesh, same = (jax.make_mesh((2,), ("data",), (AxisType.Auto,)).abstract_mesh for _ in range(2))
-
-    assert MeshInUse(mesh) == MeshInUse(same)
-    assert hash(MeshInUse(mesh)) == hash(MeshInUse(same))
-    assert MeshInUse(mesh) != MeshInUse(None)
 
 
 def test_an_array_made_under_another_mesh_is_named() -> None:
@@ -169,13 +80,12 @@ def test_an_array_made_under_another_mesh_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-def test_an_explicit_sharding_is_part_of_the_type(form: str) -> None:
+def test_an_explicit_sharding_is_part_of_the_type() -> None:
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Explicit,))
     with jax.set_mesh(mesh):
         whole = jax.device_put(jnp.ones(8), NamedSharding(mesh, Spec()))
         split = jax.device_put(jnp.ones(8), NamedSharding(mesh, Spec("data")))
-        [report] = reported(step, lambda f: f(whole), lambda f: f(split), form=form)
+        [report] = reported(step, lambda f: f(whole), lambda f: f(split))
 
     assert details(report)[:2] == [
         "state: float32[8] -> float32[8@data]",
@@ -186,53 +96,12 @@ def test_an_explicit_sharding_is_part_of_the_type(form: str) -> None:
     ]
 
 
-def test_a_function_made_anew_in_a_loop_is_named_with_what_it_captured() -> None:
-    def loop(decorate: Callable[[Any], Any]) -> None:
-        for factor in (1.0, 2.0):
-            jax.jit(decorate(lambda x: x * factor))(ones(2))  # noqa: B023
-
-    [first] = _with_context(lambda: loop(lambda f: f))
-    [second] = _with_decorator(loop)
-
-    for report in (first, second):
-        place, remedy, compared = details(report)
-        assert place.startswith("the function itself: made anew by the same code (test_causes_outside.py:")
-        assert place.endswith("which captured factor: 1.0 -> 2.0")
-        assert remedy == "    jit keeps programs for each function object: make and jit it once, outside of the loop"
-        assert compared == "compared with trace 1"
-
-
-def test_a_function_decorated_and_jitted_again_is_named() -> None:
-    def double(x: Any) -> Any:
-        return 2 * x
-
-    [report] = _with_decorator(lambda decorate: [jax.jit(decorate(double))(1.0) for _ in range(2)])
-
-    assert details(report)[0] == "the function itself: the same function, decorated and jitted anew"
-
-
-def test_a_method_jitted_on_a_new_object_is_named() -> None:
-    [report] = _with_context(lambda: [jax.jit(Plain(3).grow)(1.0) for _ in range(2)])
-
-    assert details(report)[:2] == [
-        "the function itself: the same method of another object",
-        "    jit a function that takes the object as an argument, and jit it once",
-    ]
-
-
-def test_a_cleared_cache_is_named() -> None:
-    for form in ("traced", "explain_retraces"):
-        clear: Any = [lambda f: f(ones(2)), lambda f: f.clear_cache(), lambda f: f(ones(2))]
-        [report] = reported(step, *clear, form=form)
-        assert details(report)[0].startswith("nothing that can be seen differs: JAX's caches were cleared")
-
-
 def test_an_optimizer_rebuilt_in_a_foreign_class_is_named() -> None:
     old, new = (Foreign(ones(), optax.adam(rate)) for rate in (1e-3, 1e-2))
     same = Foreign(ones(), optax.adam(1e-3))
 
-    [changed] = reported(step, lambda f: f(old), lambda f: f(new), form="traced")
-    [rebuilt] = reported(step, lambda f: f(old), lambda f: f(same), form="traced")
+    [changed] = reported(step, lambda f: f(old), lambda f: f(new))
+    [rebuilt] = reported(step, lambda f: f(old), lambda f: f(same))
 
     assert any("which captured update_fns[1]" in line and "-0.001 -> -0.01" in line for line in details(changed))
     assert any("which captured the same update_fns" in line for line in details(rebuilt))
@@ -240,21 +109,7 @@ def test_an_optimizer_rebuilt_in_a_foreign_class_is_named() -> None:
     assert not reported(
         step,
         *(lambda f: f(TrainState.create(params=ones(2), tx=optax.adam(1e-3))) for _ in range(2)),
-        form="traced",
     )
-
-
-def _with_context(run: Callable[[], object]) -> list[Any]:
-    reports: list[Any] = []
-    with treewright.explain_retraces(on_report=reports.append):
-        run()
-    return reports
-
-
-def _with_decorator(run: Callable[[Callable[[Any], Any]], object]) -> list[Any]:
-    reports: list[Any] = []
-    run(treewright.traced(on_report=reports.append))
-    return reports
 
 
 class Hostile:
@@ -270,9 +125,8 @@ class Hostile:
         raise RuntimeError("no attributes")
 
 
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-def test_where_arguments_can_not_be_read_traces_are_still_counted(form: str) -> None:
-    [report] = reported(step, *(lambda f: f(1.0, Hostile()) for _ in range(2)), form=form, static_argnums=1)
+def test_where_arguments_can_not_be_read_traces_are_still_counted() -> None:
+    [report] = reported(step, *(lambda f: f(1.0, Hostile()) for _ in range(2)), static_argnums=1)
 
     assert (report.event, report.number) == ("count", 2)
     assert details(report) == ["the arguments could not be read, so traces are only counted, by the function's name"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, Never
 
 import equinox as eqx
@@ -14,6 +12,8 @@ import pytest
 
 from tests.retrace.support import details
 from treewright import Module, explain, static
+
+pytestmark = pytest.mark.slow
 
 
 class Layer(Module):
@@ -98,13 +98,3 @@ def test_a_report_of_very_many_lines_is_cut(number: int) -> None:
 
     assert len(lines) == 51
     assert lines[-1] == f"... and {2 * number - 50} more lines"
-
-
-def test_importing_it_loads_no_library_of_others() -> None:
-    program = (
-        "import sys; from treewright import explain; print({'optax', 'flax', 'equinox', 'pytest'} & set(sys.modules))"
-    )
-
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert run.stdout == "set()\n"

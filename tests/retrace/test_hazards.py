@@ -7,7 +7,6 @@ import enum
 import functools
 import math
 import re
-import time
 import types
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import package_or_absent
+from tests.conftest import importorskip
 from treewright import Module, Static, TrainState, adopt, buffer, check_statics, field, static
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class EqxLayer(eqx.Module):
     setting: Any = eqx.field(static=True, default=None)
 
 
-flax: Any = package_or_absent("flax", "flax.struct", "flax.nnx", "flax.training.train_state")
+flax: Any = importorskip("flax", "flax.struct", "flax.nnx", "flax.training.train_state")
 
 
 @flax.struct.dataclass
@@ -105,25 +104,6 @@ class Plain:
         return x
 
 
-class Shy:
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not Shy:
-            raise TypeError("not comparable")
-        return True
-
-    def __hash__(self) -> int:
-        return 0
-
-
-class Slow:
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Slow
-
-    def __hash__(self) -> int:
-        time.sleep(2e-3)
-        return 0
-
-
 class Letter(enum.StrEnum):
     A = "a"
 
@@ -159,7 +139,7 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a closure": (
         lambda: closure(2),
         "function",
-        rf"it captures factor \({HERE}\d+\), so one made anew traces again; define it once",
+        rf"it captures factor \({HERE}\d+\), so one made again traces again; define it once",
     ),
     "a function that captures an array": (
         lambda: closure(jnp.ones(2)),
@@ -177,7 +157,7 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "an object that compares by identity": (
         object,
         "identity",
-        "object has no __eq__, so one made anew traces again; give it one, or make it once",
+        "object has no __eq__, so one made again traces again; give it one, or make it once",
     ),
     "a method of an object": (
         lambda: Plain().grow,
@@ -187,7 +167,7 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a function jitted in place": (
         lambda: jax.jit(closure(2)),
         "function",
-        "it is wrapped in place, so one made anew traces again; wrap it once",
+        "it is wrapped in place, so one wrapped again traces again; wrap it once",
     ),
     "a dataclass that is not frozen": (
         Changeable,
@@ -195,12 +175,6 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
         "a Changeable can change after jit has compiled for it, and the result is stale then; freeze it",
     ),
     "an object with attributes to assign": (lambda: ByValue(1), "mutable", "a ByValue can change after jit"),
-    "an __eq__ that raises": (
-        Shy,
-        "comparison",
-        "Shy.__eq__ raises for another type, and jit then fails for any function that sees both",
-    ),
-    "a slow hash": (Slow, "slow", r"its hash takes \S+ ms, .*; make it smaller, or a child"),
     "deep inside a config": (lambda: Frozen((1, Frozen(object()))), "identity", "object has no __eq__"),
 }
 
@@ -246,32 +220,6 @@ def test_what_our_own_fields_take_for_the_same_is_not_listed() -> None:
     assert found(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))) == []
     (mutable, _), (kind, text) = found(ByContent(closure([2])))  # which has no exact key
     assert (mutable, kind, text.endswith("define it once")) == ("mutable", "function", True)
-
-
-def test_what_a_class_vouches_for_is_looked_at_all_the_same() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Vouching:
-        inner: Any
-
-        def __hash__(self) -> int:
-            return 0
-
-    class Wrapper:
-        __wrapped__ = named
-        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-    [(kind, text)] = found(Layer(Vouching(Wrapper())))
-
-    assert (kind, text.partition(":")[0]) == ("function", ".setting.inner")
-
-
-def test_only_the_first_captured_names_are_listed() -> None:
-    a = b = c = d = 1
-
-    [(_, text)] = found(Layer(lambda: (a, b, c, d)))
-
-    assert "it captures a, b, c, ... (test_hazards.py" in text
-    assert text.endswith('define it once, or declare the field static(compare="content")')
 
 
 # What functions read and hold
@@ -343,7 +291,7 @@ READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
     ),
     "a wrapped helper": (
         lambda: functools.wraps(helper)(lambda x: helper(x)),
-        [("global", "it calls helper, which reads the global RATE"), ("function", "it has the attributes __wrapped__")],
+        [("global", "it calls helper, which reads the global RATE"), ("function", "it reads the global helper")],
     ),
     "a method": (lambda: Reader().read, [("global", "it reads the global RATE"), ("identity", "it equals only")]),
     "a default that can change": (
@@ -354,7 +302,7 @@ READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
         lambda: lambda x, reader=READER: reader.read(x),
         [
             ("mutable", "it holds reader"),
-            ("function", "it holds a Reader, <tests.retrace.test_hazards.Reader object at"),
+            ("function", "it captures reader"),
         ],
     ),
     "a partial of what can change": (
@@ -363,11 +311,11 @@ READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
     ),
     "a partial of a function that reads": (
         lambda: functools.partial(helper, 1),
-        [("global", "it reads the global RATE"), ("function", "it reads the global RATE")],
+        [("global", "it reads the global RATE"), ("function", "it is made in place")],
     ),
     "a module's global": (lambda: reads_a_module, [("global", "it reads the global SETTINGS_MODULE.RATE")]),
-    "a wrapper of a built-in": (lambda: Wrapped(max), [("function", "it is wrapped in place")]),
-    "an import": (make_importing, [("function", "it imports os")]),
+    "a wrapper of a built-in": (lambda: Wrapped(max), [("identity", "Wrapped has no __eq__")]),
+    "an import": (make_importing, [("function", "it is made in place")]),
 }
 
 
@@ -382,31 +330,13 @@ def test_functions_that_read_or_hold_what_can_change_are_listed(name: str) -> No
         assert f": {wanted}" in text
 
 
-def test_a_global_is_named_with_what_follows_and_what_to_do() -> None:
-    [(_, text)] = found(Layer(helper))
-
-    assert re.fullmatch(
-        rf"\.setting: helper: it reads the global RATE \({HERE}\d+\), which jit does not compare: after a change of "
-        "it, what has been compiled gives the old result; pass it as an argument, make it a field, or annotate it "
-        "Final",
-        text,
-    )
-
-
-@pytest.mark.parametrize(
-    "tree", [{}, [{}, ()], TrainState.create(params={}, tx=optax.adam(1e-3))], ids=["{}", "[]", "state"]
-)
-def test_empty_containers_are_no_hazards(tree: Any) -> None:
-    assert found(tree) == []
-
-
 # In classes of others, what our own refuse or tell apart
 
 FOREIGN_ONLY: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a list": (
         lambda: [64, 64],
         "unhashable",
-        "jit keeps it and does not copy it, so a change in place gives stale results; use a tuple, or freeze it",
+        "jit keeps it without a copy, so a change in place gives stale results; use a tuple, or freeze it",
     ),
     "a dict": (lambda: {"a": 1}, "unhashable", "jit keeps it"),
     "a set": (lambda: {1}, "unhashable", "jit keeps it"),
@@ -419,17 +349,17 @@ FOREIGN_ONLY: dict[str, tuple[Callable[[], Any], str, str]] = {
         "jit compares statics with ==, which gives an array and no answer; make it a child",
     ),
     "a numpy array": (lambda: np.ones(2), "array", "jit compares statics with =="),
-    "NaN": (lambda: math.nan, "nan", "NaN equals no other NaN, so one made anew traces again; use None"),
+    "NaN": (lambda: math.nan, "nan", "NaN equals no other NaN, so one made again traces again; use None"),
     "NaN of numpy": (lambda: np.float32("nan"), "nan", "NaN equals no other NaN"),
     "a local function": (
         local,
         "function",
-        rf"it is made in place \({HERE}\d+\), so one made anew traces again; define it once",
+        rf"it is made in place \({HERE}\d+\), so one made again traces again; define it once",
     ),
     "a partial": (
         lambda: functools.partial(named, 1),
-        "identity",
-        "partial has no __eq__, so one made anew traces again; give it one, or make it once",
+        "function",
+        "it is made in place, so a partial made again traces again; make it once",
     ),
 }
 
@@ -446,39 +376,6 @@ def test_hazards_of_foreign_classes_are_listed(name: str, cls: Any) -> None:
     assert re.match(rf"\['params'\]\[0\]\.setting[^:]*: .*: {text}", hazards[kind]), hazards[kind]
 
 
-@pytest.mark.parametrize("cls", FOREIGN)
-@pytest.mark.parametrize(
-    ("first", "second", "texts"),
-    [
-        (1, True, ("True", "1")),
-        (1, 1.0, ("1.0", "1")),
-        (0.0, -0.0, ("-0.0", "0.0")),
-        ((1,), (True,), ("(True,)", "(1,)")),
-        ("a", Letter.A, ("<Letter.A: 'a'>", "'a'")),
-    ],
-)
-def test_values_that_jit_mistakes_for_each_other_are_listed(cls: Any, first: Any, second: Any, texts: Any) -> None:
-    assert found([cls(setting=first), cls(setting=second), cls(setting=first)]) == [
-        (
-            "collision",
-            (
-                f"[1].setting: {texts[0]}: jit takes it for the same as {texts[1]} in this field of another node, and "
-                f"gives one the program of the other; use one type"
-            ),
-        )
-    ]
-
-
-def test_values_that_our_own_nodes_tell_apart_are_not_listed() -> None:
-    assert found([Layer(1), Layer(True), Layer(1.0), Layer(0.0), Layer(-0.0), Layer("a"), Layer(Letter.A)]) == []
-
-
-def test_values_without_an_exact_key_are_no_collision() -> None:
-    shared = [1]
-
-    assert [kind for kind, _ in found([Registered(1.0, shared), Registered(1.0, shared)])] == ["unhashable"] * 2
-
-
 def test_leaves_that_are_no_arrays_are_looked_at_too() -> None:
     mlp = eqx.nn.MLP(2, 2, 2, 2, activation=local(), key=jax.random.key(0))
 
@@ -489,24 +386,11 @@ def test_leaves_that_are_no_arrays_are_looked_at_too() -> None:
     assert str(check_statics(object())[0]).startswith("the whole tree: <object object>: ")
 
 
-def test_models_of_flax_have_no_hazards_of_their_own() -> None:
-    assert found(flax.nnx.Linear(2, 2, rngs=flax.nnx.Rngs(0))) == []
-
-
 def test_an_optimizer_in_a_foreign_state_is_listed() -> None:
     create: Any = flax.training.train_state.TrainState.create
     state = create(apply_fn=named, params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
 
     assert [text.partition(":")[0] for _, text in found(state)] == [".tx.init", ".tx.update"]
-
-
-def test_a_value_that_contains_much_is_looked_at_to_a_depth() -> None:
-    nested: Any = object()
-    for _ in range(20):
-        nested = (nested,)
-
-    assert found(Layer(nested)) == []
-    assert found(Layer(closure(nested))) != []
 
 
 def test_the_order_is_that_of_the_tree() -> None:
@@ -517,19 +401,6 @@ def test_the_order_is_that_of_the_tree() -> None:
         "[0].kernel.setting",
         "[1].setting",
     ]
-
-
-@pytest.mark.parametrize("tree", [{}, [], (), {"params": {}}, [{}, Layer(1)]])
-def test_an_empty_container_is_no_hazard(tree: Any) -> None:
-    assert not check_statics(tree)
-
-
-def test_a_state_without_parameters_is_no_hazard() -> None:
-    from flax.training.train_state import TrainState as FlaxState
-
-    states: Any = (make.create(params={}, tx=optax.sgd(0.1), apply_fn=None) for make in (TrainState, FlaxState))
-
-    assert not any(hazard.kind == "unhashable" for state in states for hazard in check_statics(state))
 
 
 class Tagged(Module):

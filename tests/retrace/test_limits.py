@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import gc
 import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Never
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from jax._src import monitoring
 
 import treewright
-from tests.retrace.support import fresh
+from tests.conftest import skip_before_jax
+from tests.retrace.support import details, fresh
+from treewright import TrainState
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace import jax_private as _jax
-from treewright.retrace import watch
-from treewright.retrace.jax_private import EventListener
-from treewright.retrace.traced import PROCESS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from treewright import RetraceReport
 
 
@@ -56,23 +58,6 @@ def test_recompiles_can_be_forbidden() -> None:
     assert first == "double may not be recompiled here, and is:"
     assert second.startswith("double recompiled, without a trace (2nd compilation, ")
     assert third == f"    x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}"
-
-
-def test_recompiles_are_refused_where_they_can_not_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(PROCESS), "hears_compilations", False)
-
-    with pytest.raises(RuntimeError, match=r"can't count recompiles: JAX .* Drop recompiles=, or update Treewright"):
-        treewright.max_traces(1, recompiles=0).__enter__()
-    with treewright.max_traces(1):
-        pass
-
-
-@pytest.mark.parametrize("options", [{"only": "double"}, {"recompiles": 0}])
-def test_a_decorator_is_not_given_what_is_for_a_block(options: Any) -> None:
-    [name] = options
-
-    with pytest.raises(TypeError, match=rf"max_traces\(1, {name}=...\) decorates double, and a decorator counts"):
-        treewright.max_traces(1, **options)(double)
 
 
 # What slips through
@@ -173,119 +158,16 @@ def test_a_name_that_is_never_traced_is_told() -> None:
 
 @pytest.mark.parametrize("make", [treewright.explain_retraces, lambda: treewright.max_traces(1)])
 def test_what_is_made_and_never_used_says_so_at_its_line(make: Any) -> None:
-    with pytest.warns(RetraceWarning, match=r"was made here and never used, so it sees nothing: write `with ") as told:
+    with pytest.warns(
+        RetraceWarning, match=r"was made here and never used, so it sees nothing: write `with .* or `@"
+    ) as told:
         make()
 
     [warning] = told
     assert warning.filename == __file__
 
 
-def test_what_was_used_does_not_say_that_it_was_not() -> None:
-    for block in (treewright.explain_retraces(on_report=str), treewright.max_traces(1)):
-        with block, block:
-            pass
-    treewright.max_traces(1)(double)
-    with pytest.raises(TypeError, match="decorates double"):
-        treewright.max_traces(1, only="double")(double)
-
-
-def test_listeners_that_were_cleared_are_made_anew_and_a_block_says_so() -> None:
-    jitted: Any = jax.jit(fresh(double))
-    others = list(monitoring.get_event_duration_listeners())
-
-    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called meanwhile"):
-        with treewright.max_traces(0):
-            clear()
-            jitted(jnp.ones(2))
-    outer = EventListener()
-    clear()
-    with pytest.raises(TooManyTracesError), treewright.max_traces(0):
-        jitted(jnp.ones(3))
-    assert outer.has_heard
-    outer.stop()
-    for listener in others:
-        jax.monitoring.register_event_duration_secs_listener(listener)
-
-
-def test_a_block_ends_where_unregistering_would_fail() -> None:
-    reports: list[RetraceReport] = []
-
-    with pytest.warns(RetraceWarning), treewright.explain_retraces(on_report=reports.append):
-        clear()
-
-    assert not PROCESS.listeners
-    assert not _jax._RELAY.is_known_to_jax()
-
-
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-def test_a_program_goes_on_where_on_report_raises(form: str) -> None:
-    def refuse(report: RetraceReport) -> Never:
-        raise KeyError(report.function)
-
-    jitted: Any = jax.jit(treewright.traced(fresh(double), on_report=refuse) if form == "traced" else fresh(double))
-    block = treewright.explain_retraces(on_report=refuse) if form != "traced" else contextlib.nullcontext()
-
-    with (
-        pytest.warns(RetraceWarning, match=r"on_report=.*refuse raised KeyError: 'double'\. The program goes on; .*"),
-        block,
-    ):
-        results = [jitted(jnp.ones(length)).shape for length in (2, 3)]
-
-    assert results == [(2,), (3,)]
-
-
-# Without what tells a trace from a shared one
-
-
-def test_without_the_outcome_of_a_call_signatures_tell_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "TRACE_LOCALS", ("fun", "dbg", "renamed"))
-    monkeypatch.setitem(vars(PROCESS), "sight", _jax.look())
-    jitted: Any = jax.jit(fresh(double))
-    reports: list[RetraceReport] = []
-
-    with (
-        pytest.warns(RetraceWarning, match="does not show .* whether a call was traced or got the trace of another"),
-        treewright.explain_retraces(on_report=reports.append),
-    ):
-        jitted(jnp.ones(2))
-        jitted(jnp.ones(3))
-        jax.jit(jitted.__wrapped__, keep_unused=True)(jnp.ones(3))
-        jitted.clear_cache()
-        jitted(jnp.ones(3))
-
-    assert [(report.event, report.number) for report in reports][:1] == [("trace", 2)]
-    assert reports[-1].event == "trace"
-    assert not PROCESS.sight.outcomes
-
-
-def test_a_trace_from_before_the_block_is_known_as_such() -> None:
-    function = fresh(double)
-    jax.jit(function)(jnp.ones(2))
-    reports: list[RetraceReport] = []
-
-    with treewright.max_traces(1), treewright.explain_retraces(on_report=reports.append):
-        jax.jit(function, donate_argnums=0)(jnp.ones(2))
-        jax.jit(function)(jnp.ones(3))
-
-    [report] = reports
-    assert str(report).splitlines()[0].startswith("double retraced (1st trace, ")
-    assert str(report).splitlines()[-1] == (
-        "    compared with a trace that was not seen: from before the block, or inside of another"
-    )
-
-
-def test_what_was_traced_before_the_block_is_compiled_in_it_in_silence() -> None:
-    jitted: Any = jax.jit(fresh(double))
-    jitted(np.ones(2, np.float32))
-    reports: list[RetraceReport] = []
-
-    with treewright.max_traces(0), treewright.explain_retraces(on_report=reports.append):
-        jitted(jax.device_put(np.ones(2, np.float32), jax.devices()[0]))
-        assert not reports
-        jitted(jax.device_put(np.ones(2, np.float32), jax.devices()[1]))
-
-    [report] = reports
-    assert (report.event, report.compared_with) == ("recompile", 0)
+# What was traced before the block
 
 
 class Hostile:
@@ -304,26 +186,6 @@ def test_a_shared_trace_whose_arguments_can_not_be_read_is_not_counted() -> None
             jax.jit(function, static_argnums=1, **options)(np.ones(2, np.float32), hostile)
 
 
-def test_a_shared_trace_that_can_not_be_looked_at_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: Any = _jax.call_on_stack
-    monkeypatch.setattr(watch, "call_on_stack", lambda: dataclasses.replace(read(), outcome="shared"))
-    monkeypatch.setattr(watch, "signature_of", None)
-
-    with treewright.max_traces(0):
-        jax.jit(fresh(double))(np.ones(2, np.float32))
-
-
-def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
-    reports: list[RetraceReport] = []
-    jitted: Any = jax.jit(treewright.traced(fresh(double), on_report=reports.append))
-
-    for length in range(1, 36):
-        jitted.trace(jnp.ones(length))
-
-    assert not reports[30].unseen
-    assert reports[-1].unseen == "the closest of the last traces; 2 before them are not remembered"
-
-
 def test_each_argument_has_a_line_however_many_places_of_another_changed() -> None:
     def tree(length: int) -> dict[str, Any]:
         return {f"x{index}": np.ones((length, index + 1), np.float32) for index in range(60)}
@@ -334,3 +196,198 @@ def test_each_argument_has_a_line_however_many_places_of_another_changed() -> No
     assert len(lines) == 52
     assert lines[3] == "    other: Python float -> float32[3]"
     assert lines[-1] == "    ... and 71 more lines"
+
+
+def test_listeners_that_were_cleared_are_registered_again_and_a_block_says_so() -> None:
+    jitted: Any = jax.jit(fresh(double))
+
+    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called meanwhile"):
+        with treewright.max_traces(0):
+            clear()
+            jitted(jnp.ones(2))
+    with pytest.raises(TooManyTracesError, match="double may not be traced here"), treewright.max_traces(0):
+        jitted(jnp.ones(3))
+
+
+def test_a_program_goes_on_where_on_report_raises() -> None:
+    def refuse(report: RetraceReport) -> Never:
+        raise KeyError(report.function)
+
+    jitted: Any = jax.jit(fresh(double))
+
+    with (
+        pytest.warns(RetraceWarning, match=r"on_report=.*refuse raised KeyError: 'double'\. The program goes on; .*"),
+        treewright.explain_retraces(on_report=refuse),
+    ):
+        results = [jitted(jnp.ones(length)).shape for length in (2, 3)]
+
+    assert results == [(2,), (3,)]
+
+
+def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
+    reports: list[RetraceReport] = []
+    jitted: Any = jax.jit(fresh(double))
+
+    with treewright.explain_retraces(on_report=reports.append):
+        for length in range(1, 36):
+            jitted.trace(jnp.ones(length))
+
+    assert not reports[30].unseen
+    assert reports[-1].unseen == "the closest of the last traces; 2 before them are not remembered"
+
+
+# What was called before the block
+
+
+def test_a_block_around_one_slow_call_names_what_differs_from_an_earlier_call() -> None:
+    skip_before_jax(0, 10)  # whose cache does not show earlier calls
+    reports: list[RetraceReport] = []
+    jitted: Any = jax.jit(fresh(lambda tree, n, scale=1.0: tree["x"] * n * scale), static_argnums=1)
+    jitted({"x": np.ones(2, np.float32)}, 1)
+    jitted({"x": np.ones(2, np.float32), "y": [1.0]}, 2, scale=2.0)
+
+    with treewright.explain_retraces(on_report=reports.append):
+        jitted({"x": np.ones(3, np.float32)}, 1)
+
+    [report] = reports
+    assert str(report).splitlines()[0].startswith("<lambda> retraced (1st trace, ")
+    assert details(report)[0] == "tree['x']: float32[2] -> float32[3]"
+    assert details(report)[-1] == (
+        "compared with an earlier call that JAX has a trace of: from before the block, or inside of another trace"
+    )
+    assert (report.is_retrace, report.compared_with) == (True, 0)
+
+
+def test_of_calls_before_the_block_settings_statics_and_nodes_are_compared_too() -> None:
+    skip_before_jax(0, 10)  # whose cache does not show earlier calls
+    function = fresh(lambda state, *, mode: state)
+    jitted: Any = jax.jit(function, static_argnames="mode")
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
+    jitted(state, mode="train")
+
+    def told(call: Callable[[], object]) -> list[str]:
+        reports: list[RetraceReport] = []
+        with treewright.explain_retraces(on_report=reports.append):
+            call()
+        return details(reports[0])[:-1]
+
+    assert told(lambda: jitted(state, mode="test")) == ["mode (static): 'train' -> 'test'"]
+    other = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.adam(1e-3))
+    assert told(lambda: jitted(other, mode="test"))[0].startswith("state.params['w']: float32[2] -> float32[3]")
+    with jax.default_matmul_precision("float32"):
+        assert told(lambda: jitted(state, mode="test"))[0] == (
+            "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
+        )
+
+
+def test_of_wrappers_of_libraries_it_is_said_that_earlier_arguments_were_not_seen() -> None:
+    skip_before_jax(0, 10)  # whose cache does not show earlier calls
+    reports: list[RetraceReport] = []
+    jitted: Any = eqx.filter_jit(fresh(double))
+    jitted(jnp.ones(2))
+
+    with treewright.explain_retraces(on_report=reports.append):
+        jitted(jnp.ones(3))
+
+    [report] = reports
+    [line] = details(report)
+    assert line.startswith("JAX has traces for a call from before the block, whose arguments were not seen; now x: ")
+
+
+def test_a_first_call_and_one_after_a_cleared_cache_are_not_reported() -> None:
+    reports: list[RetraceReport] = []
+    jitted: Any = jax.jit(fresh(double))
+
+    for _ in range(2):
+        with treewright.explain_retraces(on_report=reports.append):
+            jitted(np.ones(2, np.float32))
+        jitted.clear_cache()
+
+    assert not reports
+
+
+def test_what_was_traced_before_the_block_and_is_compiled_in_it_is_reported() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    jitted(np.ones(2, np.float32))
+    reports: list[RetraceReport] = []
+
+    with treewright.max_traces(0), treewright.explain_retraces(on_report=reports.append):
+        for device in jax.devices()[:2]:
+            jitted(jax.device_put(np.ones(2, np.float32), device))
+
+    first, second = reports
+    assert (first.event, second.event) == ("recompile", "recompile")
+    placement = f"x: float32[2] (committed to {jax.devices()[0]})"
+    assert details(first) == [f"traced before the block, which was not seen; compiled in it for {placement}"]
+    assert details(second)[0] == (f"x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}")
+
+
+# Decorators
+
+
+@pytest.mark.parametrize("order", ["above", "below"])
+def test_a_decorator_above_or_below_jit_watches_its_function_for_as_long_as_it_lives(order: str) -> None:
+    reports: list[RetraceReport] = []
+    watch = treewright.explain_retraces(on_report=reports.append)
+    limit = treewright.max_traces(2)
+    function = fresh(double)
+    jitted: Any = limit(watch(jax.jit(function))) if order == "above" else jax.jit(limit(watch(function)))
+    other: Any = jax.jit(fresh(double))
+
+    for length in (1, 2, 1, 2):
+        jitted(jnp.ones(length))
+        other(jnp.ones(length))
+    for _ in range(2):  # each time
+        with pytest.raises(TooManyTracesError, match="double may be traced 2 times here, and is traced once more:"):
+            jitted(jnp.ones(3))
+
+    assert [details(report)[0] for report in reports][:1] == ["x: float32[1] -> float32[2]"]
+
+
+def test_a_decorator_gives_the_function_itself_and_lets_it_die() -> None:
+    function = fresh(double)
+    decorated = treewright.max_traces(1)(treewright.explain_retraces()(function))
+    assert decorated is function
+    jax.jit(decorated)(1.0)
+    reference = weakref.ref(function)
+
+    del function, decorated
+    gc.collect()
+
+    assert reference() is None
+
+
+def test_a_method_of_a_node_can_be_decorated() -> None:
+    class Scale(treewright.Module):
+        factor: Any
+
+        @jax.jit
+        @treewright.max_traces(1)
+        def apply(self, x: Any) -> Any:
+            return self.factor * x
+
+    Scale(2.0).apply(jnp.ones(2))
+    with pytest.raises(TooManyTracesError, match="apply may be traced once here"):
+        Scale(2.0).apply(jnp.ones(3))
+
+
+def test_a_decorator_is_refused_what_only_a_block_can_have() -> None:
+    for watch in (treewright.max_traces(1, only="double"), treewright.explain_retraces(only=double)):
+        with pytest.raises(TypeError, match=r"only=...\) decorates double, and a decorator watches its function alone"):
+            watch(double)
+    wrong: Any = treewright.max_traces(1)
+    with pytest.raises(TypeError, match="@max_traces decorates a function, got 3"):
+        wrong(3)
+
+
+def test_explain_retraces_can_watch_one_function_of_a_block() -> None:
+    jitted, other = (jax.jit(fresh(function)) for function in (double, lambda y: y))
+
+    for only in ("double", jitted):
+        reports: list[RetraceReport] = []
+        jitted.clear_cache()
+        with treewright.explain_retraces(on_report=reports.append, only=only):
+            for length in (1, 2):
+                jitted(jnp.ones(length))
+                other(jnp.ones(length))
+        assert [report.function for report in reports] == ["double"]

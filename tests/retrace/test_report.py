@@ -14,7 +14,6 @@ import pytest
 
 import treewright
 from tests.retrace.support import fresh
-from treewright.retrace.report import ordinal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,14 +23,9 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def retrace(form: str) -> None:
+def retrace() -> None:
     """One trace and one retrace, reported by default."""
-    if form == "traced":
-        jitted: Any = jax.jit(treewright.traced(fresh(double)))
-        jitted(jnp.ones(2))
-        jitted(jnp.ones(3))
-        return
-    jitted = jax.jit(fresh(double))
+    jitted: Any = jax.jit(fresh(double))
     with treewright.explain_retraces():
         jitted(jnp.ones(2))
         jitted(jnp.ones(3))
@@ -54,12 +48,9 @@ def test_a_notebook_shows_the_text_of_a_report() -> None:
     assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
-@pytest.mark.parametrize("form", ["traced", "explain_retraces"])
-def test_by_default_a_report_goes_to_standard_error(
-    form: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_by_default_a_report_goes_to_standard_error(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.handlers.clear()
-    retrace(form)
+    retrace()
 
     written = capsys.readouterr()
     assert written.out == ""
@@ -73,7 +64,7 @@ def test_it_goes_to_the_logger_and_to_standard_error(
     file = io.StringIO()
     logger.addHandler(logging.StreamHandler(file))
 
-    retrace("traced")
+    retrace()
 
     assert file.getvalue() == capsys.readouterr().err
     assert file.getvalue().startswith("double retraced (2nd trace, ")
@@ -84,13 +75,13 @@ def test_where_the_logging_writes_to_standard_error_it_is_written_once(
 ) -> None:
     logger.addHandler(logging.StreamHandler(sys.stderr))
 
-    retrace("traced")
+    retrace()
 
     assert capsys.readouterr().err.count("retraced") == 1
 
 
 def test_handlers_above_the_logger_are_heard(caplog: pytest.LogCaptureFixture) -> None:
-    retrace("explain_retraces")
+    retrace()
 
     [record] = [one for one in caplog.records if one.name == "treewright.retrace"]
     assert (record.levelno, record.getMessage().startswith("double retraced")) == (logging.WARNING, True)
@@ -99,14 +90,6 @@ def test_handlers_above_the_logger_are_heard(caplog: pytest.LogCaptureFixture) -
 def test_a_logger_that_is_off_is_quiet(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.setLevel(logging.ERROR)
 
-    retrace("traced")
+    retrace()
 
     assert capsys.readouterr().err == ""
-
-
-def test_ordinals_are_english() -> None:
-    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)
-
-    assert [ordinal_of(number) for number in numbers] == (
-        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]
-    )

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,43 +16,47 @@ import optax
 from jax.experimental import multihost_utils
 
 from examples.processes import joined
-from tests.sharding.mismatches import CASES, Net, equal
+from tests.sharding.mismatches import A_FEW, CASES, Net, equal
 from treewright import TrainState, loop, max_traces, replace
 from treewright.errors import ProcessMismatchError
 from treewright.sharding import abstract_state, assert_same_on_all_processes, sharded_init
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
-def mismatches() -> dict[str, Any]:
-    """What is said of each case, and after how many seconds; and whether nothing is said where nothing differs."""
+
+def mismatches(names: Collection[str] = tuple(CASES)) -> dict[str, Any]:
+    """The message of each case, and after how many seconds; and that nothing is raised where nothing differs."""
     me, count = jax.process_index(), jax.process_count()
     found: dict[str, Any] = {}
-    for name, (check, _) in CASES.items():
+    for name in names:
+        check, _ = CASES[name]
         multihost_utils.sync_global_devices(name)  # so that the seconds are those of the check
         began = time.monotonic()
         try:
             check(me == count // 2)
-            said = "nothing"
+            message = "nothing"
         except ProcessMismatchError as error:
-            said = str(error)
-        found[name] = (said, time.monotonic() - began)
+            message = str(error)
+        found[name] = (message, time.monotonic() - began)
     equal()
     return found
 
 
 def late() -> dict[str, Any]:
-    """What is said where process 1 comes late, and then that both meet again."""
+    """The message where process 1 comes late, and then that both meet again."""
     began = time.monotonic()
     if jax.process_index() == 1:
         time.sleep(3)
         began = time.monotonic()
     try:
         assert_same_on_all_processes(Net(1), timeout_seconds=1)
-        said = "nothing"
+        message = "nothing"
     except ProcessMismatchError as error:
-        said = str(error)
+        message = str(error)
     seconds = time.monotonic() - began
     assert_same_on_all_processes(Net(1))
-    return {"said": said, "seconds": seconds}
+    return {"message": message, "seconds": seconds}
 
 
 def made() -> dict[str, Any]:
@@ -106,12 +110,30 @@ def looped() -> dict[str, Any]:
     }
 
 
+def stops() -> None:
+    """Process 1 does nothing more, without a word, when process 0 waits for it in a check."""
+    multihost_utils.sync_global_devices("all are here")
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    assert_same_on_all_processes(Net(1), timeout_seconds=2)
+
+
 def dies() -> None:
     """Process 1 is gone, without a word, when process 0 waits for it."""
     multihost_utils.sync_global_devices("all are here")
     if jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    multihost_utils.sync_global_devices("after the death")
+    assert_same_on_all_processes(Net(1))
+
+
+def exits() -> None:
+    """All processes hold something else, and end at once when they hear of it, the one with JAX's service too."""
+    try:
+        assert_same_on_all_processes(Net(1, jax.process_index()))
+    except ProcessMismatchError as error:
+        sys.stdout.write(f"result: {error}\n")
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def fails() -> None:
@@ -125,11 +147,14 @@ def fails() -> None:
 if __name__ == "__main__":
     with joined():
         scenarios: dict[str, Any] = {
+            "a_few": lambda: mismatches(A_FEW),
             "mismatches": mismatches,
             "late": late,
             "made": made,
             "looped": looped,
+            "stops": stops,
             "dies": dies,
+            "exits": exits,
             "fails": fails,
         }
         for name in sys.argv[1:]:

@@ -8,13 +8,16 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.test_house import ROOT
 from tests.test_import_cost import modules_added_by, packages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 
@@ -96,40 +99,6 @@ def test_tests_within_their_limits_pass(pytester: pytest.Pytester) -> None:
     )
 
     result.assert_outcomes(passed=5)
-
-
-def test_each_of_several_limits_can_fail(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
-        """
-    pytestmark = pytest.mark.max_traces(2)
-
-    def test_of_the_module():
-        for length in (1, 2, 3):
-            step(0.0, jnp.ones(length))
-
-    @pytest.mark.max_traces(0, only="other")
-    def test_of_the_test():
-        other(1.0)
-        """,
-    )
-
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["step may be traced 2 times here, *", "other may not be traced here, and is:"])
-
-
-def test_other_failures_stay_what_they_are(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
-        """
-    @pytest.mark.max_traces(1)
-    def test_wrong():
-        assert 1 == 2
-        """,
-    )
-
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*assert 1 == 2*"])
 
 
 def test_a_limit_holds_in_threads_in_tasks_and_where_the_error_is_caught(pytester: pytest.Pytester) -> None:
@@ -263,16 +232,6 @@ def test_the_fixture_gives_all_reports(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
-def test_the_marker_and_the_fixture_are_documented(pytester: pytest.Pytester) -> None:
-    markers = pytester.runpytest_inprocess(*PLUGIN, "--markers")
-    fixtures = pytester.runpytest_inprocess(*PLUGIN, "--fixtures")
-
-    markers.stdout.fnmatch_lines(
-        ["@pytest.mark.max_traces(limit, [*], only=None, recompiles=None): fail if jit traces a *"]
-    )
-    fixtures.stdout.fnmatch_lines(["retraces*", "*The reports of all retraces and recompiles during the test*"])
-
-
 # Loading it
 
 
@@ -293,12 +252,6 @@ def loads_jax(folder: Path, *plugins: str) -> bool:
 
 def test_a_run_of_pytest_with_the_plugin_imports_no_jax(tmp_path: Path) -> None:
     assert not loads_jax(tmp_path, "treewright.testing.plugin")
-
-
-def test_a_plugin_that_imports_jax_would_be_found(tmp_path: Path) -> None:
-    (tmp_path / "heavy.py").write_text("import jax\n")
-
-    assert loads_jax(tmp_path, "treewright.testing.plugin", "heavy")
 
 
 def test_the_plugin_adds_a_handful_of_modules_to_pytest() -> None:

@@ -43,7 +43,7 @@ def test_a_place_that_is_not_there_is_an_error_that_says_what_is() -> None:
         "Net.layers[0].kernel is f32[3], a leaf, and has no [0]. To change a part of an array, use .apply(lambda "
         "array: array.at[...].set(...))."
     )
-    assert message(lambda net: net.table["x"]).endswith("['10'], ['11'] and 8 more.")
+    assert message(lambda net: net.table["x"]).endswith("['10'], ['11'], and 8 more.")
 
 
 def test_a_name_alone_that_leads_to_several_places_is_refused_with_the_places() -> None:
@@ -58,7 +58,7 @@ def test_a_name_alone_that_leads_to_several_places_is_refused_with_the_places() 
     )
     entries = message([{"bias": index} for index in range(9)])
     assert entries.startswith("'bias' leads to 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
-    assert "[4]['bias'] and 4 more. To mean all of them, write \"**['bias']\"; to mean one, " in entries
+    assert "[4]['bias'], and 4 more. To mean all of them, write \"**['bias']\"; to mean one, " in entries
     both = message({"bias": 1, "layer": Linear(1.0, 2.0)})
     assert 'To mean all of them, write "**[\'bias\']" and "**.bias"; to mean one, write its path.' in both
     assert "places in dict: ['a'], ['a']['a']." in message({"a": {"a": 1}}, "a")

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import package_or_absent
-from treewright import Module, diff, replace, static
+from tests.conftest import importorskip
+from treewright import Module, diff, field, replace, static
 from treewright._trees.at import place_of
 from treewright._trees.diff import ABSENT
 from treewright.errors import TracedComparisonError, UnfinishedNodeError
 
 
 class Layer(Module):
-    kernel: Any = None
-    bias: Any = None
+    kernel: Any = field(default=None)
+    bias: Any = field(default=None)
     activation: Any = static(default="relu")
     size: Any = static(default=1)
 
@@ -31,7 +31,7 @@ class Layer(Module):
 
 
 class Net(Module):
-    layers: Any
+    layers: Any = field()
 
 
 class Point(NamedTuple):
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 # Without types of their own.
-flax: Any = package_or_absent("flax", "flax.core", "flax.struct")
+flax: Any = importorskip("flax", "flax.core", "flax.struct")
 FrozenDict: Any = flax.core.FrozenDict
 Partial: Any = jax.tree_util.Partial
 struct: Any = flax.struct
@@ -256,7 +256,7 @@ def test_statics_of_foreign_classes_go_by_their_fields() -> None:
     assert lines(FLAX_LAYER(1), FLAX_LAYER(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
     assert lines(EqxLayer(1), EqxLayer(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
     assert lines(EqxLayer(1).apply, EqxLayer(2).apply) == [".__self__.kernel (value): 1 -> 2"]
-    assert lines(Partial(max, 1), Partial(min, 1)) == [".func (static): max -> min"]
+    assert lines(Partial(max, 1), Partial(min, 1)) == [".<aux_data> (static): max -> min"]
     assert lines(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
 
 
@@ -277,7 +277,7 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
 def test_containers_of_others_are_matched_by_key() -> None:
     assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
     assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [
-        ".default_factory (static): list -> int"
+        ".<aux_data>[0] (static): list -> int"
     ]
     ordered = collections.OrderedDict
     assert lines(ordered(a=1, b=2), ordered(b=2, a=1)) == [
@@ -300,8 +300,8 @@ def test_treedefs_name_what_they_can() -> None:
     assert structures({"a": 1}, {"a": None}) == ["['a'] (class): * -> None"]
     assert structures(Point(1, (2,)), Point(1, [2])) == [".y (class): tuple of 1 -> list of 1"]
     assert structures(FrozenDict(a=1), FrozenDict(b=1)) == ["['a'] (removed): *", "['b'] (added): *"]
-    assert structures(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
-    assert structures(Partial(max, 1), Partial(min, 1)) == [".func (static): max -> min"]
+    assert structures(Layer().apply, Layer(size=2).apply) == ["[<flat index 0>].size (static): 1 -> 2"]
+    assert structures(Partial(max, 1), Partial(min, 1)) == [".<aux_data> (static): max -> min"]
 
 
 def test_a_tree_and_a_treedef_compare_by_structure() -> None:

@@ -6,14 +6,9 @@ import re
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from treewright import Module, at, static
-from treewright._core.jax_private import path_text
-from treewright._trees.at import parse
-from treewright._trees.level import level_of
 from treewright.errors import MissingPlaceError
 
 
@@ -27,45 +22,7 @@ class Point(NamedTuple):
     x: Any
 
 
-TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), 5), "a*": 6}
-
-
-def test_a_path_reads_as_users_write_it() -> None:
-    path = next(path for path, leaf in jax.tree_util.tree_leaves_with_path(TREE) if leaf == 2)
-
-    assert path_text(path) == "['layers'][0].bias"
-    assert path_text(path, "state") == "state['layers'][0].bias"
-
-
-def children_of(tree: object) -> list[tuple[str, Any]] | None:
-    level = level_of(tree)
-    return None if level is None else [(str(key), child) for key, child in level.children]
-
-
-def test_the_children_of_a_node_have_the_keys_of_their_fields() -> None:
-    assert children_of(Layer(1, 2)) == [(".kernel", 1), (".bias", 2)]
-
-
-@pytest.mark.parametrize(
-    ("tree", "expected"),
-    [
-        ([1, None], [("[0]", 1), ("[1]", None)]),
-        ({"b": 1, "a": [2]}, [("['a']", [2]), ("['b']", 1)]),
-        (Point((1,)), [(".x", (1,))]),
-        (None, []),
-        ((), []),
-    ],
-)
-def test_the_children_of_a_container_are_one_level_down(tree: object, expected: list[Any]) -> None:
-    assert children_of(tree) == expected
-
-
-ABSTRACT: Any = jax.eval_shape(lambda: jnp.ones(2))
-
-
-@pytest.mark.parametrize("leaf", [1, "text", np.ones(2), np.float32(1), jnp.ones(2), ABSTRACT])
-def test_a_leaf_has_no_level(leaf: object) -> None:
-    assert level_of(leaf) is None
+TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), {"*": 5}), "a*": 6}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +35,7 @@ def test_a_leaf_has_no_level(leaf: object) -> None:
         ('**["rest"][0].*', ["['rest'][0].x"]),
         ("[*]", ["['layers']", "['rest']", "['a*']"]),
         ("**['a*']", ["['a*']"]),
+        ("**['*']", ["['rest'][1]['*']"]),
     ],
 )
 def test_a_pattern_leads_to_the_places_that_match(pattern: str, places: list[str]) -> None:
@@ -87,7 +45,7 @@ def test_a_pattern_leads_to_the_places_that_match(pattern: str, places: list[str
 @pytest.mark.parametrize(("text", "rest"), [("a b", " b"), ("[x]", "[x]"), (".a..b", "..b"), (".a[", "[")])
 def test_a_text_that_is_no_path_is_refused_at_the_step_that_is_wrong(text: str, rest: str) -> None:
     with pytest.raises(ValueError, match="is not a path") as caught:
-        parse(text)
+        at(TREE, text)
 
     assert str(caught.value).startswith(f"{text!r} is not a path: {rest!r} is not a step.")
 

@@ -158,7 +158,7 @@ def test_completion_offers_only_what_a_user_may_use(server: Server) -> None:
     assert public(server.completions(0)) == {"first", "predict"} | of_a_module
     assert public(server.completions(1)) == {"kernel", "width"}
     fields = {"step", "apply_fn", "params", "tx", "opt_state"}
-    assert public(server.completions(2)) == fields | {"create", "apply_gradients", "update_in_place"} | of_a_module
+    assert public(server.completions(2)) == fields | {"create", "apply_gradients"} | of_a_module
     assert public(server.completions(4)) == {"lower", "trace", "eval_shape"}
     assert public(server.completions(7)) == {"first", "predict"} | of_a_module
 

@@ -4,12 +4,9 @@ from treewright._core.fields import buffer, field, static
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import captured, defaults, import_path, innermost
 from treewright._core.functions import read_by as globals_read
-from treewright._core.instance import finished_pair as flat_form
-from treewright._core.instance import from_pair as from_flat_form
-from treewright._core.instance import is_node, replace
-from treewright._core.keys import exact_key
+from treewright._core.instance import flat_form, from_flat_form, is_node, replace
+from treewright._core.keys import NoExactKeyError, exact_key
 from treewright._core.module import Module
-from treewright._core.plain import NoExactKeyError
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 

@@ -1,98 +1,114 @@
-"""Children that are settings: said where a node is made with one that is not a leaf, or a method needs its value."""
+"""Warn about child fields that hold settings instead of arrays, where a node is made and where JAX needs a value.
+
+The first nodes of each class are looked at, by value, whatever its annotations say. A class that has passed is fine:
+to look at every node would make one with eight children by a fifth slower (benchmarks: against.py, construct).
+"""
 
 import collections.abc
 import dataclasses
 import enum
 import types
-import typing
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.annotations import annotation_text
-from treewright._core.functions import class_of
+from treewright._core.converters import annotation_text
+from treewright._core.fields import MISSING
 from treewright._core.jax_private import is_tree_node
-from treewright._core.text import first_text, function_text, text_with_class
-from treewright.errors import ChildWarning, warn_user
+from treewright._core.text import function_text, short_text, text_with_class
+from treewright.errors import ChildWarning, NodeInitError, warn_user
 
-# Of nearly every value of these classes JAX says that it is not an array; a node or a method of one may be a Callable.
-_SETTINGS: tuple[type[Any], ...] = (str, bytes, enum.Enum, type, np.dtype)
-_CALLABLE: Any = collections.abc.Callable
-_SEQUENCES = frozenset[Any](
-    {tuple, list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable}
-)
-# What most such fields hold, and the quick answer.
-_NEVER_WARNED = frozenset[Any]({tuple, list, dict, type(None), np.ndarray, bool, int, float, complex})
+NODES_TO_SEE = 64
+_SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # What gives items and is not a tree, such as `map` and `dict.values()`: to JAX each is one leaf, and not an array.
-_ITERABLES: Any = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+_ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+_COMMON = frozenset({tuple, list, dict, types.NoneType, np.ndarray, bool, int, float, complex})
+_LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 _NUMBERS = frozenset({bool, int, "bool", "int"})
 
 
-def may_be_no_leaf(annotation: Any) -> bool:
-    """Whether what is annotated so, and no more, is likely to be something that `jit` takes for no leaf."""
-    kind = annotation
-    if not isinstance(kind, type):
-        kind = typing.get_origin(annotation)
-        if kind is typing.Literal:
-            return True
-        if kind in {typing.Annotated, typing.Final, typing.Union, types.UnionType}:
-            return any(map(may_be_no_leaf, typing.get_args(annotation)))
-    if not isinstance(kind, type) or hasattr(kind, "__node_spec__"):
-        return False
-    return kind is _CALLABLE or kind in _SEQUENCES or dataclasses.is_dataclass(kind) or issubclass(kind, _SETTINGS)
+def check_children(node: Any) -> None:
+    """Warn of the children of a new node that JAX takes for no leaf; those declared with `field()` are meant.
 
-
-class SettingsWarning:
-    """Looks at some children of each node that is made, among the checks of its class.
-
-    A generated `__init__` calls it only for a value whose type is not in `passed`: a node with a tuple of children then
-    costs a tenth more than one with an array, and not three times as much (benchmarks/trees.py: children).
-
-    Attributes:
-        fields: The children.
-        passed: Types of values that are never warned of, and that live as long as the program anyway.
+    Raises:
+        NodeInitError: If a child is a method of the node itself, or a specifier.
     """
+    spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
+    if spec.unseen:
+        spec.unseen.pop()
+    for field in spec.children:
+        value = children[field.index]
+        if type(value) in _COMMON or isinstance(value, jax.Array):
+            continue
+        _refuse_never_meant(node, field, value)
+        if field.name in spec.plain_children and _is_no_leaf(value):
+            _warn(node, field, value)
 
-    __slots__ = ("fields", "passed")
 
-    def __init__(self, fields: tuple[Any, ...]) -> None:
-        self.fields = fields
-        self.passed: set[type[Any]] = set(_NEVER_WARNED)
+def _refuse_never_meant(node: Any, field: Any, value: Any) -> None:
+    place = f"{type(node).__qualname__}.{field.name}"
+    if getattr(value, "__self__", None) is node:
+        raise contains_itself(node, field.name)
+    if type(value) is dataclasses.Field:
+        raise NodeInitError(
+            f"{place} was given a field specifier as its value. Declare the field in the class body, {field.name}: "
+            f"... = {field.kind if field.kind != 'child' else 'field'}(), and assign its value in __init__."
+        )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (SettingsWarning, (self.fields,))
 
-    def __call__(self, node: Any) -> None:
-        children = object.__getattribute__(node, "_node")[0]
-        for field in self.fields:
-            value = children[field.index]
-            kind = class_of(value)
-            if kind in self.passed:
-                continue
-            if _is_no_leaf(value):
-                _warn(node, field, value)
-            elif isinstance(value, jax.Array) or is_tree_node(kind):
-                self.passed.add(kind)
+def contains_itself(node: Any, name: str) -> NodeInitError:
+    """The error for a node in one of its own fields."""
+    return NodeInitError(
+        f"{type(node).__qualname__}.{name} was given the node itself, or one of its methods, so the node would contain "
+        f"itself without end. Look it up where it is used instead."
+    )
+
+
+def _is_layer(kind: type[Any]) -> bool:
+    """Whether a class is a module of equinox, flax linen or flax nnx."""
+    return any((base.__module__.partition(".")[0], base.__name__) in _LAYERS for base in kind.__mro__)
+
+
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex) or hasattr(leaf, "dtype")
+
+
+def _is_no_leaf(value: Any) -> bool:
+    """Whether jit would refuse a value, or a leaf of a layer of another library."""
+    kind = type(value)
+    if _is_layer(kind):
+        return not is_tree_node(kind) or not all(map(_is_numeric, jax.tree.leaves(value)))
+    if is_tree_node(kind):
+        return False
+    if isinstance(value, _ITERABLES):
+        return True
+    is_array = hasattr(kind, "dtype") or hasattr(kind, "__jax_array__")
+    return not is_array and (isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(kind))
 
 
 def _warn(node: Any, field: Any, value: Any) -> None:
     function = function_text(value)
-    found = text_with_class(value) if function is None else f"the function {function}"
+    shown = text_with_class(value) if function is None else f"the function {function}"
     warn_user(
-        f"{class_of(node).__qualname__}.{field.name} is a child and holds {found}. jit, grad and vmap take arrays and "
-        f"numbers as leaves, and would refuse it.\n{_cure(class_of(node), field, value)}",
+        f"{type(node).__qualname__}.{field.name} is a child and holds {shown}. jit, grad and vmap take arrays and "
+        f"numbers as leaves, and would refuse it.\n{_cure(type(node), field, value)}",
         ChildWarning,
     )
 
 
 def _cure(cls: type[Any], field: Any, value: Any) -> str:
+    kind = type(value)
     if isinstance(value, _ITERABLES):
         return f"Make a tuple of it where it is given: {field.name} = tuple(...)."
+    if _is_layer(kind):
+        return (
+            f"Adopt the layer where it is given, with its arrays as children and its settings as statics:\n"
+            f"  {field.name} = treewright.adopt(...)"
+        )
     default = field.default
-    option = "" if default is dataclasses.MISSING else f"default={function_text(default) or first_text(default)}"
-    kind = class_of(value)
+    option = "" if default is MISSING else f"default={function_text(default) or short_text(default)}"
     is_record = dataclasses.is_dataclass(kind)
     decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
     return (
@@ -101,18 +117,10 @@ def _cure(cls: type[Any], field: Any, value: Any) -> str:
     )
 
 
-def _is_no_leaf(value: Any) -> bool:
-    if isinstance(value, _ITERABLES):
-        return not is_tree_node(class_of(value))
-    is_array = hasattr(class_of(value), "dtype") or hasattr(class_of(value), "__jax_array__")
-    told = isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(class_of(value))
-    return told and not is_array and jax.tree_util.all_leaves((value,))
-
-
 def note_settings(error: TypeError, node: Any) -> None:
-    """Add to what JAX says where a method of the node needs the value of a tracer: which child may be meant as static.
+    """Add to JAX's error, where a method of the node needs the value of a tracer: which child may be meant as static.
 
-    JAX tells of `static_argnums`, which would take the whole node for static.
+    JAX proposes `static_argnums`, which would take the whole node for static.
     """
     said = str(error)
     if not (isinstance(error, _NEEDS_VALUE) or "concrete value" in said):
@@ -121,10 +129,10 @@ def note_settings(error: TypeError, node: Any) -> None:
     for field in node.__node_spec__.children:
         is_traced = field.type in _NUMBERS and isinstance(children[field.index], Tracer)
         if is_traced and (_BLAMED not in said or f".{field.name}" in said):
-            cls = class_of(node).__qualname__
+            cls = type(node).__qualname__
             note = (
                 f"{cls}.{field.name} is a child, so it is traced and has no value here. If it is a setting, make it "
-                f"static:\n  {field.name}: {annotation_text(field.type, class_of(node))} = static()"
+                f"static:\n  {field.name}: {annotation_text(field.type, type(node))} = static()"
             )
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)

@@ -1,11 +1,9 @@
-"""What a field is declared with: `field`, `static` and `buffer`."""
+"""Field specifiers: `field`, `static` and `buffer`, and the options that they keep in a `dataclasses.Field`."""
 
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import dataclasses
-import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -13,9 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
-from treewright._core.functions import class_of, public
-from treewright._core.text import Verbatim, array_text, cured, first_text, with_guess
-from treewright.errors import NodeDefinitionError
+from treewright._core.functions import public
+from treewright._core.text import short_text
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -68,7 +65,7 @@ OPTIONS_KEY = "treewright"
 # decorator of theirs on a subclass.
 JDC_MARK = "__jax_dataclasses_static_field__"
 STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, JDC_MARK: True})
-_MISSING: Any = dataclasses.MISSING
+MISSING: Any = dataclasses.MISSING
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,11 +92,13 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
         if not field.metadata:
             return None
         options = field.metadata.get(OPTIONS_KEY)
+        if isinstance(options, FieldOptions) and options.kind != "child":
+            return options
         marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
-    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get` or no length
+    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get`
         return None
     if isinstance(options, FieldOptions):
-        return dataclasses.replace(options, kind="static") if marked and options.kind == "child" else options
+        return dataclasses.replace(options, kind="static") if marked else options
     return FieldOptions("static", foreign=True) if marked else None
 
 
@@ -116,10 +115,9 @@ _OURS = ("converter", "sharding", "stack", "local", "doc")
 
 def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
-    _refuse_inside_init("field" if kind == "child" else kind)
     converter = given["converter"]
     if converter is not None and not callable(converter):
-        raise TypeError(f"converter must be a function of one value, got {first_text(converter)}.")
+        raise TypeError(f"converter must be a function of one value, got {short_text(converter)}.")
     ours = {name: given.pop(name) for name in _OURS if name in given}
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
@@ -130,70 +128,9 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     return dataclasses.field(**given)
 
 
-def _refuse_inside_init(specifier: str) -> None:
-    """Refuse a specifier that a method of a node which is being made calls, as `self.mean = buffer(...)` does."""
-    frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("treewright."):
-        frame = frame.f_back
-    if frame is None or not frame.f_code.co_argcount:  # a class body
-        return
-    node: Any = frame.f_locals.get(frame.f_code.co_varnames[0])
-    cls = class_of(node)
-    # While `__init__` runs, `_node` is absent or holds no pair: see node.py.
-    if hasattr(cls, "__node_spec__") and not isinstance(getattr(node, "_node", None), tuple):
-        raise NodeDefinitionError(
-            f"{specifier}() is called in {frame.f_code.co_name} of {cls.__qualname__}, where it would be the value of "
-            f"the field and not declare it. Declare the field in the class body, name: ... = {specifier}(), and assign "
-            f"its value in __init__."
-        )
-
-
-_OF_CHILDREN = ("sharding", "stack")
-_ARGUMENTS = (
-    "default",
-    "default_factory",
-    "init",
-    "repr",
-    "hash",
-    "compare",
-    "metadata",
-    "kw_only",
-    "doc",
-    "converter",
-)
-
-
-def _cure(kind: FieldKind, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
-    """What was meant by arguments that a specifier does not take, in the words of other libraries among them."""
-    takes = (*_ARGUMENTS, *(("local",) if kind == "static" else _OF_CHILDREN))
-    ours = {name: value for name, value in given.items() if name in takes}
-    marks = [given[name] == static for name, static in STATIC_MARKS.items() if name in given]
-    if any(marks):
-        return f"A static field is declared with static(). Write {call_text('static', ours)}."
-    if marks:
-        return "A field without static() is a child already, so drop it."
-    name = "field" if kind == "child" else kind
-    if len(args) == 1:
-        return f"A default is given by name. Write {call_text(name, {**default_of(args[0]), **ours})}."
-    if kind == "static" and any(option in given for option in _OF_CHILDREN):
-        return "A static is not an array, and is the same on every device: drop it, or make the field a child."
-    unknown = [option for option in given if option not in takes]
-    return with_guess(unknown, takes, f"It takes, all by name: {', '.join(takes)}.")
-
-
-def default_of(value: Any) -> dict[str, Any]:
-    """The argument that gives a field this default: made anew for each instance, where all would share what changes."""
-    if class_of(value).__hash__ is not None:
-        return {"default": value}
-    kind = class_of(value)
-    empty = kind in {list, dict, set} and not value
-    shown = kind.__name__ if empty else f"lambda: {'...' if array_text(value) else first_text(value)}"
-    return {"default_factory": Verbatim(shown)}
-
-
 def call_text(name: str, given: Mapping[str, Any]) -> str:
     """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{name}({', '.join(f'{option}={first_text(value)}' for option, value in given.items())})"
+    return f"{name}({', '.join(f'{option}={short_text(value)}' for option, value in given.items())})"
 
 
 # fmt: off
@@ -222,17 +159,16 @@ def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compar
           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
-@cured(functools.partial(_cure, "child"))
 def field(
     *,
-    default: Any = _MISSING,
-    default_factory: Any = _MISSING,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
     init: bool = True,
     repr: bool = True,
     hash: bool | None = None,
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
-    kw_only: Any = _MISSING,
+    kw_only: Any = MISSING,
     doc: str | None = None,
     sharding: Sharding | None = None,
     stack: Stack | None = None,
@@ -312,17 +248,16 @@ else:  # pyrefly takes no type from the declaration
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
-@cured(functools.partial(_cure, "static"))
 def static(
     *,
-    default: Any = _MISSING,
-    default_factory: Any = _MISSING,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
     init: bool = True,
     repr: bool = True,
     hash: bool | None = None,
     compare: StaticCompare = "value",
     metadata: Mapping[Any, Any] | None = None,
-    kw_only: Any = _MISSING,
+    kw_only: Any = MISSING,
     doc: str | None = None,
     local: bool = False,
     converter: Callable[[Any], Any] | None = None,
@@ -392,17 +327,16 @@ def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compa
            metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 # fmt: on
-@cured(functools.partial(_cure, "buffer"))
 def buffer(
     *,
-    default: Any = _MISSING,
-    default_factory: Any = _MISSING,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
     init: bool = True,
     repr: bool = True,
     hash: bool | None = None,
     compare: bool = True,
     metadata: Mapping[Any, Any] | None = None,
-    kw_only: Any = _MISSING,
+    kw_only: Any = MISSING,
     doc: str | None = None,
     sharding: Sharding | None = None,
     stack: Stack | None = None,
@@ -424,11 +358,10 @@ def buffer(
 
 
 def specifier_in(value: Any) -> str | None:
-    """`static` for the function itself and for what it gives; None for what is not about a specifier."""
-    for specifier in (field, static, buffer, dataclasses.field):
-        if value is specifier:
-            return specifier.__name__
-    if class_of(value) is not dataclasses.Field:
+    """`static` for the function itself and for its result; None for any other value."""
+    if isinstance(value, types.FunctionType):
+        return value.__name__ if value in {field, static, buffer, dataclasses.field} else None
+    if type(value) is not dataclasses.Field:
         return None
     options = options_of(value)
     return "field" if options is None or options.kind == "child" else options.kind

@@ -1,16 +1,20 @@
-"""Hashable, immutable forms of lists, dicts, sets and numpy arrays, for static fields."""
+"""Hashable, immutable forms of lists, dicts, sets, numpy arrays and objects of settings, for static fields."""
 
 # mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
+import argparse
+import operator
 import sys
+import types
 import zlib
-from collections.abc import Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
+from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
+import jax
 import numpy as np
 
-from treewright._core.functions import class_of, is_library, kept_in_pickles, public
-from treewright._core.keys import ExactKeys
-from treewright._core.plain import is_frozen_mapping, mapping
+from treewright._core.functions import is_library, kept_in_pickles, public
+from treewright._core.kinds import DATACLASS, NAMEDTUPLE, Kind, is_frozen_mapping, kind_of
+from treewright._core.text import short_text
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
 
@@ -24,8 +28,8 @@ Fixed = TypeVar("Fixed", bound=Hashable)
 class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     """A dict that can't change, so that it can be static. Made by `freeze`.
 
-    Order is part of it: `==` is that of mappings, but two statics are the same only when the order is the same, since
-    a program can read it.
+    Items whose keys are names can be read as attributes, too. Order is part of it: `==` is that of mappings, but two
+    statics are the same only when the order is the same, since a program can read it.
 
     Examples:
         >>> sizes = freeze({"hidden": [64, 64]})
@@ -35,6 +39,7 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
+    _kind_: ClassVar[Kind]
 
     def __init__(self, items: Mapping[K, V_co]) -> None:
         object.__setattr__(self, "_items", dict(items))
@@ -44,6 +49,15 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"FrozenMapping can't change: {name} was to be deleted. Make a new one.")
+
+    if not TYPE_CHECKING:  # or no checker would find a misspelt method
+
+        def __getattr__(self, name: str) -> Any:
+            """An item by attribute, as in the namespace or config that it was made of."""
+            if name in self._items:
+                return self._items[name]
+            known = ", ".join(map(str, self._items)) or "none"
+            raise AttributeError(f"This FrozenMapping has no {name!r}, and can't change. Its items: {known}.")
 
     def __getitem__(self, key: K) -> V_co:
         return self._items[key]
@@ -60,11 +74,8 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
     def __repr__(self) -> str:
         return f"FrozenMapping({self._items!r})"
 
-    def __reduce__(self) -> tuple[type, tuple[dict[K, V_co]]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (FrozenMapping, (self._items,))
-
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
-        return mapping(self, keys.key)
 
 
 @public("treewright")
@@ -81,6 +92,8 @@ class FrozenArray(np.ndarray[Any, Any]):
         >>> table.flags.writeable
         False
     """
+
+    _kind_: ClassVar[Kind]
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""
@@ -122,9 +135,12 @@ class FrozenArray(np.ndarray[Any, Any]):
     def _content(self) -> tuple[Any, ...]:
         return (self.dtype, self.shape, self.tobytes())
 
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
-        dtype, *content = self._content()
-        return (FrozenArray, keys.key(dtype), *content)
+
+def _items_as_parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value.items())
+
+
+FrozenMapping._kind_ = Kind("FrozenMapping", _items_as_parts, lambda *items: FrozenMapping(dict(items)))
 
 
 class ComputedArray(np.ndarray[Any, Any]):
@@ -135,9 +151,6 @@ class ComputedArray(np.ndarray[Any, Any]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
-
-
-_FROZEN: tuple[tuple[type[Any], Any], ...] = ((list, tuple), (set, frozenset), (frozenset, frozenset))
 
 
 class _AsConverter:
@@ -168,30 +181,49 @@ if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
 def freeze(value: Any) -> Any:
     """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
 
-    Lists become tuples, dicts `FrozenMapping`s, sets frozensets, bytearrays bytes and numpy arrays read-only
-    `FrozenArray`s, all the way down. Anything else is returned as it is.
+    Lists become tuples, sets frozensets, bytearrays bytes and numpy arrays read-only `FrozenArray`s. Dicts and other
+    mappings, configs of OmegaConf among them, `argparse.Namespace` and `types.SimpleNamespace` become
+    `FrozenMapping`s, whose items are attributes too. All the way down, in named tuples and frozen dataclasses as well.
+    Anything else is returned as it is.
+
+    Raises:
+        TypeError: For a node with children, or an array of JAX: these are part of the tree, not settings.
 
     Examples:
         >>> freeze({"sizes": [64, 64], "names": {"a"}})
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
-    kind = class_of(value)
-    if kind in {np.ndarray, FrozenArray, ComputedArray}:  # masked arrays and the like hold more than their data
-        array: Any = value
-        unchanged = kind is FrozenArray or array.dtype.hasobject
-        return array if unchanged else frozen_array(array.dtype, array.shape, array.tobytes())
-    if hasattr(kind, "_fields") and issubclass(kind, tuple):
-        return cast("Any", kind)(*map(freeze, value))
-    if kind is tuple:
+    cls = type(value)
+    is_node = hasattr(cls, "__node_spec__") and bool(jax.tree.leaves(value))
+    if is_node or isinstance(value, jax.Array):
+        what = "a node with children" if is_node else "an array of JAX, which may be a part of a model"
+        raise TypeError(
+            f"freeze makes settings static, and {short_text(value)} is {what}. Declare it as a child: drop static(); "
+            f"for a table that never changes, freeze(numpy.asarray(...))."
+        )
+    if cls in {np.ndarray, ComputedArray}:  # masked arrays and the like hold more than their data
+        return value if value.dtype.hasobject else frozen_array(value.dtype, value.shape, value.tobytes())
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, MutableSequence):
         return tuple(map(freeze, value))
-    if issubclass(kind, dict | FrozenMapping):
-        return FrozenMapping({key: freeze(item) for key, item in value.items()})
-    if is_frozen_mapping(kind) and is_library(kind.__module__):  # such as frozendict
-        return kind({key: freeze(item) for key, item in value.items()})
-    for mutable, frozen in _FROZEN:
-        if issubclass(kind, mutable):
-            return frozen(map(freeze, value))
-    return bytes(value) if issubclass(kind, bytearray) else value
+    if isinstance(value, MutableSet | frozenset):
+        return frozenset(map(freeze, value))
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        items = {key: freeze(item) for key, item in value.items()}
+        keeps_class = is_frozen_mapping(cls) and is_library(cls.__module__)  # such as flax's FrozenDict
+        return cls(items) if keeps_class else FrozenMapping(items)
+    kind = kind_of(cls)
+    return _frozen_parts(kind, value) if cls is tuple or kind in {NAMEDTUPLE, DATACLASS} else value
+
+
+def _frozen_parts(kind: Any, value: Any) -> Any:
+    """The value itself, where all its parts are frozen already."""
+    parts = tuple(kind.parts(value))
+    frozen = tuple(part if isinstance(part, type) else freeze(part) for part in parts)
+    return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
 
 
 @kept_in_pickles
@@ -200,3 +232,6 @@ def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
     array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
     return array
+
+
+FrozenArray._kind_ = Kind("FrozenArray", lambda value: value._content(), frozen_array)

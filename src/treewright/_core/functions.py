@@ -1,7 +1,6 @@
-"""What a function can get at: the one reader of code objects, globals, cells, defaults and attributes.
+"""Inspect functions: whose code they are, the globals, captured variables, defaults and attributes that they depend on.
 
-A static function decides what a compiled program computes, and so does all that it reads. Keys, hazards, explanations
-and snapshots ask here what that is, and whose code it is: a library's, or the user's own.
+A static function decides what a compiled program computes, and so does everything that it reads.
 """
 
 import builtins
@@ -10,13 +9,12 @@ import dataclasses
 import dis
 import enum
 import functools
-import itertools
-import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -39,51 +37,66 @@ STANDARD = frozenset(
         *("statistics", "string", "types", "typing"),
     }
 )
+_RANDOM = "numpy.random"  # which holds a state
 _SINGLE_FILES = frozenset({"typing_extensions"})
 OWN_MARK = "__treewright_library__"
-
-# Built-in functions that reach whatever they are asked for.
-_DYNAMIC = frozenset(
-    {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars"}
-)
 _BUILT_IN_MODULES = frozenset({"built-in", "frozen"})
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
-# Attributes by which code gets at everything, and functions of libraries that read files or settings.
-_ESCAPES = frozenset({"__builtins__", "__closure__", "__dict__", "__globals__", "f_back", "f_globals", "f_locals"})
-_OF_THE_WORLD = frozenset(
-    {"fromfile", "genfromtxt", "get_printoptions", "geterr", "load", "loadtxt", "memmap", "open_memmap"}
-)
-_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_NAMES_SOMETHING = types.MappingProxyType(
-    {"STORE_GLOBAL": "writes", "DELETE_GLOBAL": "writes", "IMPORT_NAME": "imports"}
-)
-_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-CONSTANTS = frozenset({str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType})
-# What Python, dataclasses, enum, typing and abc put into a class.
-_LEFT_OUT = frozenset(
+
+# Names by which code gets at what it does not name: variables, attributes, files, the settings of a library.
+_DYNAMIC = frozenset(
     {
-        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__annotations__"),
-        *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
-        *("__slotnames__", "__firstlineno__", "__static_attributes__", "__type_params__", "__orig_bases__"),
-        *("__parameters__", "__match_args__", "__dataclass_fields__", "__dataclass_params__"),
-        *("__abstractmethods__", "_abc_impl", "__node_spec__", "__node_fields__", "__node_registered__"),
-        *("__node_exported__", "__node_statics__", "__before_node__"),
-        *("_fields", "_field_defaults", "_make", "_generate_next_value_", "_new_member_", "_use_args_"),
-        *("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_"),
-        *("_member_type_", "_value_repr_", "_hashable_values_", "_boundary_", "_flag_mask_", "_singles_mask_"),
-        *("_all_bits_", "_inverted_", "_is_protocol", "_is_runtime_protocol", "__protocol_attrs__"),
-        *("_compact_name_scope_methods", "_state", "_parent_ref", "scope"),  # of flax
+        *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
+        *("vars", "attrgetter", "methodcaller", "get_type_hints"),
+        *("fromfile", "genfromtxt", "get_printoptions", "geterr", "load", "loadtxt", "memmap", "open_memmap"),
     }
 )
+_ESCAPES = frozenset(
+    {"__builtins__", "__closure__", "__dict__", "__getattribute__", "__globals__", "f_back", "f_globals", "f_locals"}
+)
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_WRITES_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+CONSTANTS = frozenset({str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType})
+_BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
 _OURS = "<treewright: "  # the file name of what Treewright writes
 _GENERATED = "__create_fn__."  # the qualified name of what `dataclasses` writes
-_MADE_OF = operator.attrgetter("__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
-UNBOUND: Any = object()
+
+
+class OpenError(Exception):
+    """A function depends on something that can change without it; with the reason in words."""
+
+
+class ThisObject:
+    """A key for this very object.
+
+    It refers to the object weakly where it can: a closure may refer to its own node, and would keep it alive through
+    the table of keys. The key of an object that is gone equals no other, also where a later one gets its address.
+    """
+
+    __slots__ = ("address", "reference")
+
+    def __init__(self, value: object) -> None:
+        self.address = id(value)
+        try:
+            self.reference: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            kept = ThisObject if value is None else value  # a dead weak reference gives None
+            self.reference = lambda: kept
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ThisObject) or self.address != other.address:
+            return False
+        value = self.reference()
+        return value is not None and value is other.reference()
+
+    def __hash__(self) -> int:
+        return self.address
 
 
 # Classes, and the names of values
@@ -169,7 +182,7 @@ def is_library(module: object) -> bool:
     package = module.partition(".")[0]
     found = sys.modules.get(package)
     if package in LIBRARIES:  # and no file of the user's that has the same name
-        return package in _SINGLE_FILES or hasattr(found, "__path__")
+        return (package in _SINGLE_FILES or hasattr(found, "__path__")) and not module.startswith(_RANDOM)
     if package.removeprefix("_") in STANDARD:  # _operator is the part of operator that is written in C
         origin = str(getattr(getattr(found, "__spec__", None), "origin", None))
         return origin in _BUILT_IN_MODULES or (origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin)
@@ -191,7 +204,7 @@ def library_class(kind: type[Any]) -> bool:
 
 def of_python(kind: type[Any]) -> bool:
     """Whether a class is defined by Python or its standard library, with settings or without."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
 def library_object(value: Any) -> bool:
@@ -201,116 +214,130 @@ def library_object(value: Any) -> bool:
     """
     if isinstance(value, np.ufunc):
         return getattr(np, value.__name__, None) is value
+    if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):  # str.upper
+        return library_class(value.__objclass__)
     if isinstance(value, types.BuiltinFunctionType):
-        home = value.__self__
-        if home is not None and not isinstance(home, types.ModuleType):
-            return False
-        return is_library(value.__module__) and value.__name__ not in _DYNAMIC | _OF_THE_WORLD
+        own = value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+        return own and is_library(value.__module__) and value.__name__ not in _DYNAMIC
     if not callable(value) or (isinstance(value, types.FunctionType) and not library_made(value)):
         return False
     path = import_path(value)
-    return path is not None and is_library(path[0]) and path[1] not in _OF_THE_WORLD
+    return path is not None and is_library(path[0]) and path[1] not in _DYNAMIC
 
 
 # What code reads
 
 
 class CodeReads(NamedTuple):
-    """What a code object and all code nested in it read by name, as it stands in the text."""
+    """What a code object and the code nested in it read by name, as the code stands."""
 
-    chains: tuple[tuple[str, ...], ...]
-    imports: tuple[str, ...]
-    writes: tuple[str, ...]
-    escapes: tuple[str, ...]
+    globals: tuple[tuple[str, str], ...]  # each with the attribute that follows, if any
+    problem: str | None  # why that may not be all
 
 
 @functools.lru_cache(maxsize=4096)
 def code_reads(code: types.CodeType) -> CodeReads:
-    """The globals that code reads, each with the attributes that follow it: `("settings", "RATE")`."""
-    reads: dict[str, dict[Any, None]] = {kind: {} for kind in CodeReads._fields}
-    chain: list[str] | None = None
-    for instruction in dis.get_instructions(code):  # which leaves out what the interpreter keeps between them
-        name, argument = instruction.opname, instruction.argval
-        reads_attribute = name in _READS_ATTRIBUTE
-        kind = "escapes" if reads_attribute and argument in _ESCAPES else _NAMES_SOMETHING.get(name)
-        if kind is not None:
-            reads[kind][argument] = None
-        if chain is not None and reads_attribute:
-            chain.append(argument)
-            continue
-        if chain is not None:
-            reads["chains"][tuple(chain)] = None
-        chain = [argument] if name in _READS_GLOBAL else None
+    """The globals that code reads, and whether it reads what it does not name."""
+    reads: dict[tuple[str, str], None] = {}
+    problem = None
+    instructions = list(dis.get_instructions(code))
+    for instruction, following in zip(instructions, [*instructions[1:], None], strict=True):
+        operation, name = instruction.opname, instruction.argval
+        if operation in _READS_GLOBAL:
+            attribute = following.argval if following and following.opname in _READS_ATTRIBUTE else ""
+            reads[name, attribute] = None
+        elif operation in _WRITES_GLOBAL:
+            problem = problem or f"it assigns the global {name}"
+        elif operation == "IMPORT_NAME":
+            problem = problem or f"it imports {name or 'from its package'}"
+        elif operation in _READS_ATTRIBUTE and name in _ESCAPES:
+            problem = problem or f"it reads {name}"
+        if name in _DYNAMIC and operation in _READS_GLOBAL | _READS_ATTRIBUTE:
+            problem = problem or f"it calls {name}()"
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            for known, more in zip(reads.values(), code_reads(nested), strict=True):
-                known.update(dict.fromkeys(more))
-    return CodeReads(*map(tuple, reads.values()))
+            inner = code_reads(nested)
+            reads |= dict.fromkeys(inner.globals)
+            problem = problem or inner.problem
+    return CodeReads(tuple(reads), problem)
 
 
 class Read(NamedTuple):
-    """A global that a function reads, followed through modules as far as they go."""
+    """A global that a function reads, or an attribute of a module that is one."""
 
-    name: str  # as the code has it: `slope`, `settings.RATE`
-    value: Any  # what stands there now; `MISSING` for nothing
-    # Each namespace that was asked, with the name and what it gave: while these hold, the value does.
-    bindings: tuple[tuple[Mapping[str, Any], str, Any], ...]
-    built_in: bool
+    name: str  # `slope`, `settings.RATE`
+    value: Any  # `MISSING` for nothing
+    is_closed: bool  # whether it is Python's or a library's own, under its own name
 
 
-def _followed(function: types.FunctionType, chain: tuple[str, ...]) -> Read:
-    namespace: Mapping[str, Any] = function.__globals__
-    first = namespace.get(chain[0], MISSING)
-    bindings: list[tuple[Mapping[str, Any], str, Any]] = [(namespace, chain[0], first)]
-    built_in = first is MISSING
-    if built_in:
-        namespace = cast("Any", function).__builtins__
-        first = namespace.get(chain[0], MISSING)
-        bindings.append((namespace, chain[0], first))
-    value, length = first, 1
-    while isinstance(value, types.ModuleType) and length < len(chain) and chain[length] in vars(value):
-        namespace, name = vars(value), chain[length]
-        value = namespace[name]
-        bindings.append((namespace, name, value))
-        length += 1
-    return Read(".".join(chain[:length]), value, tuple(bindings), built_in)
+def reads_of(function: types.FunctionType) -> Iterator[Read]:
+    """The globals that a function reads, with what they are now."""
+    for name, attribute in code_reads(function.__code__).globals:
+        value = function.__globals__.get(name, MISSING)
+        if value is MISSING:
+            value = function.__builtins__.get(name, MISSING)
+            yield Read(name, value, value is not MISSING and value is getattr(builtins, name, None))
+        elif not isinstance(value, types.ModuleType):
+            yield Read(name, value, library_object(value) and getattr(value, "__name__", None) == name)
+        elif attribute in vars(value):
+            found = vars(value)[attribute]
+            home = found.__name__ if isinstance(found, types.ModuleType) else value.__name__
+            fixed = callable(found) or type(found) in CONSTANTS or isinstance(found, types.ModuleType)
+            yield Read(f"{name}.{attribute}", found, fixed and is_library(value.__name__) and is_library(home))
+        else:
+            yield Read(name, value, is_library(value.__name__))
 
 
-def stays(read: Read) -> bool:
-    """Whether what is read is a library's or Python's own: it stays what it is while its name is bound to it."""
-    value = read.value
-    if read.built_in:
-        name = read.bindings[-1][1]
-        return value is getattr(builtins, name, MISSING) and value is not MISSING and name not in _DYNAMIC
-    if library_object(value):
-        return True
-    namespaces = [namespace for namespace, _, _ in read.bindings]
-    if len(namespaces) == 1 or not is_library(namespaces[-1].get("__name__")):
-        return False
-    # An attribute of a library's module: a constant such as jnp.pi, a class such as jax.Array that does not tell its
-    # name, or a callable that does not.
-    if class_of(value) in CONSTANTS or (isinstance(value, type) and is_library(value.__module__)):
-        return True
-    told = isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType | type)
-    return callable(value) and not told and library_class(class_of(value)) and wrapped_by(value) is None
+def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:
+    """What a function reads by name, if all of that stays what it is.
+
+    Raises:
+        OpenError: If it reads a global of the user's, or may read something that it does not name.
+    """
+    values = []
+    for read in reads_of(function):
+        if not read.is_closed:
+            raise OpenError(code_reads(function.__code__).problem or f"it reads the global {read.name}")
+        values.append(read.value)
+    problem = code_reads(function.__code__).problem
+    if problem is not None:
+        raise OpenError(problem)
+    return tuple(values)
 
 
-def reads_and_problem(function: types.FunctionType) -> tuple[tuple[Read, ...], str | None]:
-    """The globals that a function reads, and the first thing among them that can change, in words."""
-    found = code_reads(function.__code__)
-    followed = tuple(_followed(function, chain) for chain in found.chains) if found.chains else ()
-    if found.writes or found.imports or found.escapes:
-        told = (("assigns the global", found.writes), ("imports", found.imports), ("reads", found.escapes))
-        verb, names = next(item for item in told if item[1])
-        return followed, f"it {verb} {names[0] or 'from its package'}"
-    for read in followed:
-        if not stays(read):
-            dynamic = getattr(read.value, "__name__", None) in _DYNAMIC
-            return followed, f"it calls {read.name}()" if dynamic else f"it reads the global {read.name}"
-    return followed, None
+def read_by(function: types.FunctionType) -> dict[str, Any]:
+    """What a user's function reads by name that is neither a library's nor Python's own."""
+    if library_made(function):
+        return {}
+    return {read.name: read.value for read in reads_of(function) if not read.is_closed and read.value is not MISSING}
 
 
 # What a function is made of
+
+
+def code_key(code: types.CodeType) -> Hashable:
+    """The exact key of a code object: equal for code made by running the same text of the same file again.
+
+    `==` of code leaves out the file and the order of constant sets.
+    """
+    return _code_key(ThisObject(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_key(this: ThisObject) -> Hashable:
+    code = this.reference()
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_qualname)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_stacksize)
+    place = (code.co_filename, code.co_firstlineno, code.co_linetable)
+    return (code.co_code, code.co_exceptiontable, names, counts, place, _constant_key(code.co_consts))
+
+
+def _constant_key(value: Any) -> Hashable:
+    if isinstance(value, types.CodeType):
+        return code_key(value)
+    if isinstance(value, tuple | frozenset):
+        return (type(value), *map(_constant_key, value))
+    return (type(value), value if type(value) in _BY_EQUALITY else repr(value))
 
 
 def code_of(value: Any) -> types.CodeType | None:
@@ -332,22 +359,6 @@ def place_of(function: types.FunctionType | types.CodeType) -> str:
     return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
-def source_of(function: types.FunctionType) -> tuple[types.CodeType, str, int]:
-    """The code of a function, its file, since code of the same text and line is equal in all files, and its globals."""
-    return function.__code__, function.__code__.co_filename, id(function.__globals__)
-
-
-def program_of(function: types.FunctionType | types.CodeType) -> tuple[str, tuple[Any, ...]]:
-    """What code does, as text that is the same in each process, and its constants, among which is nested code."""
-    code = function if isinstance(function, types.CodeType) else function.__code__
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames}", code.co_consts
-
-
-def made_of(function: types.FunctionType) -> tuple[Any, ...]:
-    """All that can be assigned to a function, and what its defaults by keyword and its attributes are."""
-    return (*_MADE_OF(function), *(function.__kwdefaults__ or {}).values(), *vars(function).values())
-
-
 def required_arguments(function: types.FunctionType) -> int:
     return function.__code__.co_argcount - len(function.__defaults__ or ())
 
@@ -357,7 +368,7 @@ def free_names(function: types.FunctionType) -> tuple[str, ...]:
 
 
 def contents(function: types.FunctionType) -> tuple[Any, ...]:
-    """What the captured variables of a function hold, in the order of `free_names`; `UNBOUND` before they are bound."""
+    """The values of the captured variables, in the order of `free_names`; `MISSING` before they are bound."""
     cells = function.__closure__ or ()
     try:
         return tuple([cell.cell_contents for cell in cells])
@@ -369,42 +380,25 @@ def _content_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return UNBOUND
+        return MISSING
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
     pairs = zip(free_names(function), contents(function), strict=True)
-    return {name: value for name, value in pairs if value is not UNBOUND}
-
-
-def given_defaults(function: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
-    """The defaults of a function's positional parameters, and those of its keyword-only ones by name."""
-    return function.__defaults__, function.__kwdefaults__
+    return {name: value for name, value in pairs if value is not MISSING}
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
     """The defaults of a function's parameters by name, those of keyword-only ones too."""
-    given, named = given_defaults(function)
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    last = zip(reversed(positional), reversed(given or ()), strict=False)  # somebody may have assigned too many
-    return dict(reversed(list(last))) | (named or {})
+    last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)  # there may be too many
+    return dict(reversed(list(last))) | (function.__kwdefaults__ or {})
 
 
 def held_by(function: types.FunctionType) -> dict[str, Any]:
     """What a function holds: its captured variables and its defaults."""
     return captured(function) | defaults(function)
-
-
-def read_by(function: types.FunctionType) -> dict[str, Any]:
-    """What a function of the user's reads by name that is neither a library's nor Python's own."""
-    if library_made(function):
-        return {}
-    return {
-        read.name: read.value
-        for read in reads_and_problem(function)[0]
-        if not stays(read) and read.value is not MISSING
-    }
 
 
 def wrapped_by(value: Any) -> Any:
@@ -430,76 +424,79 @@ def innermost_code(function: Any) -> types.CodeType | None:
     return getattr(innermost(function), "__code__", None)
 
 
-def jit_options(value: Any) -> Hashable | None:
+def jit_options(value: Any) -> tuple[Any, ...] | None:
     """The options that `jit` was given; None for what it has not made, or where this JAX does not tell them."""
     options = options_of(value)
-    if options is None:
-        return None
     wrapped: Any = getattr(value, "__wrapped__", None)
-    if wrapped is None or not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
+    if options is None or wrapped is None:
+        return None
+    if not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
         return None
     return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
 
 
-# What the instances of a class can do
+# Classes and their instances
 
 
-def written_in(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
-    """What the user wrote into a class and its bases, for instances to call or to read: the base, the name, the value.
-
-    Left out are the members of an enum, and what `dataclasses` and other libraries put there.
-    """
+def class_body(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
+    """What the user's own classes among the bases hold: the base, the name, the value."""
     for base in kind.__mro__:
-        if library_class(base):
-            continue
-        for name, value in vars(base).items():
-            if name not in _LEFT_OUT and not isinstance(value, kind) and functions_of(value) != ():
+        if not library_class(base) and not (of_python(base) and import_path(base) is not None):
+            for name, value in list(vars(base).items()):
                 yield base, name, value
 
 
+def is_linen(cls: type[Any]) -> bool:
+    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
+    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+
+
+def is_of_python(base: type[Any], name: str) -> bool:
+    """Whether Python, `enum`, `abc`, `NamedTuple` or flax put this name into a class."""
+    is_special = name.startswith("__") and name.endswith("__")
+    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
+    of_namedtuple = issubclass(base, tuple) and name in {"_fields", "_field_defaults"}
+    of_linen = is_linen(base) and name in {"scope", "_state", "_parent_ref", "_compact_name_scope_methods"}
+    return is_special or of_enum or of_namedtuple or of_linen or name == "_abc_impl"
+
+
 def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
-    """The user's functions behind a method, property or the like; None for anything else, and what is not known."""
-    parts: tuple[Any, ...]
-    if isinstance(value, types.BuiltinFunctionType | _SLOTS) or _is_view(class_of(value)):
-        return ()
+    """The user's functions behind a method, property or the like; None for anything else."""
     if isinstance(value, types.FunctionType):
-        code = value.__code__
-        if code.co_qualname.startswith(_GENERATED) or code.co_filename.startswith(_OURS) or _of_namedtuple(value):
-            return ()
-        if not library_made(value):
-            return (value,)
-        held = [wrapped_by(value), *captured(value).values()]
-        parts = tuple(p for p in held if callable(p) and not isinstance(p, type) and not library_object(p))
-    elif isinstance(value, property | enum.property):
-        parts = tuple(part for part in (value.fget, value.fset, value.fdel) if part is not None)
+        return () if _is_generated(value) else None if library_made(value) else (value,)
+    if isinstance(value, types.BuiltinFunctionType | _SLOTS) or library_object(value):
+        return ()
+    if isinstance(value, property | enum.property):
+        parts = [part for part in (value.fget, value.fset, value.fdel) if part is not None]
     elif isinstance(value, staticmethod | classmethod):
-        parts = (cast("Any", value).__func__,)
+        parts = [value.__func__]
     elif isinstance(value, functools.cached_property):
-        parts = (value.func,)
-    elif class_of(value).__name__ in _WRAPPERS and library_class(class_of(value)):
-        parts = (wrapped_by(value),)
+        parts = [value.func]
+    elif type(value).__name__ in _VIEWS and is_library(type(value).__module__):
+        parts = []
+    elif type(value).__name__ in _WRAPPERS and library_class(type(value)):
+        parts = [wrapped_by(value)]
     else:
         return None
-    found = tuple(map(functions_of, parts))
-    known = tuple(functions for functions in found if functions is not None)
-    return tuple(itertools.chain.from_iterable(known)) if len(known) == len(found) else None
+    found = [functions_of(part) for part in parts]
+    return None if None in found else tuple(function for functions in found for function in functions or ())
 
 
-_VIEWS = frozenset({"ChildView", "ParentDescriptor", "StaticView", "WatchedStaticView", "_tuplegetter"})
+_VIEWS = frozenset(
+    {"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"}
+)
 _WRAPPERS = frozenset({"ModuleMethod", "PjitFunction", "_lru_cache_wrapper"})
 _SLOTS = (
     types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType | types.MethodDescriptorType
 )
 
 
-def _is_view(kind: type[Any]) -> bool:
-    """Whether it reads a field: ours, those of flax, those of named tuples."""
-    return kind.__name__ in _VIEWS and (kind.__module__ == "_collections" or is_library(kind.__module__))
-
-
-def _of_namedtuple(function: types.FunctionType) -> bool:
-    names = function.__globals__
-    return str(names.get("__name__", "")).startswith("namedtuple_") and names.get("__builtins__") == {}
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether `dataclasses`, `NamedTuple` or Treewright wrote it for a class of the user's."""
+    code, module = function.__code__, str(function.__globals__.get("__name__"))
+    of_namedtuple = module.startswith("namedtuple_") or (module == "collections" and library_made(function))
+    ours = code.co_filename.startswith(_OURS) or module.startswith("treewright.")
+    return of_namedtuple or ours or code.co_qualname.startswith(_GENERATED)
 
 
 def equality_of(kind: type[Any]) -> Literal["generated", "library"] | None:
@@ -507,20 +504,22 @@ def equality_of(kind: type[Any]) -> Literal["generated", "library"] | None:
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     code, fields = code_of(vars(owner)["__eq__"]), vars(owner).get("__dataclass_fields__")
     generated = code is not None and code.co_qualname.startswith(_GENERATED)
-    if generated and fields is getattr(kind, "__dataclass_fields__"):  # noqa: B009
+    if generated and fields is class_attribute(kind, "__dataclass_fields__"):
         return "generated"
     # Such as `equinox.Module`, whose `==` looks at all fields.
     return "library" if owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner) else None
 
 
-def state_of(value: Any, *, of_users: bool = False) -> dict[str, Any]:
-    """The attributes that an instance itself has, in its `__dict__` and in slots; if asked, those of a user's alone."""
-    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    for base in class_of(value).__mro__:
-        if of_users and of_python(base):
-            continue
-        slots = vars(base).get("__slots__", ())
-        for name in {slots} if isinstance(slots, str) else {*slots} - {"__dict__", "__weakref__"}:
-            with contextlib.suppress(AttributeError):
-                found[name] = getattr(value, name)
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes that an instance itself has, in its `__dict__` and in slots, past what its class overrides."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for base in type(value).__mro__:
+        if vars(base).get("__slots__") and not of_python(base):
+            slots = [(name, slot) for name, slot in vars(base).items() if isinstance(slot, types.MemberDescriptorType)]
+            for name, slot in slots:
+                with contextlib.suppress(AttributeError):
+                    found[name] = slot.__get__(value)
     return found

@@ -1,23 +1,23 @@
 """The generated `__init__`: text that reads like the function it makes, compiled once for each class.
 
-Also the code that pairs children with their keys, compiled once for each number of children.
 The only file that calls `exec`. Names in the text are parameters, which are the fields' own names and checked to be
 identifiers, and helpers, which get a name that no field has.
 """
 
-import functools
 import keyword
 import linecache
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
-from treewright._core.annotations import annotate_init
-from treewright._core.children import SettingsWarning
+from treewright._core.fields import MISSING
+from treewright._core.functions import class_attribute
 from treewright._core.instance import PAIR, assign_all, assign_given, checked
-from treewright._core.spec import MISSING, FieldSpec, NodeSpec, init_vars
+from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
+
+if sys.version_info >= (3, 14):
+    import annotationlib
 
 
 class _Factory:
@@ -46,7 +46,7 @@ class _InitText:
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
         declared: dict[str, Any] = spec.cls.__dataclass_fields__
-        variables = init_vars(spec.cls)
+        variables = {name: declared[name] for name in spec.init_vars}
         self.init_vars = tuple(variables)
         fields: dict[str, Any] = {field.name: field for field in spec.fields}
         # In the order of declaration, InitVars among the fields.
@@ -124,29 +124,32 @@ class _InitText:
             for field in self.spec.fields
             if field.converter is not None
         ]
-        table, names = self.helper("table", self.spec.table), [field.name for field in self.spec.statics]
-        found = f"{table}.empty"
+        table, names = self.spec.table, [field.name for field in self.spec.statics]
         if names:
             statics, values = self.fresh("statics"), ", ".join(names)
+            table_name = self.helper("table", table)
             lines += [
-                f"try: {statics} = {table}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
+                f"try: {statics} = {table_name}.known[{', '.join(f'{kind}({name})' for name in names)}, {values}]()",
                 f"except {self.helper('Exception_', Exception)}: {statics} = None",
             ]
-            found = f"{statics} or {table}.intern(({values},))"
-        children = "".join(f"{field.name}, " for field in self.spec.children)
-        store = self.helper("store", object.__setattr__)
-        lines.append(f"{store}({self_name}, {PAIR!r}, (({children}), {found}))")
-        if self.spec.checks:
-            lines.append(f"{self.when_checked()}{self.helper('checked', checked)}({self_name})")
+            interned = f"{statics} or {table_name}.intern(({values},))"
+        else:
+            interned = self.helper("no_statics", table.empty)
+        pair = f"(({''.join(f'{field.name}, ' for field in self.spec.children)}), {interned})"
+        slot = class_attribute(self.spec.cls, PAIR)  # a Module has one, and storing past the name is a tenth faster
+        if slot is None:
+            lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, {pair})")
+        else:
+            lines.append(f"{self.helper('store_in_slot', slot.__set__)}({self_name}, {pair})")
+        lines += self.checking(self_name)
         return lines
 
-    def when_checked(self) -> str:
-        """The condition for the checks to run; none if the user wrote one of them."""
-        warning: Any = self.spec.checks[0]
-        if len(self.spec.checks) > 1 or not isinstance(warning, SettingsWarning):
-            return ""
-        kind, passed = self.helper("type_", type), f"{self.helper('warning', warning)}.passed"
-        return f"if {' or '.join(f'{kind}({field.name}) not in {passed}' for field in warning.fields)}: "
+    def checking(self, self_name: str) -> list[str]:
+        """The lines that check a node; without a check of the user's only the first nodes of the class."""
+        call = f"{self.helper('checked', checked)}({self_name})"
+        if self.spec.checks:
+            return [call]
+        return [f"if {self.helper('unseen', self.spec.unseen)}: {call}"]
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]
@@ -157,8 +160,9 @@ class _InitText:
     def compile(self) -> Callable[..., None]:
         cls = self.spec.cls
         self_name = self.fresh("self")
-        header = f"def __init__({self.parameters(self_name)}):"
-        lines = [f"  {header}", *(f"    {line}" for line in self.body(self_name)), "  return __init__"]
+        parameters = self.parameters(self_name)
+        body = (f"    {line}" for line in self.body(self_name))
+        lines = [f"  def __init__({parameters}):", *body, "  return __init__"]
         source = "\n".join([f"def make({', '.join(self.helpers)}):", *lines, ""])
         filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -169,31 +173,26 @@ class _InitText:
         init: Callable[..., None] = made["make"](**self.helpers)
         init.__qualname__ = f"{cls.__qualname__}.__init__"
         init.__module__ = cls.__module__
-        annotate_init(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
+        _annotate(init, cls, {argument.name: argument.type for argument in self.arguments if argument.init})
         return init
 
 
-def pairing(keys: tuple[Any, ...]) -> types.CodeType:
-    """The code of a `flatten_with_keys` for these keys, which are its constants.
+def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
+    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
+    if sys.version_info >= (3, 14):
+        kinds = annotationlib.Format
 
-    Returning `zip(keys, children)` takes a third longer for two children (benchmarks/node.py).
-    """
-    code = _pairing(len(keys))
-    constants = {f"key{index}": key for index, key in enumerate(keys)}
-    return code.replace(co_consts=tuple(constants.get(constant, constant) for constant in code.co_consts))
+        def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
+            if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
+                raise NotImplementedError(format)
+            declared: dict[str, Any] = {}
+            for base in reversed(cls.__mro__):
+                declared.update(annotationlib.get_annotations(base, format=format))
+            given = {name: declared[name] for name in types if name in declared}
+            return {**given, "return": "None" if format == kinds.STRING else None}
 
-
-@functools.cache
-def _pairing(count: int) -> types.CodeType:
-    """The code for so many keys, with their numbers in their places."""
-    children = "".join(f"child{index}, " for index in range(count))
-    pairs = "".join(f"('key{index}', child{index}), " for index in range(count))
-    source = f"""\
-def flatten_with_keys(node, cls):
-    ({children}), statics = node.{PAIR}
-    return ({pairs}), statics
-"""
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<treewright: flatten_with_keys of {count}>", "exec"), made)  # noqa: S102
-    code: types.CodeType = made["flatten_with_keys"].__code__
-    return code
+        __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
+        __annotate__.__module__ = cls.__module__
+        init.__annotate__ = __annotate__
+    else:  # before 3.14
+        init.__annotations__ = {**types, "return": None}

@@ -1,14 +1,14 @@
-"""A node at work: the pair, the views onto it, how it is filled and sealed, how JAX flattens it.
+"""Node instances: storage, attribute access, construction, `replace`, registration with JAX.
 
 An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
 has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
 """
 
-import dataclasses
-import operator
-
-# The definition for mypy is not assignable to the one for pyright.
+# The definition of `replace` for mypy is not assignable to the one for pyright.
 # pyright: reportAssignmentType=false
+import dataclasses
+import functools
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
 import jax
 import numpy as np
 
-from treewright._core.fields import MYPY
-from treewright._core.functions import class_attribute, class_of, is_cached_property, of_earlier_class
+from treewright._core.children import check_children, contains_itself
+from treewright._core.fields import MISSING, MYPY
+from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
 from treewright._core.jax_private import jax_trees
-from treewright._core.jax_refs import is_ref
-from treewright._core.spec import MISSING, FieldSpec, NodeSpec, spec_of
+from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
@@ -29,8 +29,6 @@ from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNode
 PAIR = "_node"
 Pair = tuple[tuple[Any, ...], Statics]
 
-# Not all that are leaves: those of which nearly every tree consists, so that nobody has to ask JAX about each.
-LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _new: Any = object.__new__
 _read = object.__getattribute__
 _store = object.__setattr__
@@ -56,7 +54,7 @@ class Unfinished:
         return f"an unfinished {name}: its __init__ has not returned, so it can't be flattened yet"
 
 
-def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
+def stored_pair(node: Any) -> Pair | Unfinished | None:
     """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
     try:
         stored: Pair | Unfinished = _read(node, PAIR)
@@ -65,15 +63,26 @@ def pair_or_unfinished(node: Any) -> Pair | Unfinished | None:
     return stored
 
 
-def finished_pair(node: Any) -> Pair:
-    """`(children, statics)` of a node."""
-    stored = pair_or_unfinished(node)
+def flat_form(node: Any) -> Pair:
+    """`(children, statics)` of a node.
+
+    Raises:
+        UnfinishedNodeError: If its `__init__` has not returned.
+    """
+    stored = stored_pair(node)
     if isinstance(stored, tuple):
         return stored
     never_filled = (
-        f"an unfinished {class_of(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
+        f"an unfinished {type(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
     )
     raise UnfinishedNodeError(f"This is {stored or never_filled}.")
+
+
+def from_flat_form(cls: type[Any], pair: Pair) -> Any:
+    """A node of this class that holds `pair`; no code of the user's runs."""
+    node: Any = _new(cls)
+    _store(node, PAIR, pair)
+    return node
 
 
 def is_node(value: object) -> bool:
@@ -81,36 +90,52 @@ def is_node(value: object) -> bool:
     return hasattr(type(value), "__node_spec__")
 
 
-def from_pair(cls: type[Any], pair: Pair) -> Any:
-    """A node of this class that holds `pair`; no code of the user's runs."""
-    node: Any = _new(cls)
-    _store(node, PAIR, pair)
-    return node
-
-
 def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
-    stored = pair_or_unfinished(node)
+    stored = stored_pair(node)
     return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
+
+
+# Until the other folders import from `_core` alone.
+finished_pair, from_pair = flat_form, from_flat_form
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 
 
 # Views
 
 
-class ChildView:
-    """The attribute of a child: reads the pair, takes values only while `__init__` runs."""
+class FieldView:
+    """The attribute of a field, which finds its value by name: in a node of any class of that name.
 
-    __slots__ = ("field", "index")
+    On the class, a field is this view. Tools that make a class again, such as IPython's autoreload, write it into the
+    old class, or make an instance of the old class one of the new.
+    """
+
+    __slots__ = ("field",)
+    # dataclasses refuses a default that can't be hashed, and so a second @dataclass on a node class, which would take
+    # the views for defaults.
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, field: FieldSpec) -> None:
         self.field = field
-        self.index = field.index
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
-        try:
-            return node._node[0][self.index]
-        except (TypeError, AttributeError):
-            return _read_outside_pair(self, node, owner)
+        if node is None:
+            return self
+        stored = stored_pair(node)
+        return self._value_in(node, stored) if isinstance(stored, tuple) else _waiting_value(node, self.field, stored)
+
+    def _value_in(self, node: Any, pair: Pair) -> Any:
+        children, statics = pair
+        name = self.field.name
+        if name in statics.table.children:
+            return children[statics.table.children.index(name)]
+        if name in statics.names:
+            return statics.values[statics.names.index(name)]
+        raise AttributeError(
+            f"This {type(node).__qualname__} has no field {name}: it was made by an earlier class of that name, with "
+            f"the fields {', '.join((*statics.table.children, *statics.names)) or 'none'}. Make the object again."
+        )
 
     def __set__(self, node: Any, value: Any) -> None:
         set_attribute(node, self.field.name, value)
@@ -122,99 +147,75 @@ class ChildView:
             raise UnfinishedNodeError(f"{type(node).__qualname__}.{self.field.name} has no value to delete yet.")
 
 
-class StaticView(ChildView):
-    """The attribute of a static."""
+class ChildView(FieldView):
+    """The attribute of a child, which reads it by its index: a third of the time (benchmarks: node)."""
 
-    __slots__ = ()
+    __slots__ = ("index",)
+
+    def __init__(self, field: FieldSpec) -> None:
+        self.field = field
+        self.index = field.index
+
+    def __get__(self, node: Any, owner: type | None = None) -> Any:
+        try:
+            return node._node[0][self.index]
+        except (TypeError, AttributeError):
+            return FieldView(self.field).__get__(node, owner)
+
+
+class StaticView(FieldView):
+    """The attribute of a static, which reads it by its index."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, field: FieldSpec) -> None:
+        self.field = field
+        self.index = field.index
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return _read_outside_pair(self, node, owner)
-
-    def watch(self, cls: type[Any]) -> None:
-        """From now on, ask at each read whether the key of the value still holds: see `WatchedStaticView`."""
-        for holder in cls.__mro__:
-            if vars(holder).get(self.field.name) is self:
-                setattr(holder, self.field.name, WatchedStaticView(self.field))
+            return FieldView(self.field).__get__(node, owner)
 
 
-class WatchedStaticView(StaticView):
-    """The attribute of a static that holds a function which reads what can change, such as the name of a library.
-
-    A trace reads the function here. If what it reads is not what it was, the program that is traced now is another than
-    a node to come may be given, so the statics are forgotten.
-    """
-
-    __slots__ = ()
-
-    def __get__(self, node: Any, owner: type | None = None) -> Any:
-        if node is None:
-            return _read_outside_pair(self, None, owner)
-        stored = pair_or_unfinished(node)
-        if isinstance(stored, tuple):
-            stored[1].still_hold(self.index)
-        return super().__get__(node, owner)
-
-    def watch(self, cls: type[Any]) -> None:
-        """It does already."""
+def install_views(spec: NodeSpec, *, by_name: bool) -> None:
+    """Give a class the views of its fields; by name where instances of an earlier class may become its own."""
+    cls = spec.cls
+    for field in spec.fields:
+        inherited = class_attribute(cls, field.name)
+        kind = FieldView if by_name else StaticView if field.is_static else ChildView
+        if type(inherited) is not kind or inherited.field != field:
+            setattr(cls, field.name, kind(field))
 
 
-def _read_outside_pair(view: ChildView, node: Any, owner: type[Any] | None) -> Any:
-    """A field of the class itself, or of an instance whose values still wait.
-
-    The class gives the default, as a dataclass does, or else the view, so that `getattr(cls, name)` has an answer for
-    each name of `dir(cls)`. Two readers take what they get for something else. `dataclasses`, which may make a subclass
-    of ours, would take the view for a default; where it makes the class itself anew, every static would be lost.
-    IPython's autoreload writes what the new class gives into the old one, where a default in place of the view would be
-    the value in every instance.
-    """
-    field = view.field
-    if node is None:
-        reader = str(sys._getframe(2).f_globals.get("__name__"))  # pyright: ignore[reportPrivateUsage]  public, by its docs
-        if reader.startswith("IPython.extensions."):
-            return view
-        if reader == dataclasses.__name__ and owner is not None and vars(owner).get(field.name) is view:
-            raise NodeDefinitionError(
-                f"{owner.__qualname__} is a node and a dataclass already, by its decorator or as a subclass of Module, "
-                f"and is being made a dataclass once more, by dataclasses, flax.struct, chex or jax_dataclasses: its "
-                f"statics would be lost. Drop that decorator, or the base that does it; their marks of statics are "
-                f"understood."
-            )
-        if field.default is MISSING and reader == dataclasses.__name__:
-            raise AttributeError(f"the field {field.name!r} has no default")
-        return view if field.default is MISSING else field.default
-    stored = pair_or_unfinished(node)
-    if isinstance(stored, Unfinished) and not stored.takes_values(node):
-        raise UnfinishedNodeError(f"{type(node).__qualname__}.{field.name} was read of {stored}.")
+def _waiting_value(node: Any, field: FieldSpec, stored: Unfinished | None) -> Any:
+    """The value of a field while `__init__` runs."""
+    place = f"{type(node).__qualname__}.{field.name}"
+    if stored is not None and not stored.takes_values(node):
+        raise UnfinishedNodeError(f"{place} was read of {stored}.")
     waiting = node.__dict__
     if field.name in waiting:
         return waiting[field.name]
     if field.default is not MISSING:
         return field.default
-    raise UnfinishedNodeError(
-        f"{type(node).__qualname__}.{field.name} has no value yet: __init__ must assign it before it is read."
-    )
+    raise UnfinishedNodeError(f"{place} has no value yet: __init__ must assign it before it is read.")
 
 
 def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
-    cls = class_of(node)
-    stored = pair_or_unfinished(node)
+    cls = type(node)
+    stored = stored_pair(node)
     if isinstance(stored, Unfinished):
         raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
-    fields = {field.name: field for field in spec_of(cls).fields}
+    names = list(spec_of(cls).by_name)
     cure = (
         f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
         f"assignments"
     )
-    if name not in fields:
-        (meant,) = with_close_matches([name], list(fields))
-        hint = meant.removeprefix(name)
+    if name not in names:
+        hint = did_you_mean(name, names)
         cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
-    elif stored and not fields[name].is_static and is_ref(stored[0][fields[name].index]):
-        cure = f".{name}[...] = ... writes into the ref that it holds"
     raise dataclasses.FrozenInstanceError(
         f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
     )
@@ -226,11 +227,12 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
     # Every `self.x = x` comes here, so what `is_open` says of a node whose `__init__` runs stands here in full: a call
-    # less (benchmarks/node.py, own __init__).
+    # less (benchmarks: node, own __init__).
     try:
         stored = _read(node, PAIR)
     except AttributeError:
         stored = None
+        refuse_undecorated(type(node))
     if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None) and not is_open(node):
         refuse_change(node, name)
     field: FieldSpec | None = node.__node_fields__.get(name)
@@ -240,32 +242,86 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
         node.__dict__[name] = value if field.converter is None else field.converter(value)
 
 
+def delete_attribute(node: Any, name: str) -> None:
+    """Only while `__init__` runs; afterwards a node is frozen."""
+    if not is_open(node):
+        refuse_change(node, name, "delete")
+    object.__delattr__(node, name)
+
+
+def refuse_undecorated(cls: type[Any]) -> None:
+    """Refuse the first instance of a subclass of a decorated class that has no decorator of its own."""
+    if "__node_spec__" in vars(cls):
+        return
+    base = spec_of(cls).cls
+    name, cure = "is not decorated itself", f"Put @pytree_dataclass above class {cls.__name__}"
+    if class_attribute(cls, PAIR) is not None:  # a Module, which makes a node of each subclass
+        name = "was not made a node"
+        cure = "Let each __init_subclass__ of its bases call super().__init_subclass__()"
+    raise NodeDefinitionError(
+        f"{cls.__qualname__} is a subclass of the node class {base.__qualname__} and {name}, so its own fields would "
+        f"be lost, and JAX would take its instances for leaves. {cure}."
+    )
+
+
+def sealing(init: Callable[..., None]) -> Callable[..., None]:
+    """A user's `__init__`, after which the node is sealed."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        build(self, init, *args, **kwargs)
+
+    return __init__
+
+
 def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
     # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
-    hooked = hasattr(class_of(node), "__getattr__")
-    stored = pair_or_unfinished(node) if hooked else getattr(node, PAIR, None)
+    hooked = hasattr(type(node), "__getattr__")
+    stored = stored_pair(node) if hooked else getattr(node, PAIR, None)
     if stored is not None:
         if not is_open(node):
             refuse_change(node, "__init__")
         init(node, *args, **kwargs)
         return
-    spec: NodeSpec | None = getattr(node, "__node_spec__", None)
-    if spec is None:  # another library has registered this subclass of a node
-        init(node, *args, **kwargs)
-        return
+    spec: NodeSpec = node.__node_spec__
+    if spec.cls is not type(node):
+        refuse_undecorated(type(node))
     _store(node, PAIR, Unfinished(spec.cls))
-    references = sys.getrefcount(node)
     try:
         if (returned := init(node, *args, **kwargs)) is not None:
             refuse_returned("__init__", spec.cls, returned)
-        escaped = sys.getrefcount(node) > references
-        _seal(node, spec, escaped=escaped)
+        _seal(node, spec)
         if spec.checks:
             check(node)
     except BaseException as error:
         abandon(node, error)
+        if kwargs and isinstance(error, TypeError) and _was_refused(error, init):
+            raise _wrong_keywords(error, spec, init, kwargs) from None
         raise
+
+
+def _was_refused(error: TypeError, init: Callable[..., object]) -> bool:
+    """Whether Python refused the arguments of a call, before any code of the function ran."""
+    frames = error.__traceback__
+    return init is not _assign_all and frames is not None and frames.tb_next is None
+
+
+def _wrong_keywords(
+    error: TypeError, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]
+) -> TypeError:
+    """Python's error for keywords that an `__init__` does not take, with the cure."""
+    said = str(error)
+    taken = {field.name for field in spec.fields if field.init}
+    if spec.has_own_init and taken <= kwargs.keys():
+        return TypeError(
+            f"{said}. dataclasses.replace gives a constructor all fields, and {spec.cls.__qualname__} has an __init__ "
+            f"of its own, which takes others. treewright.replace(node, ...) and node.replace(...) run no __init__."
+        )
+    code: Any = getattr(init, "__code__", None)
+    parameters = [] if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    hints = (did_you_mean(name, parameters) for name in kwargs if name not in parameters)
+    return TypeError(f"{said}{'' if 'Did you mean' in said else next(filter(None, hints), '')}")
 
 
 def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -282,66 +338,66 @@ def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] |
     for name, value in values.items():
         set_attribute(node, name, value)
     if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
-        refuse_returned("__post_init__", class_of(node), returned)
+        refuse_returned("__post_init__", type(node), returned)
 
 
 def check(node: Any) -> None:
     """Run every `__check_init__` of the class, bases first."""
-    for own_check in spec_of(class_of(node)).checks:  # past what the node may pass on, as a generic alias does
+    for own_check in spec_of(type(node)).checks:  # past what the node may pass on, as a generic alias does
         if (returned := own_check(node)) is not None:
-            refuse_returned("__check_init__", class_of(node), returned)
-
-
-def refuse_returned(method: str, cls: type[Any], returned: object) -> Never:
-    """Raise for what a method has returned whose result nobody looks at."""
-    cure = {
-        "__init__": "Assign to the fields of self; treewright.replace outside of it gives a changed copy",
-        "__post_init__": "Assign to the fields of self, which is not frozen yet",
-        "__check_init__": "Raise an error for an instance that is not to be",
-    }[method]
-    raise TypeError(
-        f"{cls.__qualname__}.{method}() should return None, not {class_of(returned).__name__!r}: what it returns would "
-        f"be lost. {cure}."
-    )
+            refuse_returned("__check_init__", type(node), returned)
 
 
 def checked(node: Any) -> None:
-    """`check` for a node that a generated `__init__` has just stored."""
+    """The checks of a node that has just been stored: a look at the children, and every `__check_init__`."""
     try:
+        if spec_of(node).unseen:
+            check_children(node)
         check(node)
     except BaseException as error:
         abandon(node, error)
         raise
 
 
+def refuse_returned(method: str, cls: type[Any], returned: object) -> Never:
+    """Raise for a method that returned a value, which nobody reads."""
+    cure = {
+        "__init__": "Assign to the fields of self; treewright.replace outside of it gives a changed copy",
+        "__post_init__": "Assign to the fields of self, which is not frozen yet",
+        "__check_init__": "Raise an error for an instance that is not to be",
+    }[method]
+    raise TypeError(
+        f"{cls.__qualname__}.{method}() should return None, not {type(returned).__name__!r}: what it returns would "
+        f"be lost. {cure}."
+    )
+
+
 def abandon(node: Any, error: BaseException) -> None:
     """Leave nothing of a node whose `__init__` raised but the word that it did."""
     node.__dict__.clear()
-    _store(node, PAIR, Unfinished(class_of(node), f"{type(error).__name__}({error})"))
+    _store(node, PAIR, Unfinished(type(node), f"{type(error).__name__}({error})"))
 
 
-def _seal(node: Any, spec: NodeSpec, *, escaped: bool) -> None:
-    """Store the pair. `escaped` says that something refers to the node since its `__init__` began.
-
-    What nobody refers to is in no tree, so only then is it looked for in its own fields: with a look at every level,
-    400 nested modules took 15 times as long (benchmarks/node.py: nested).
-    """
+def _seal(node: Any, spec: NodeSpec) -> None:
+    """Check what `__init__` assigned, and store the pair."""
     waiting: dict[str, Any] = node.__dict__
     try:
         children = tuple([waiting[field.name] for field in spec.children])
         values = tuple([waiting[name] for name in spec.table.names])
     except KeyError:
         _complete(spec, waiting)
-        _seal(node, spec, escaped=escaped)
+        _seal(node, spec)
         return
     if len(waiting) > len(spec.fields) + (PAIR in waiting):
         _refuse_incomplete(spec, waiting)
-    if escaped:
-        for field in spec.fields:
-            _refuse_itself(node, spec, field.name, waiting[field.name])
+    for child in children:
+        if child is node:
+            raise contains_itself(node, next(name for name, value in waiting.items() if value is node))
     statics = spec.table.find(values)
     waiting.clear()
     _store(node, PAIR, (children, statics))
+    if spec.unseen:
+        check_children(node)
 
 
 def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
@@ -353,37 +409,6 @@ def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
             elif field.default_factory is not MISSING:
                 waiting[field.name] = field.convert(field.default_factory())
     _refuse_incomplete(spec, waiting)
-
-
-def _refuse_itself(node: Any, spec: NodeSpec, name: str, value: Any) -> None:
-    if isinstance(value, LEAVES):
-        return
-
-    def stops(part: Any) -> bool:
-        is_node = hasattr(class_of(part), "__node_spec__")
-        return part is node or (is_node and isinstance(pair_or_unfinished(part), Unfinished))
-
-    try:
-        parts = leaves_once(value, stops)
-    except ValueError:  # a dict whose keys can't be sorted: JAX says so when it flattens the node
-        return
-    if any(part is node for part in parts):
-        raise NodeInitError(
-            f"{spec.cls.__qualname__}.{name} was given the node itself, or one of its methods, so the node would "
-            f"contain itself without end. Look it up where it is used instead."
-        )
-
-
-def leaves_once(value: Any, stops: Callable[[Any], bool]) -> list[Any]:
-    """The leaves of what need not be a tree: a list may contain itself, and JAX does not come back from there."""
-    seen: dict[int, Any] = {}
-
-    def is_leaf(part: Any) -> bool:
-        known = id(part) in seen
-        seen[id(part)] = part
-        return known or stops(part)
-
-    return jax.tree.leaves(value, is_leaf=is_leaf)
 
 
 def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
@@ -418,19 +443,16 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     Where the constructor runs `__post_init__`, it runs again, so that what it derives follows the changes. That is what
     `dataclasses.replace` does, which nothing here could change, and all spellings of one thing have to agree.
     """
-    try:
-        spec = spec_of(node)
-    except AttributeError:  # of a subclass that another library has registered
-        return dataclasses.replace(node, **changes)
+    spec = spec_of(node)
     if not changes or not spec.runs_post_init:
         return with_fields(node, changes)
-    pair = finished_pair(node)
+    pair = flat_form(node)
     if not changes.keys() <= spec.by_name.keys() | spec.init_vars.keys():
         _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     variables = [_variable(spec, name, changes.pop(name, default)) for name, default in spec.init_vars.items()]
     # What only `__post_init__` gives a value is left open for it, as in the constructor.
     kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
-    copy = _new(class_of(node))
+    copy = _new(type(node))
     build(copy, _derive_again, spec, kept, changes, variables)
     return copy
 
@@ -466,7 +488,7 @@ def _derive_again(
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
     spec = spec_of(node)
-    children, statics = finished_pair(node)
+    children, statics = flat_form(node)
     if not changes.keys() <= spec.by_name.keys():
         _refuse_unknown(spec, changes, tuple(spec.by_name))
     new_children = list(children)
@@ -477,7 +499,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     if new_statics:
         values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
         statics = spec.table.find(tuple(values))
-    copy = from_pair(class_of(node), (tuple(new_children), statics))
+    copy = from_flat_form(type(node), (tuple(new_children), statics))
     if changes and spec.checks:
         checked(copy)
     return copy
@@ -491,22 +513,17 @@ def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[
     )
 
 
-# Flattening
+# Registration
 
 
-def register(cls: Any) -> Any:
-    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields.
+def register(cls: Any) -> None:
+    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
 
-    Returns:
-        `flatten_with_keys`, for which `init.pairing` has faster code once the fields are known. `cloudpickle` brings
-        them after the class, and a decorator may follow on what began as an undecorated subclass.
-    """
-
-    def flatten_with_keys(node: Any, cls: Any = cls) -> tuple[tuple[tuple[Any, Any], ...], Statics]:
+    def flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
         children, statics = node._node
-        return tuple(zip(cls.__node_spec__.keys, children, strict=True)), statics
+        return zip(cls.__node_spec__.keys, children), statics  # noqa: B905  strict= takes a third of the time
 
-    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks/node.py).
+    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks: node).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
         node: Any = _new(cls)
         _store(node, "_node", (children, statics))
@@ -522,7 +539,6 @@ def register(cls: Any) -> Any:
     jax_trees.register_pytree_with_keys(
         cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
     )
-    return flatten_with_keys
 
 
 P = ParamSpec("P")

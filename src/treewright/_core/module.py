@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast, dataclass
 
 import jax
 
-from treewright._core import dunders
-from treewright._core.annotations import own_annotations
+from treewright._core import methods
 from treewright._core.children import note_settings
-from treewright._core.dataclass import class_options
-from treewright._core.definition import MODULE, leave_registered, make_node_class, refuse_keywords, register_once
-from treewright._core.fields import buffer, field, static
-from treewright._core.foreign import refuse_metaclass
+from treewright._core.class_body import is_special
+from treewright._core.converters import own_annotations
+from treewright._core.definition import MODULE, class_options, make_node_class, refuse_keywords
+from treewright._core.fields import buffer, field, specifier_in, static
 from treewright._core.functions import kept_in_pickles, public
-from treewright._core.instance import PAIR, ReplaceMethod, pair_or_unfinished, replaced
-from treewright._core.jax_private import GetAttrKey, is_tree_node
-from treewright._core.keys import ExactKeys, method_key, tracer_in
-from treewright._core.others import register_for_flax, register_function_node
-from treewright._core.plain import NoExactKeyError
-from treewright._core.refusals import is_special
+from treewright._core.instance import PAIR, ReplaceMethod, replaced
+from treewright._core.jax_private import GetAttrKey
+from treewright._core.keys import Keys, NoExactKeyError, method_key
+from treewright._core.registration import register_function_node, register_once
 from treewright._core.spec import Options, spec_of
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
-
-_KEPT = "_kept_methods"  # in the __dict__ of an instance: the methods that it gives again, by function
 
 
 class ModuleMethod:
@@ -46,9 +41,7 @@ class ModuleMethod:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
-        kept: dict[Any, BoundMethod] | None = instance.__dict__.get(_KEPT)
-        method = None if kept is None else kept.get(self.function)
-        return BoundMethod(self.function, instance) if method is None else method
+        return BoundMethod(self.function, instance)
 
 
 class BoundMethod:
@@ -102,7 +95,6 @@ class BoundMethod:
         return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
 
     def __hash__(self) -> int:
-        _keep_for_next_lookup(self)
         return hash(self._identity())
 
     def __repr__(self) -> str:
@@ -111,7 +103,7 @@ class BoundMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return (bound_method, (self.__func__, self.__self__))
 
-    def _exact_key_(self, keys: ExactKeys) -> Hashable:
+    def _exact_key_(self, keys: Keys) -> Hashable:
         return keys.method(BoundMethod, self.__func__, self.__self__)
 
 
@@ -121,42 +113,13 @@ def bound_method(function: Callable[..., Any], instance: Any) -> BoundMethod:
     return BoundMethod(function, instance)
 
 
-def _keep_for_next_lookup(method: BoundMethod) -> None:
-    """Let the instance give this very object when the method is looked up again.
-
-    `jax.jit(model.step)` keeps its programs under a weak reference to the function that it was given, so with a new
-    method at each lookup a second `jax.jit(model.step)` would trace again. Only what takes a method as a function
-    hashes it; no other method is kept, since instance and method then hold each other until the garbage collector
-    runs. Never inside a trace, where that would keep tracers alive.
-    """
-    instance = method.__self__
-    if not isinstance(pair_or_unfinished(instance), tuple) or tracer_in(instance) is not None:
-        return
-    kept: dict[Any, BoundMethod] = instance.__dict__.setdefault(_KEPT, {})
-    kept.setdefault(method.__func__, method)
-
-
 def wrap_methods(cls: type[Any]) -> None:
-    """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other dunders."""
+    """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other methods."""
     fields = own_annotations(cls)
     for name, value in list(vars(cls).items()):
-        if (not is_special(name) or name == "__call__") and name not in fields and _is_method(value):
+        is_method = _is_method(value) and specifier_in(value) is None
+        if (not is_special(name) or name == "__call__") and name not in fields and is_method:
             setattr(cls, name, ModuleMethod(value))
-
-
-def _call_super(cls: type[Any]) -> None:
-    """Make a node of a subclass, too, where the `__init_subclass__` of this class does not pass the call on."""
-    own = vars(cls).get("__init_subclass__")
-    if own is None:
-        return
-
-    @functools.wraps(own.__func__)
-    def __init_subclass__(subclass: type[Any], **keywords: Any) -> None:  # noqa: N807  it is what it says
-        own.__get__(None, subclass)(**keywords)
-        if "__node_spec__" not in vars(subclass):
-            super(cls, subclass).__init_subclass__()
-
-    setattr(cls, "__init_subclass__", classmethod(cast("Any", __init_subclass__)))  # noqa: B010  no checker takes it
 
 
 def _is_method(value: object) -> bool:
@@ -182,11 +145,6 @@ def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMe
 _SELF_KEY: Any = GetAttrKey("__self__")
 cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
 register_function_node(BoundMethod)
-register_for_flax(
-    BoundMethod,
-    lambda method: {"__self__": method.__self__},
-    lambda method, children: _unflatten(method.__func__, children),
-)
 
 
 # Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
@@ -240,14 +198,9 @@ class Module:
     ) -> None:
         options = class_options("Module", cls, locals())
         refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
-        refuse_metaclass(cls)
         super().__init_subclass__(**keywords)
-        if is_tree_node(cls):
-            leave_registered(cls)
-            return
         wrap_methods(cls)
         make_node_class(cls, options, MODULE)
-        _call_super(cls)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.
@@ -270,7 +223,7 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        for _name, _method in {**dunders.FROZEN, **dunders.COMPARISON, **dunders.OTHERS}.items():
+        for _name, _method in {**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS}.items():
             locals()[_name] = _method
         del _name, _method
 
@@ -291,7 +244,7 @@ def _make_node(cls: Any, like: type[Module]) -> None:
 
     But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
     """
-    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), ()))
+    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), (), ()))
     cls.__init__ = _init
     cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
     register_once(cls)

@@ -5,24 +5,32 @@ neither ours nor that of a static value.
 """
 
 import enum
-import importlib
-import operator
 import threading
-import types
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any, cast
+from collections.abc import Hashable
+from typing import Any
 
-from treewright._core.annotations import own_annotations
-from treewright._core.functions import CONSTANTS, class_attribute, class_of, import_path, kept_in_pickles
-from treewright._core.keys import Check, ExactKeys, by_identity, compared_by_itself
-from treewright._core.plain import NoExactKeyError, problem_of, unanswered
+from treewright._core.functions import CONSTANTS, class_attribute, import_path, kept_in_pickles
+from treewright._core.keys import NoExactKeyError, by_identity, compared_by_itself, exact_key, problem_of, unanswered
+from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
 
-_WeakTable = dict[Hashable, "weakref.ref[Statics]"]
-_Keys = tuple[Hashable, ...]
-_Checks = tuple[tuple[Check, ...], ...]
+
+class _Keys:
+    """The exact keys of some statics. Only the statics hold it, so the table forgets what nobody uses."""
+
+    __slots__ = ("__weakref__", "hash", "of_values")
+
+    def __init__(self, of_values: tuple[Hashable, ...]) -> None:
+        self.of_values = of_values
+        self.hash = hash(of_values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keys) and self.of_values == other.of_values
+
+    def __hash__(self) -> int:
+        return self.hash
 
 
 class Statics:
@@ -31,24 +39,24 @@ class Statics:
     Attributes:
         table: The table that they stand in.
         values: In the order of the fields.
-        keys: The exact key of each value. They live here, and not in the table: a value may refer to its own node.
-        checks: For each value what tells whether its key still holds; None where no key can change.
     """
 
-    __slots__ = ("__weakref__", "checks", "keys", "table", "values")
+    __slots__ = ("__weakref__", "_keys", "table", "values")
 
-    def __init__(
-        self, table: "StaticTable", values: tuple[Any, ...], keys: _Keys, checks: _Checks | None = None
-    ) -> None:
+    def __init__(self, table: "StaticTable", values: tuple[Any, ...], keys: _Keys) -> None:
         self.table: StaticTable = table
         self.values: tuple[Any, ...] = values
-        self.keys: _Keys = keys
-        self.checks: _Checks | None = checks
+        self._keys = keys
 
     @property
     def names(self) -> tuple[str, ...]:
         """The fields, in the order of `values`."""
         return self.table.names
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """The exact key of each value."""
+        return self._keys.of_values
 
     def __repr__(self) -> str:
         """The names of the fields: JAX prints this in its own messages."""
@@ -62,20 +70,7 @@ class Statics:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (interned, (self.table, self.table.names, tuple(map(_by_name, self.values))))
-
-    def still_hold(self, index: int | None = None) -> bool:
-        """Whether what the keys rest on is as it was, of one value or of all.
-
-        What no longer holds is forgotten: nodes that hold it keep it, and no node to come finds it.
-        """
-        if self.checks is None:
-            return True
-        checked = self.checks if index is None else self.checks[index : index + 1]
-        if all(check() for checks in checked for check in checks):
-            return True
-        self.table.forget(self)
-        return False
+        return (interned, (self.table, self.table.names, tuple(map(portable, self.values))))
 
 
 class StaticTable:
@@ -83,84 +78,62 @@ class StaticTable:
 
     `known` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
-
-    The others stand under the hash of their keys. Keys are hashed and compared, which may run code of the user's, while
-    no lock is held: an entry goes in only if those that it was compared with are still all that there are.
     """
 
-    __slots__ = ("_buckets", "_lock", "content", "empty", "known", "names", "owner")
+    __slots__ = ("_lock", "_statics", "children", "content", "empty", "known", "names", "owner")
 
-    def __init__(self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> None:
+    def __init__(
+        self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...], children: tuple[str, ...]
+    ) -> None:
         self.owner: type[Any] = owner
         self.names: tuple[str, ...] = names
-        self.content: tuple[bool, ...] = content
-        self.known: _WeakTable = {}
-        self._buckets: dict[int, tuple[weakref.ref[Statics], ...]] = {}
-        # Taken to add and to forget, never to find. Reentrant, since the garbage collector may run while it is held.
+        self.content: tuple[bool, ...] = content  # whether a function counts by what it captured
+        self.children: tuple[str, ...] = children  # the other fields of the class, when this table was made
+        self.known: dict[Hashable, weakref.ref[Statics]] = {}
+        self._statics: weakref.WeakKeyDictionary[_Keys, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
+        # Reentrant: the garbage collector, and an `__eq__` of the user's, may run while it is held.
         self._lock = threading.RLock()
         self.empty: Statics | None = None if names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (table_of, (self.owner, self.names, self.content))
+        return (table_of, (self.owner, self.names, self.content, self.children))
 
     def __len__(self) -> int:
         """How many combinations are in use."""
-        return sum(map(len, list(self._buckets.values())))
+        return len(self._statics)
 
     def find(self, values: tuple[Any, ...]) -> Statics:
         """`intern`, by the short way where there is one: what the generated `__init__` does in its own text."""
         try:
-            found = self.known[*map(type, values), *values]()
+            statics = self.known[*map(type, values), *values]()
         except Exception:  # noqa: BLE001  a __hash__ of the user's; intern refuses it by class and field
-            found = None
-        return self.intern(values) if found is None else found
+            statics = None
+        return self.intern(values) if statics is None else statics
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields."""
-        keyed = [self._keyed(*column) for column in zip(self.names, values, self.content, strict=True)]
-        keys = tuple(key for key, _ in keyed)
-        place = hash(keys)
-        checks = tuple(checks for _, checks in keyed)
-        made, by_value = None, False
-        compared: tuple[weakref.ref[Statics], ...] = ()
-        while True:
-            bucket = self._buckets.get(place, ())
-            for reference in bucket:
-                found = None if any(reference is one for one in compared) else reference()
-                if found is not None and self._equal(values, found.keys, keys) and found.still_hold():
-                    return found
-            compared = bucket
-            if made is None:
-                made = Statics(self, values, keys, checks if any(checks) else None)
-                by_value = all(map(_found_by_value, values, keys))
-            with self._lock:
-                if self._buckets.get(place, ()) is not bucket:  # another thread came first, or one was forgotten
-                    continue
-                self._buckets[place] = (*bucket, weakref.ref(made, self._forgetting(place)))
-                if by_value:
-                    self._remember(made)
-            self._watch(made)
-            return made
-
-    def forget(self, statics: Statics) -> None:
-        """Let no node to come find these."""
-        place = hash(statics.keys)
+        keys = _Keys(tuple([self._key(*column) for column in zip(self.names, values, self.content, strict=True)]))
         with self._lock:
-            kept = [reference for reference in self._buckets.get(place, ()) if reference() is not statics]
-            self._keep(place, kept)
+            try:
+                reference = self._statics.get(keys)
+            except Exception as error:
+                raise self._unanswered(values, keys, error) from error
+            statics = None if reference is None else reference()
+            if statics is None:
+                self._statics.pop(keys, None)  # else an entry of equal keys that is about to go takes this one along
+                statics = Statics(self, values, keys)
+                self._statics[keys] = weakref.ref(statics)
+                if all(map(_found_by_value, values, keys.of_values)):
+                    self._remember(statics)
+        return statics
 
-    def _keep(self, place: int, references: "list[weakref.ref[Statics]]") -> None:
-        if references:
-            self._buckets[place] = tuple(references)
-        else:
-            self._buckets.pop(place, None)
-
-    def _forgetting(self, place: int) -> Callable[["weakref.ref[Statics]"], None]:
-        def forget(reference: "weakref.ref[Statics]") -> None:
-            with self._lock:
-                self._keep(place, [one for one in self._buckets.get(place, ()) if one is not reference])
-
-        return forget
+    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001
+        try:
+            return exact_key(value, content=content)
+        except NoExactKeyError as problem:
+            raise self._refusal(name, value, problem) from None
+        except RecursionError:  # nested deeper than Python's own stack
+            return by_identity(value)
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
@@ -172,32 +145,16 @@ class StaticTable:
 
         self.known[key] = weakref.ref(statics, forget)
 
-    def _watch(self, statics: Statics) -> None:
-        """Let the views of the class ask, when they are read, whether the keys of these still hold."""
-        for name, checks in zip(self.names, statics.checks or (), strict=False):
-            view = class_attribute(self.owner, name) if checks else None
-            if hasattr(view, "watch"):
-                cast("Any", view).watch(self.owner)
-
-    def _keyed(self, name: str, value: object, content: bool) -> tuple[Hashable, tuple[Check, ...]]:  # noqa: FBT001
-        keys = ExactKeys(content=content)
-        try:
-            key = keys.key(value)
-        except NoExactKeyError as problem:
-            raise self._refusal(name, value, problem) from None
-        except RecursionError:  # nested deeper than Python's own stack
-            return by_identity(value), ()
-        return key, tuple(keys.checks)
-
-    def _equal(self, values: tuple[Any, ...], left: _Keys, right: _Keys) -> bool:
-        """Whether two combinations are one; the field is named whose `==` fails."""
-        for name, value, old, new in zip(self.names, values, left, right, strict=True):
-            try:
-                if old != new:
-                    return False
-            except Exception as error:
-                raise self._refusal(name, value, unanswered(value, error)) from error
-        return True
+    def _unanswered(self, values: tuple[Any, ...], keys: _Keys, error: Exception) -> Exception:
+        """The error for a value whose `==` raises against another value of its field."""
+        for other in list(self._statics):
+            for name, value, key, old in zip(self.names, values, keys.of_values, other.of_values, strict=True):
+                try:
+                    if key != old:
+                        break
+                except Exception as caught:  # noqa: BLE001  of the user's
+                    return self._refusal(name, value, unanswered(value, caught))
+        return error
 
     def _refusal(self, name: str, value: object, problem: NoExactKeyError) -> StaticFieldError:
         is_whole = problem.found in {problem_of(value).found, text_with_class(value)}
@@ -216,50 +173,17 @@ class StaticTable:
         )
 
 
-class _Named:
-    """A value that a pickle holds by its import path, as pickle holds functions."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.path = (module, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (imported, self.path)
-
-
-def _by_name(value: Any) -> Any:
-    """Jitted functions such as `jnp.tanh` can't be pickled themselves, but most can be found again."""
-    path = import_path(value) if callable(value) else None
-    if path is None or isinstance(value, type | types.FunctionType) or path[0] == "__main__":
-        return value
-    return _Named(*path)
-
-
 def _found_by_value(value: Any, key: Hashable) -> bool:
     """Whether a value can stand for its exact key in `known`.
 
     Its hash and its `==` must be exact, or identity, and it must not refer to a node: a value that did would keep the
     node alive, and with it the entry of the table. What a module holds lives on anyway.
     """
-    kind = class_of(value)
+    kind = type(value)
     if kind in CONSTANTS or issubclass(kind, enum.Enum):
         return compared_by_itself(value, key)
     identical = all(class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__"))
     return identical and callable(value) and import_path(value) is not None
-
-
-@kept_in_pickles
-def imported(module: str, name: str) -> Any:
-    """The value at an import path."""
-    return operator.attrgetter(name)(importlib.import_module(module))
-
-
-@kept_in_pickles
-def table_of(owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...]) -> StaticTable:
-    """The table of a class; a new one for a class that `cloudpickle` is just bringing, whose spec is still to come."""
-    table = table_in(owner)
-    if table is None or (table.names != names and not own_annotations(owner)):  # a Module begins without them
-        return StaticTable(owner, names, content)
-    return table
 
 
 def table_in(owner: type[Any]) -> StaticTable | None:
@@ -270,12 +194,18 @@ def table_in(owner: type[Any]) -> StaticTable | None:
 
 
 @kept_in_pickles
+def table_of(
+    owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...], children: tuple[str, ...]
+) -> StaticTable:
+    """The table of a class; a new one while `cloudpickle` rebuilds the class, whose spec is still to come."""
+    table = table_in(owner)
+    if table is None or ({*table.names}, {*table.children}) != ({*names}, {*children}):
+        return StaticTable(owner, names, content, children)
+    return table
+
+
+@kept_in_pickles
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of a class with these values, by name: how pickles come back."""
-    if set(names) != set(table.names):
-        raise TypeError(
-            f"The pickle holds the static fields {', '.join(names) or 'none'} of {table.owner.__qualname__}, which now "
-            f"has {', '.join(table.names) or 'none'}. It was written by another version of the class."
-        )
     by_name = dict(zip(names, values, strict=True))
     return table.intern(tuple(by_name[name] for name in table.names))

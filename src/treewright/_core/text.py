@@ -5,8 +5,6 @@ into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node cla
 which only `fields` is read.
 """
 
-import array
-import collections
 import difflib
 import functools
 import html
@@ -26,7 +24,6 @@ from jax.core import Tracer
 
 from treewright._core import functions as reach
 from treewright._core.functions import class_of
-from treewright._core.jax_refs import is_ref
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cure = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
@@ -50,8 +47,6 @@ _MARKS: tuple[tuple[type[Any], str], ...] = (
 _OBJECT: Any = object
 _SETS: Any = (set, frozenset)
 _DICT: Any = dict
-_DEQUE: Any = collections.deque
-_SLICED = frozenset({str, bytes, bytearray, array.array})  # whose text begins as that of their beginning
 _MAPPING: Any = Mapping
 _ARRAYS: Any = (jax.Array, np.ndarray)
 
@@ -74,7 +69,7 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
-    if is_ref(value):
+    if type(value) is jax.Ref or type(getattr(value, "aval", None)).__name__ == "AbstractRef":
         mark = "(traced ref)" if mark else "(ref)"
     if mark is None:
         return None
@@ -219,7 +214,7 @@ class FullText:
             keywords = self.arguments(value.keywords.items())
             texts = itertools.chain(map(self.of, (value.func, *value.args)), keywords)
             return self.bracketed(f"{self.class_name(kind)}(", texts, ")")
-        if isinstance(value, _DICT) or (hasattr(kind, "_exact_key_") and isinstance(value, _MAPPING)):  # FrozenMapping
+        if isinstance(value, _DICT) or (hasattr(kind, "_kind_") and isinstance(value, _MAPPING)):  # FrozenMapping
             return self.entries(value, "" if kind is dict else self.class_name(kind))
         names = names_in(kind)
         if names:
@@ -365,6 +360,9 @@ class _BoundedText(FullText):
         self.cut = reprlib.Repr()
         self.cut.maxstring = self.cut.maxother = LENGTH
 
+    def members(self, values: Collection[Any]) -> Iterable[str]:
+        return super().members(list(itertools.islice(values, _FEW + 1)))
+
     def whole(self, value: Any) -> str:
         kind = class_of(value)
         if kind is types.MethodType:
@@ -379,36 +377,6 @@ def short_text(value: Any, *, with_module: bool = False) -> str:
     return cut_text(_BoundedText(with_module=with_module).of(value))
 
 
-class _FirstText(FullText):
-    """One walk that writes what it would write in full, but ends where nobody reads on."""
-
-    def whole(self, value: Any) -> str:
-        kind = class_of(value)
-        if kind in _SLICED:
-            value = value[:LENGTH]
-        elif kind is _DEQUE:
-            value = _DEQUE(itertools.islice(value, LENGTH), value.maxlen)
-        return super().whole(value)
-
-    def joined(self, texts: Iterable[str]) -> str:
-        written: list[str] = []
-        length = 0
-        for one in texts:
-            written.append(one)
-            length += len(one) + len(", ")
-            if length > LENGTH:
-                break
-        return ", ".join(written)
-
-    def members(self, values: Collection[Any]) -> Iterable[str]:
-        return map(self.of, itertools.islice(values, LENGTH))
-
-
-def first_text(value: Any) -> str:
-    """The first 80 characters of the `text` of a value, however large it is: for messages."""
-    return cut_text(_FirstText().of(value))
-
-
 def cut_text(whole: str, length: int = LENGTH) -> str:
     return whole if len(whole) <= length else f"{whole[: length - 3]}..."
 
@@ -416,7 +384,7 @@ def cut_text(whole: str, length: int = LENGTH) -> str:
 def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
     name = class_of(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}, {first_text(value)}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}, {short_text(value)}"
 
 
 def short_texts(left: Any, right: Any) -> tuple[str, str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overloa
 
 import jax
 
-from treewright._core.functions import class_of, of_earlier_class, required_arguments
+from treewright._core import is_node
+from treewright._core.functions import of_earlier_class
 from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
-from treewright._core.text import Verbatim, cured, did_you_mean, first_text
+from treewright._core.text import cured, did_you_mean, first_of, short_text
 from treewright._trees.level import Place, all_entries, walk, with_values
 from treewright.errors import MissingPlaceError
 
@@ -155,10 +156,17 @@ def _split(structure: Any, value: object) -> Any:
     try:
         return structure.flatten_up_to(value)
     except ValueError as error:
-        shown = first_text(structure.unflatten([Verbatim("_")] * structure.num_leaves))  # `(_, _)`, as a user writes it
+        shown = short_text(structure.unflatten([_Blank()] * structure.num_leaves))  # `(_, _)`, as a user writes it
         raise ValueError(
-            f"set() takes a value for each place, in the structure {shown}, got {first_text(value)}."
+            f"set() takes a value for each place, in the structure {shown}, got {short_text(value)}."
         ) from error
+
+
+class _Blank:
+    """A place that is to be filled, in a message."""
+
+    def __repr__(self) -> str:
+        return "_"
 
 
 # Places
@@ -188,11 +196,11 @@ def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
 def arguments_of(function: Callable[..., Any]) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
-        return required_arguments(function)
-    if hasattr(class_of(function), "__node_spec__"):
-        raise TypeError(f"where= is a {class_of(function).__qualname__}. The tree comes first: at(tree, where).")
+        return function.__code__.co_argcount - len(function.__defaults__ or ())
+    if is_node(function):
+        raise TypeError(f"where= is a {type(function).__qualname__}. The tree comes first: at(tree, where).")
     if not callable(function):
-        raise TypeError(f"where= takes a function, the text of a path or a predicate, got {first_text(function)}.")
+        raise TypeError(f"where= takes a function, the text of a path or a predicate, got {short_text(function)}.")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # attrgetter, itemgetter and others of C
@@ -234,7 +242,7 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
     if any(type(recorder) is not _Recorder for recorder in recorders):
         raise TypeError(
             f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
-            f"{first_text(result)}."
+            f"{short_text(result)}."
         )
     return Selection(list(map(_place_of, recorders)), structure)
 
@@ -280,7 +288,7 @@ class _Recorder:
             return iter(self.keys())
         if isinstance(place.value, list | tuple):
             return map(_Recorder, place.entries())
-        raise TypeError(f"{place.name} is {first_text(place.value)}, which has no entries to go through.")
+        raise TypeError(f"{place.name} is {short_text(place.value)}, which has no entries to go through.")
 
     def __contains__(self, item: object) -> bool:
         return item in _place_of(self).value
@@ -296,7 +304,7 @@ class _Recorder:
         ),
         **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _refusal(f"computed with in it. {_APPLY}")),
         __hash__=None,
-        __class__=property(lambda self: class_of(_place_of(self).value)),
+        __class__=property(lambda self: type(_place_of(self).value)),
     )
 
 
@@ -318,7 +326,7 @@ def _below(place: Place, key: Key) -> Place:
 
 def _item_key(value: Any, item: Any) -> Key:
     """The key of `value[item]`; an index may be negative."""
-    if not issubclass(class_of(value), (list, tuple)) or not hasattr(item, "__index__"):
+    if not issubclass(type(value), (list, tuple)) or not hasattr(item, "__index__"):
         keys = (key for key, _ in all_entries(value) or ())
         return next((key for key in keys if place_of(key) == ("item", item)), DictKey(item))
     index: int = item.__index__()
@@ -330,9 +338,9 @@ def _item_key(value: Any, item: Any) -> Key:
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     value: Any = place.value
-    kind = "None" if value is None else class_of(value).__qualname__
+    kind = "None" if value is None else type(value).__qualname__
     where = place.name if place.name == kind else f"{place.name} ({kind})"
-    if class_of(value) in {list, tuple} and value:
+    if type(value) in {list, tuple} and value:
         return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")
     entries = all_entries(value)
     if entries is None:
@@ -341,19 +349,17 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
         elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
             hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
-        return MissingPlaceError(f"{place.name} is {first_text(value)}, a leaf, and has no {key}.{hint}")
-    names = [str(entry) for entry, _ in entries]
+        return MissingPlaceError(f"{place.name} is {short_text(value)}, a leaf, and has no {key}.{hint}")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
-    return MissingPlaceError(
-        f"{where} has no {key}{meant}. It has {_listed(names)}.{of_earlier_class(class_of(value))}"
-    )
+    inner = next((f" Or did you mean {place.key}{key}?" for place in place.entries() if place.child(key)), "")
+    names = _listed([str(entry) for entry, _ in entries])
+    return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{inner}{of_earlier_class(type(value))}")
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
     """Some names with commas, `nothing` for none."""
-    shown = ", ".join(names[:most]) or "nothing"
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    return ", ".join(first_of(names, most)) or "nothing"
 
 
 # A text: a path, or a pattern that leads to many places
@@ -370,21 +376,22 @@ def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a pattern. `name` is a field's name or glob, an index, a dict key, or `"*"`."""
+    """One step of a pattern. `name` is a field's name or glob, an index, or a dict key."""
 
-    kind: Literal["field", "item", "deep"]
+    kind: Literal["field", "item", "every item", "deep"]
     name: str | int
 
     @property
     def is_literal(self) -> bool:
         """Whether the step leads to one place at most."""
-        return self.kind != "deep" and "*" not in str(self.name)
+        return self.kind == "item" or (self.kind == "field" and "*" not in str(self.name))
 
     def takes(self, key: Key) -> bool:
+        """Whether a step that is not literal leads over this key."""
         kind, name = place_of(key)
-        if kind != self.kind:
-            return False
-        return fnmatchcase(name, str(self.name)) if kind == "field" else self.name in {"*", name}
+        if kind == "field":
+            return self.kind == "field" and fnmatchcase(name, str(self.name))
+        return self.kind == "every item"
 
 
 def parse(text: str) -> tuple[Step, ...]:
@@ -406,7 +413,8 @@ def parse(text: str) -> tuple[Step, ...]:
             steps.append(Step("deep" if match["deep"] else "field", match[0].lstrip(".")))
         else:
             index = match["index"]
-            steps.append(Step("item", int(index) if index and index != "*" else index or match["entry"]))
+            every = index == "*"
+            steps.append(Step("every item" if every else "item", int(index) if index and not every else match["entry"]))
         end = match.end()
     return tuple(steps)
 
@@ -466,7 +474,7 @@ def _key(place: Place, step: Step) -> Key:
 def _nowhere(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.above)
     names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
-    again = of_earlier_class(class_of(root.value))
+    again = of_earlier_class(type(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
     items = _with_items(where)
     return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{items}{again}"

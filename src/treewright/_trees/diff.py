@@ -4,31 +4,30 @@ import collections
 import contextlib
 import dataclasses
 import enum
-import functools
-import operator
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from treewright._core.dunders import leaves_equal
-from treewright._core.functions import class_of, public
-from treewright._core.instance import finished_pair
-from treewright._core.jax_private import Key, Path, SequenceKey, jax_trees, path_text
-from treewright._core.jax_refs import content_of, is_ref, is_ref_type
-from treewright._core.spec import spec_of
-from treewright._core.text import counted, mesh_text, short_text, short_texts
+from treewright._core import NoExactKeyError, exact_key, flat_form, spec_of
+from treewright._core.functions import public
+from treewright._core.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees, path_text, typeof
+from treewright._core.methods import leaves_equal
+from treewright._core.text import counted, cut_text, mesh_text, names_in, short_text, short_texts
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
-from treewright._trees.why import Cause, Same, changed_parts, same_exactly, same_to_jit, why
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
-_Found: TypeAlias = "tuple[DifferenceKind, str] | None"
-Why: TypeAlias = Callable[[Any, Any], str]
+_KindAndReason: TypeAlias = "tuple[DifferenceKind, str] | None"
+Same: TypeAlias = Callable[[Any, Any], bool]
 
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
+_DEPTH = 8  # levels inside of a static that are searched for what has changed
+_SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
+_REF_TYPE: Any = jax.ref.AbstractRef
 
 
 class Absent(enum.Enum):
@@ -102,7 +101,7 @@ def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
     level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
-    return short_text(tree if as_it_is else level)
+    return short_text(tree) if as_it_is else cut_text(repr(level))
 
 
 @contextlib.contextmanager
@@ -154,8 +153,121 @@ def _as_structure(tree: Any) -> Structure:
     return Structure(tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree))
 
 
-def differences(left: Any, right: Any, *, values: bool, path: Path = (), why: Why = why) -> Iterator[Difference]:
-    """`diff`, one at a time, of trees that hang at `path`; the reasons of statics are what `why` gives."""
+# Statics
+
+
+class StaticComparison:
+    """How statics are compared, and leaves that can't be arrays: as live values here, remembered ones for retraces.
+
+    Args:
+        exact: Whether foreign classes compare exactly too, and not as `jit` does, by `==`.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self.same: Same = same_exactly if exact else same_to_jit
+
+    def changed(self, old: Level, new: Level) -> list[tuple[Key, Any, Any]] | None:
+        """The static fields that differ between two nodes of a class, which may be none; None if `aux_data` is equal.
+
+        Our own nodes compare exactly, each field by content where it says so.
+        """
+        contents = old.content
+        if contents is None and self.same(old.aux, new.aux):
+            return None
+        found: list[tuple[Key, Any, Any]] = []
+        theirs = dict(new.statics)
+        for index, (key, value) in enumerate(old.statics):
+            other = theirs.get(key, ABSENT)
+            same = self.same(value, other) if contents is None else same_exactly(value, other, contents[index])
+            if not same:
+                found.append((key, value, other))
+        return found
+
+    def parts(self, left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
+        """What two static values consist of, by key; nothing for what is not a container."""
+        return (parts_of(left) or {}, parts_of(right) or {}) if type(left) is type(right) else ({}, {})
+
+    def reason(self, left: Any, right: Any) -> str:
+        """Why two values differ; empty where their texts say it all."""
+        return alike_reason(left, right)
+
+
+def same_to_jit(left: Any, right: Any) -> bool:
+    """As `jit` compares the statics of foreign classes: identity, then `==`."""
+    if left is right:
+        return True
+    try:
+        return bool(left == right)
+    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array without one answer
+        return False
+
+
+def same_exactly(left: Any, right: Any, content: bool = False) -> bool:  # noqa: FBT001, FBT002  as `Same`
+    """As our own nodes compare statics: by exact keys, and as `jit` does where there are none."""
+    if left is right:
+        return True
+    try:
+        return bool(exact_key(left, content=content) == exact_key(right, content=content))
+    except NoExactKeyError:
+        return type(left) is type(right) and same_to_jit(left, right)
+
+
+def parts_of(value: Any) -> Mapping[Key, Any] | None:
+    """What a value consists of, by key; None for what is not a container."""
+    kind = type(value)
+    if isinstance(value, Mapping):
+        return {jax_trees.DictKey(name): part for name, part in value.items()}
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else names_in(kind)
+    if not names and isinstance(value, list | tuple):
+        return {SequenceKey(index): part for index, part in enumerate(value)}
+    return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)} if names else None
+
+
+def alike_reason(left: Any, right: Any) -> str:
+    """How two values differ whose texts are the same; empty for others."""
+    a, b = (value if isinstance(value, type) else type(value) for value in (left, right))
+    if a is not b and (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
+        return (
+            f"two classes are named {a.__qualname__}: its class statement ran twice, as in a notebook cell that runs "
+            f"again, a reloaded module or a function"
+        )
+    if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
+        return ""
+    return f"another {a.__qualname__} with the same text, and not equal to it"
+
+
+def static_difference(
+    path: Path, old: Any, new: Any, compare: StaticComparison, kind: DifferenceKind = "static"
+) -> Difference:
+    """The difference between two statics, with the places inside where they differ."""
+    parts = _changed_parts(path, old, new, compare, _DEPTH)
+    if len(parts) == 1 and parts[0][0] == path:
+        return Difference(path, old, new, kind, compare.reason(old, new))
+    inner = tuple(Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in parts)
+    return Difference(path, old, new, kind, parts=inner)
+
+
+def _changed_parts(
+    path: Path, old: Any, new: Any, compare: StaticComparison, depth: int
+) -> list[tuple[Path, Any, Any]]:
+    """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the whole."""
+    ours, theirs = compare.parts(old, new)
+    if depth and ours and ours.keys() == theirs.keys():
+        changed = [key for key in ours if not compare.same(ours[key], theirs[key])]
+        if 0 < len(changed) <= _SEPARATE:
+            inner = (_changed_parts((*path, key), ours[key], theirs[key], compare, depth - 1) for key in changed)
+            return [place for places in inner for place in places]
+    return [(path, old, new)]
+
+
+# Trees
+
+
+def differences(
+    left: Any, right: Any, *, values: bool, path: Path = (), compare: StaticComparison | None = None
+) -> Iterator[Difference]:
+    """`diff`, one at a time, of trees that hang at `path`."""
+    compare = compare or StaticComparison(exact=values)
     waiting: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while waiting:
         path, a, b = waiting.pop()
@@ -167,131 +279,86 @@ def differences(left: Any, right: Any, *, values: bool, path: Path = (), why: Wh
             continue
         old, new = opened(a), opened(b)
         if isinstance(old, LeafType) and isinstance(new, LeafType):
-            kind_and_reason = _leaf_difference(old, new, same_exactly if values else same_to_jit) or (
-                _value_difference(a, b, path) if values else None
-            )
-            if kind_and_reason is not None:
-                yield Difference(path, a, b, *kind_and_reason)
+            found = _leaf_difference(old, new, compare) or (_value_difference(a, b, path) if values else None)
+            if found is not None:
+                yield Difference(path, a, b, *found)
         elif isinstance(old, LeafType) or isinstance(new, LeafType):
             yield Difference(path, _bare(a), _bare(b), "class")
         elif old.kind is not new.kind:
-            yield Difference(path, _bare(a), _bare(b), "class", why(old.kind, new.kind))
+            yield Difference(path, _bare(a), _bare(b), "class", compare.reason(old.kind, new.kind))
         else:
-            yield from _differences_of_statics(path, old, new, why, values=values)
-            pairs_and_differences = list(_children_of_both(path, old, new))
-            yield from (below for below in pairs_and_differences if isinstance(below, Difference))
-            waiting.extend(below for below in reversed(pairs_and_differences) if not isinstance(below, Difference))
+            yield from _static_differences(path, old, new, compare)
+            pairs, unpaired = _children_of_both(path, old, new)
+            yield from unpaired
+            waiting.extend(reversed(pairs))
 
 
 def _pairs_below(a: Any, b: Any) -> list[tuple[Key, Any, Any]] | None:
     """What is to be compared below two trees of which only that can differ, with its keys; None for other trees.
 
-    The common cases, without opening: on nodes that hold the same, 5 times faster (benchmarks/trees.py: diff).
+    The common cases, without opening: on nodes that hold the same, 5 times faster (benchmarks: diff).
     """
-    cls = class_of(a)
-    if cls is not class_of(b):
+    cls = type(a)
+    if cls is not type(b):
         return None
     if hasattr(cls, "__node_spec__"):
-        (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
+        (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
         if statics is not other_statics:
             return None
         return [(key, x, y) for key, x, y in zip(spec_of(a).keys, children, others, strict=True) if x is not y]
     if cls not in {list, tuple} or len(a) != len(b):
         return None
     pairs = enumerate(zip(a, b, strict=True))
-    return [(SequenceKey(index), x, y) for index, (x, y) in pairs if not _hold_the_same(x, y)]
-
-
-def _hold_the_same(a: Any, b: Any) -> bool:
-    """Whether two trees are one object, or nodes with the very same children and statics."""
-    if a is b:
-        return True
-    cls = class_of(a)
-    if cls is not class_of(b) or not hasattr(cls, "__node_spec__"):
-        return False
-    (children, statics), (others, other_statics) = finished_pair(a), finished_pair(b)
-    return statics is other_statics and all(map(operator.is_, children, others))
+    return [(SequenceKey(index), x, y) for index, (x, y) in pairs if x is not y]
 
 
 def _bare(tree: Any) -> Any:
     return tree.treedef if isinstance(tree, Structure) else tree
 
 
-def _children_of_both(path: Path, old: Level, new: Level) -> "Iterator[tuple[Path, Any, Any] | Difference]":
+def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """Pairs of children that are still to be compared, and those that only one has."""
     if len(old.children) == len(new.children):
         # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks/retrace.py).
         pairs = [(x, y) for x, y in zip(old.children, new.children, strict=True) if x is not y]
         if all(key == other for (key, _), (other, _) in pairs):
-            yield from (((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b)
-            return
-    theirs = dict(new.children)
-    for key, child in old.children:
-        if key in theirs:
-            yield (*path, key), child, theirs.pop(key)
-        else:
-            yield Difference((*path, key), _bare(child), ABSENT, "removed")
-    yield from (Difference((*path, key), ABSENT, _bare(child), "added") for key, child in theirs.items())
+            return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []
+    ours, theirs = dict(old.children), dict(new.children)
+    removed = [Difference((*path, key), _bare(ours[key]), ABSENT, "removed") for key in ours if key not in theirs]
+    added = [Difference((*path, key), ABSENT, _bare(theirs[key]), "added") for key in theirs if key not in ours]
+    return [((*path, key), ours[key], theirs[key]) for key in ours if key in theirs], removed + added
 
 
-def _differences_of_statics(path: Path, old: Level, new: Level, why: Why, *, values: bool) -> Iterator[Difference]:
+def _static_differences(path: Path, old: Level, new: Level, compare: StaticComparison) -> Iterator[Difference]:
     if old.aux is new.aux:
         return
-    whole: Same = same_exactly if values and old.content is None else same_to_jit
-    if whole(old.aux, new.aux):
+    changed = compare.changed(old, new)
+    if changed is None:
         return
-    theirs = dict(new.statics)
-    found = False
-    for index, (key, value) in enumerate(old.statics):
-        other = theirs.get(key, ABSENT)
-        same = whole if old.content is None else functools.partial(same_exactly, content=old.content[index])
-        if not same(value, other):
-            found = True
-            yield static_difference((*path, key), value, other, same, why=why)
-    if found:
-        return
+    yield from (static_difference((*path, key), value, other, compare) for key, value, other in changed)
     keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
-    if set(keys) == set(other_keys) and keys != other_keys:
+    if changed or set(keys) != set(other_keys):
+        return
+    if keys != other_keys:
         names, others = (tuple(getattr(key, "key", key) for key in order) for order in (keys, other_keys))
         yield Difference(path, names, others, "static", "the same entries in another order")
-    elif old.content is not None:
-        yield from _differences_of_hashes(path, old, new)
-    elif set(keys) == set(other_keys):
-        yield static_difference((*path, AuxKey()), old.aux, new.aux, whole, why=why)
-
-
-def _differences_of_hashes(path: Path, old: Level, new: Level) -> Iterator[Difference]:
-    """Statics that were interned twice although they are equal: by a user's `__hash__`."""
-    for (key, value), (_, other) in zip(old.statics, new.statics, strict=True):
-        if hash(value) != hash(other):
-            cause = Cause(
-                "unequal hashes", f"{class_of(value).__qualname__}.__eq__ says equal, and their hashes differ"
-            )
-            yield Difference((*path, key), value, other, "static", cause)
-
-
-def static_difference(
-    path: Path, old: Any, new: Any, same: Same, kind: DifferenceKind = "static", *, why: Why = why
-) -> Difference:
-    """The difference between two statics, with the places inside where they differ."""
-    parts = [((*path, *within), a, b) for within, a, b in changed_parts(old, new, same)]
-    if len(parts) == 1 and parts[0][0] == path:
-        return Difference(path, old, new, kind, why(old, new))
-    inner = tuple(Difference(place, a, b, kind, why(a, b)) for place, a, b in parts)
-    return Difference(path, old, new, kind, parts=inner)
+    elif old.content is None:  # what aux_data holds besides named fields
+        yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
+    else:
+        yield Difference(path, old, new, "static", "no difference was seen in what its statics hold")
 
 
 # Leaves
 
 
-def _leaf_difference(old: LeafType, new: LeafType, same: Same) -> _Found:
+def _leaf_difference(old: LeafType, new: LeafType, compare: StaticComparison) -> _KindAndReason:
     """What `jit` sees of a difference between leaves."""
     if old.anything or new.anything:
         return None
     if old.aval is None or new.aval is None:
-        if old.aval is new.aval and same(old.value, new.value):
-            return None
-        return ("value", why(old.value, new.value)) if old.aval is new.aval else ("class", "")
+        if old.aval is not new.aval:
+            return "class", ""
+        return None if compare.same(old.value, new.value) else ("value", compare.reason(old.value, new.value))
     if old.aval != new.aval:
         return _difference_of_types(old, new)
     if old.placement is not None and new.placement is not None and old.placement != new.placement:
@@ -299,15 +366,14 @@ def _leaf_difference(old: LeafType, new: LeafType, same: Same) -> _Found:
     return None
 
 
-def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
+def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
     a, b = old.aval, new.aval
-    if is_ref_type(a) != is_ref_type(b):
+    if _is_ref_type(a) != _is_ref_type(b):
         return "class", "a ref and an array are two types"
     # Abstract tokens and references have not all of these.
-    ours, theirs = ([getattr(aval, name, None) for name in _OF_TYPES] for aval in (a, b))
-    changed = [name for name, x, y in zip(_OF_TYPES, ours, theirs, strict=True) if x != y]
+    changed = [name for name in _OF_TYPES if getattr(a, name, None) != getattr(b, name, None)]
     if "shape" in changed:
-        return "shape", _axes(ours[0], theirs[0])
+        return "shape", _axes(getattr(a, "shape", None), getattr(b, "shape", None))
     if "dtype" in changed or "weak_type" in changed:
         weak = _who_is_weak(old, new) if "weak_type" in changed else ""
         return "dtype" if "dtype" in changed else "weak_type", weak
@@ -322,6 +388,20 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _Found:
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 
 
+def _is_ref_type(aval: Any) -> bool:
+    return isinstance(aval, _REF_TYPE)
+
+
+def _is_ref(value: Any) -> bool:
+    """Whether a value is a ref, an array that changes in place, or the tracer of one."""
+    return type(value) is jax.Ref or (isinstance(value, Tracer) and _is_ref_type(typeof(value)))
+
+
+def _content_of(leaf: Any) -> Any:
+    """What a ref holds now; anything else as it is."""
+    return leaf[...] if _is_ref(leaf) else leaf
+
+
 def _who_is_weak(old: LeafType, new: LeafType) -> str:
     numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
     which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
@@ -334,7 +414,7 @@ def _axes(old: Any, new: Any) -> str:
     return ", ".join(f"axis {axis}: {a} -> {b}" for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
 
 
-def _value_difference(left: Any, right: Any, path: Path) -> _Found:
+def _value_difference(left: Any, right: Any, path: Path) -> _KindAndReason:
     abstract = (LeafType, Level, Structure, jax.ShapeDtypeStruct)
     if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
         return None
@@ -343,7 +423,7 @@ def _value_difference(left: Any, right: Any, path: Path) -> _Found:
 
 def _distance(left: Any, right: Any) -> str:
     """How many elements of two arrays differ, and by how much."""
-    left, right = content_of(left), content_of(right)
+    left, right = _content_of(left), _content_of(right)
     if not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return ""
     if not jax.numpy.issubdtype(left.dtype, np.number):
@@ -372,7 +452,6 @@ def _exceeds_floats(integers: Any) -> bool:
 
 
 # Closeness
-
 
 _SHOWN = 20  # places that are listed
 
@@ -433,9 +512,9 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
 
 def _line(difference: Difference, rtol: float, atol: float) -> str:
     """How far the values are apart where two trees differ; nothing if they are close."""
-    left, right = content_of(difference.left), content_of(difference.right)
+    left, right = _content_of(difference.left), _content_of(difference.right)
     of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
-    of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
+    of_refs = _is_ref(difference.left) != _is_ref(difference.right) and np.shape(left) == np.shape(right)
     if not ((of_values or of_refs) and _numeric(left) and _numeric(right)):
         return str(difference)
     a, b, apart, distance = _apart(left, right, rtol, atol)

@@ -4,19 +4,18 @@ import contextlib
 import copy
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Never, TypeVar, cast, overload
+from typing import Any, Never, TypeVar, overload
 
-from treewright._core.functions import class_of, is_cached_property, of_earlier_class
-from treewright._core.instance import LEAVES, PAIR, Pair, Unfinished, check, finished_pair, is_node, with_close_matches
+from treewright._core import Module, NodeSpec, flat_form, is_node, spec_of
+from treewright._core.functions import is_cached_property, of_earlier_class
+from treewright._core.instance import LEAVES, PAIR, Unfinished, check
 from treewright._core.jax_private import Key
-from treewright._core.module import Module
-from treewright._core.spec import NodeSpec, spec_of
+from treewright._core.text import did_you_mean
 from treewright._trees.level import all_entries, level_of, with_changes
 from treewright.errors import NodeInitError
 
 M = TypeVar("M", bound=Module)
 
-_new: Any = object.__new__
 _store = object.__setattr__
 
 
@@ -72,12 +71,9 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
 
 
 class _Editing:
-    """What `edit` gives: for a `with` statement, and no draft yet, so it takes no assignment."""
+    """The context manager that `edit` returns. It is no draft yet, so it takes no assignment."""
 
     __slots__ = ("_drafts", "_node")
-
-    _drafts: "_Drafts"
-    _node: Any
 
     def __init__(self, node: Any) -> None:
         _store(self, "_node", node)
@@ -85,22 +81,20 @@ class _Editing:
     def __enter__(self) -> Any:
         drafts = _Drafts()
         _store(self, "_drafts", drafts)
-        draft = drafts.draft_of(self._node)
-        drafts.touch(draft)  # so that it is the first to be finished, and to refuse what is wrong
-        return draft
+        return drafts.draft_of(self._node)
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is None:
             self._drafts.finish()
         else:
-            self._drafts.give_up()
+            self._drafts.close({})
 
     def __getattr__(self, name: str) -> Never:
         self.__setattr__(name, None)
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(
-            f"edit() of a {class_of(self._node).__qualname__} is not a draft yet, and has no {name}. The draft is in "
+            f"edit() of a {type(self._node).__qualname__} is not a draft yet, and has no {name}. The draft is in "
             f"the block: with edit(node) as draft: draft.{name} = ...",
             name=None,
             obj=None,
@@ -108,159 +102,132 @@ class _Editing:
 
 
 class _OpenDraft(Unfinished):
-    """What `_node` holds while a draft takes assignments."""
+    """The state of the drafts of a class while they take assignments."""
 
-    __slots__ = ()
+    __slots__ = ("fill",)
+
+    def __init__(self, cls: type[Any], fill: Callable[[Any], None]) -> None:
+        super().__init__(cls, "its block has not ended")
+        self.fill = fill
+
+    def takes_values(self, node: Any, /) -> bool:
+        self.fill(node)
+        return True
 
     def __repr__(self) -> str:
         return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"
 
 
-class _Untouched(_OpenDraft):
-    """What `_node` holds in a draft before the first of its fields is read or assigned: then the draft gets them all.
-
-    All untouched drafts of a class share it, and each costs a fifth of one with its fields (benchmarks/trees.py: edit).
-    """
-
-    __slots__ = ("touch",)
-
-    def __init__(self, cls: type[Any], touch: Callable[[Any], None]) -> None:
-        super().__init__(cls, "nobody has touched it")
-        self.touch = touch
-
-    def takes_values(self, node: Any, /) -> bool:
-        self.touch(node)
-        return True
-
-
-class _Copied(NamedTuple):
-    """A draft with its original and that one's pair; or the copy of a container with its original and None."""
-
-    draft: Any
-    original: Any
-    pair: Pair | None
+_BEING_FINISHED: Any = object()
 
 
 class _Drafts:
     """The drafts of one block: nodes that are open, and copies of the containers on the way to them."""
 
     def __init__(self) -> None:
-        # By the id of the draft or copy, which its entry keeps alive.
-        self._untouched: dict[int, _Copied] = {}
-        self._by_id: dict[int, _Copied] = {}
+        # By the id of a draft or copy: itself, its original, and the flat form of that; None for a container.
+        self._originals: dict[int, tuple[Any, Any, Any]] = {}
+        self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts whose fields nobody has read or assigned
+        self._states: dict[type[Any], _OpenDraft] = {}
         self._results: dict[int, Any] = {}
-        self._pairs: dict[int, Pair] = {}  # what each draft will hold, inner drafts first
-        self._marks: dict[type[Any], _Untouched] = {}
+        self._forms: dict[int, Any] = {}  # the flat forms of changed drafts, inner ones first
 
     def draft_of(self, value: Any) -> Any:
         """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
-        cls = class_of(value)
+        cls = type(value)
         if hasattr(cls, "__node_spec__"):
-            node = _new(cls)
-            self._untouched[id(node)] = _Copied(node, value, finished_pair(value))
-            if cls not in self._marks:
-                self._marks[cls] = _Untouched(cls, self.touch)
-            _store(node, PAIR, self._marks[cls])
+            node = object.__new__(cls)
+            if cls not in self._states:
+                self._states[cls] = _OpenDraft(cls, self._fill)
+            _store(node, PAIR, self._states[cls])
+            self._unfilled[id(node)] = (node, value, flat_form(value))
             return node
         if isinstance(value, LEAVES):
             return value
         if cls in {list, tuple}:
-            draft = cast("Any", cls)(map(self.draft_of, value))
-            if cls is tuple and _all_same(draft, value):
-                return value
+            draft = cls(map(self.draft_of, value))
+            changed = cls is list or not _all_same(draft, value)
         else:
-            changes = {key: new for key, old in _parts(value) if (new := self.draft_of(old)) is not old}
-            if not changes and not isinstance(value, dict):
-                return value
-            draft = with_changes(value, changes) if changes else copy.copy(cast("Any", value))
-        self._by_id[id(draft)] = _Copied(draft, value, None)
+            changes = {key: new for key, old in _entries(value) if (new := self.draft_of(old)) is not old}
+            changed = bool(changes) or isinstance(value, dict)
+            draft = with_changes(value, changes) if changes else copy.copy(value) if changed else value
+        if not changed:
+            return value
+        self._originals[id(draft)] = (draft, value, None)
         return draft
 
-    def touch(self, draft: Any) -> None:
-        copied = self._by_id[id(draft)] = self._untouched.pop(id(draft))
-        _store(draft, PAIR, _OpenDraft(class_of(draft)))
-        for field in spec_of(draft).fields:
-            old = field.value_in(cast("Pair", copied.pair))
-            draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
+    def _fill(self, draft: Any) -> None:
+        if id(draft) in self._unfilled:
+            entry = self._originals[id(draft)] = self._unfilled.pop(id(draft))
+            for field in spec_of(draft).fields:
+                old = field.value_in(entry[2])
+                draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
     def finish(self) -> None:
         """Make every draft a node: all of them, or none where something is wrong with one."""
         try:
-            for copied in list(self._by_id.values()):  # the root first
-                self._result(copied.draft)
-            self._close()
-            for key in self._pairs:
-                if self._results[key] is self._by_id[key].draft:
-                    check(self._results[key])
+            for draft, _, _ in list(self._originals.values()):  # the root first
+                self._result(draft)
+            self.close(self._forms)
+            for key in self._forms:
+                check(self._originals[key][0])
         except BaseException:
-            self.give_up()
+            self.close({})
             raise
 
-    def give_up(self) -> None:
-        """Make every draft what its original is."""
-        self._pairs.clear()
-        self._close()
-
-    def _close(self) -> None:
-        for key, (draft, _, pair) in self._by_id.items():
-            if pair is not None:
+    def close(self, forms: Mapping[int, Any]) -> None:
+        """Give each draft its flat form of these, or else that of its original."""
+        for key, (draft, _, form) in self._originals.items():
+            if form is not None:
                 draft.__dict__.clear()
-                _store(draft, PAIR, self._pairs.get(key, pair))
-        for draft, _, pair in self._untouched.values():
-            _store(draft, PAIR, pair)
+                _store(draft, PAIR, forms.get(key, form))
+        for draft, _, form in self._unfilled.values():
+            _store(draft, PAIR, form)
 
     def _result(self, value: Any) -> Any:
         """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
         key = id(value)
-        if key in self._untouched:
-            return self._untouched[key].original
-        copied = self._by_id.get(key)
-        if copied is None:
+        if key in self._unfilled:
+            return self._unfilled[key][1]
+        if key not in self._originals:
             return value if isinstance(value, LEAVES) or is_node(value) else self._container(value, value)
         result = self._results.get(key)
         if result is _BEING_FINISHED:
-            name = class_of(value).__qualname__
+            name = type(value).__qualname__
             raise NodeInitError(
                 f"A draft of a {name} was put inside itself, so the {name} would contain itself without end."
             )
         if result is None:
             self._results[key] = _BEING_FINISHED
-            is_container = copied.pair is None
-            result = self._container(value, copied.original) if is_container else self._node(copied)
+            _, original, form = self._originals[key]
+            result = self._node(value, original, form) if form is not None else self._container(value, original)
             self._results[key] = result
         return result
 
-    def _node(self, copied: _Copied) -> Any:
-        draft, original, pair = copied.draft, copied.original, cast("Pair", copied.pair)
-        spec = spec_of(draft)
-        waiting: dict[str, Any] = draft.__dict__
+    def _node(self, draft: Any, original: Any, form: Any) -> Any:
+        spec, waiting, (old_children, statics) = spec_of(draft), draft.__dict__, form
         _refuse_wrong_names(spec, waiting)
         children = tuple(self._result(waiting[field.name]) for field in spec.children)
         values = tuple(waiting[field.name] for field in spec.statics)
-        statics = pair[1] if _all_same(values, pair[1].values) else spec.table.find(values)
-        unchanged = statics is pair[1] and _all_same(children, pair[0])
-        self._pairs[id(draft)] = pair if unchanged else (children, statics)
-        return original if unchanged else draft
+        if not _all_same(values, statics.values):
+            statics = spec.table.find(values)
+        elif _all_same(children, old_children):
+            return original
+        self._forms[id(draft)] = (children, statics)
+        return draft
 
     def _container(self, value: Any, original: Any) -> Any:
         """A list, tuple, dict or the like, whose entries may be drafts; `original` if it has the same entries."""
-        cls = class_of(value)
-        if cls in {list, tuple}:
-            items = cast("Any", cls)(map(self._result, value))
-            return next((old for old in (original, value) if len(old) == len(items) and _all_same(items, old)), items)
-        entries = _parts(value)
+        entries = _entries(value)
         results = {key: self._result(entry) for key, entry in entries}
-        old = dict(_parts(original))
+        old = dict(_entries(original))
         if list(old) == list(results) and _all_same(results.values(), old.values()):
             return original
         changes = {key: results[key] for key, entry in entries if results[key] is not entry}
         return with_changes(value, changes) if changes else value
 
 
-_BEING_FINISHED: Any = object()
-
-
-def _parts(value: Any) -> tuple[tuple[Key, Any], ...]:
+def _entries(value: Any) -> tuple[tuple[Key, Any], ...]:
     """What is in a container, in its own order; nothing for what is a leaf to JAX."""
     if isinstance(value, dict):
         return all_entries(value) or ()
@@ -283,6 +250,7 @@ def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     unknown = [name for name in waiting if name not in {*names, PAIR} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(
-            f"A draft of a {cls.__qualname__} was assigned to {', '.join(with_close_matches(unknown, names))}, which "
-            f"is not a field. Its fields: {', '.join(names) or 'none'}.{of_earlier_class(cls)}"
+            f"A draft of a {cls.__qualname__} was assigned to "
+            f"{', '.join(f'{name}{did_you_mean(name, names)}' for name in unknown)}, which is not a field. Its fields: "
+            f"{', '.join(names) or 'none'}.{of_earlier_class(cls)}"
         )

@@ -7,16 +7,14 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.fields import FieldOptions, options_of
-from treewright._core.freeze import FrozenMapping
-from treewright._core.functions import class_of
-from treewright._core.instance import LEAVES, finished_pair, is_node, with_fields
+from treewright._core import FrozenMapping, Statics, flat_form, is_node, spec_of
+from treewright._core.instance import LEAVES, with_fields
 from treewright._core.jax_private import (
     DictKey,
     FlattenedIndexKey,
@@ -29,13 +27,9 @@ from treewright._core.jax_private import (
     path_text,
     typeof,
 )
-from treewright._core.jax_refs import Ref
-from treewright._core.spec import spec_of
-from treewright._core.statics import Statics
 from treewright._core.text import short_text
 
 _NUMBERS = (bool, int, float, complex)
-_FUNCTION_FIELDS = ("func", "__func__")  # of jax.tree_util.Partial and of methods, whose aux_data is a function
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ class SureLeaves(dict[type[Any], bool]):
     """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
 
     def __missing__(self, cls: type[Any]) -> bool:
-        is_leaf = cls is not types.NoneType and (cls in LEAVES or cls is Ref or issubclass(cls, (jax.Array, Tracer)))
+        is_leaf = cls is not types.NoneType and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
         self[cls] = is_leaf
         return is_leaf
 
@@ -115,20 +109,20 @@ def level_of(value: Any) -> Level | None:
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
-    kind = class_of(value)
+    kind = type(value)
     if hasattr(kind, "__node_spec__"):
-        return _node_level(kind, *finished_pair(value))
+        return _node_level(kind, *flat_form(value))
     if kind is list or kind is tuple:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX says so itself
             names = sorted(value)  # as JAX does, whose own way takes eight times as long
             return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
-    if kind is Level:
-        return cast("Level", value)
+    if isinstance(value, Level):
+        return value
     if kind is Structure:
         return _structure_level(value.treedef)
-    if kind in {LeafType, np.ndarray, Ref} or kind in _NUMBERS or isinstance(value, jax.Array):
+    if kind in {LeafType, np.ndarray} or kind in _NUMBERS or isinstance(value, jax.Array):
         return None
     return _foreign_level(value)
 
@@ -140,9 +134,9 @@ def opened(tree: Any) -> Level | LeafType:
 
 def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
     """What `jit` sees of a leaf, also of one without values; or `like`, where that is the type of such an array."""
-    kind = class_of(leaf)
-    if kind is LeafType:
-        return cast("LeafType", leaf)
+    kind = type(leaf)
+    if isinstance(leaf, LeafType):
+        return leaf
     if kind is Structure:
         return LeafType(None, anything=True)
     try:
@@ -209,71 +203,59 @@ def _structure_level(treedef: Any) -> Level | None:
 
 
 def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
-    """The keys of a class's children, which a treedef does not hold. Those of a dict and of fields can be told."""
-    fields: tuple[str, ...] | None = getattr(kind, "_fields", None)
-    if fields is not None and len(fields) == count:
-        return [GetAttrKey(name) for name in fields]
+    """The keys of a class's children, which a treedef does not hold. Those of containers and of fields are known."""
     if kind in {list, tuple}:
         return [SequenceKey(index) for index in range(count)]
-    held = _elements(aux)
-    for entries in (held, *map(_elements, held)):
+    parts = _parts(aux)
+    for entries in (parts, *map(_parts, parts)):
         if len(entries) == count and hasattr(kind, "keys"):
             return [DictKey(entry) for entry in entries]
-    names = [field.name for field in _dataclass_fields(kind) if (options_of(field) or FieldOptions()).kind != "static"]
-    if len(names) == count:
-        return [GetAttrKey(name) for name in names]
-    function = _function_field(kind, aux)
-    return [GetAttrKey("__self__") if function == "__func__" else FlattenedIndexKey(i) for i in range(count)]
+    # `{"static": True}` is JAX's mark of a static, `{"pytree_node": False}` that of flax.
+    fields = [
+        field.name
+        for field in _dataclass_fields(kind)
+        if not field.metadata.get("static") and field.metadata.get("pytree_node", True)
+    ]
+    names = getattr(kind, "_fields", None) or fields
+    return [GetAttrKey(name) for name in names] if len(names) == count else list(map(FlattenedIndexKey, range(count)))
 
 
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
     return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
-def _function_field(kind: type[Any], aux: Any) -> str | None:
-    return next((name for name in _FUNCTION_FIELDS if hasattr(kind, name)), None) if callable(aux) else None
-
-
 def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None) -> Iterator[tuple[Key, Any]]:
-    """What a foreign class keeps in `aux_data`, by the names of its fields where it has them.
+    """What a foreign class keeps in `aux_data`, by the names of its attributes; of a treedef, of its dataclass fields.
 
     Nothing at all where `aux` only repeats the keys of the children, as that of dicts does.
     """
     if aux is None or _repeats(aux, keys):
         return
-    function = _function_field(kind, aux)
-    if function is not None:
-        yield GetAttrKey(function), aux
-        return
-    if kind is collections.defaultdict and _elements(aux):
-        yield GetAttrKey("default_factory"), aux[0]
-        return
-    held = _elements(aux) or (aux,)
+    parts = _parts(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
-    names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
-    if tree is not None:
-        within = (*held, *(item for part in held for item in _elements(part)))
-        attributes = names or [name for name in getattr(tree, "__dict__", ()) if name not in children]
-        values = ((name, getattr(tree, name, None)) for name in attributes)
-        named = [(name, value) for name, value in values if any(value is item for item in within)]
+    if tree is None:
+        names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
+        named = list(zip(names, parts, strict=True)) if len(names) == len(parts) else []
     else:
-        named = list(zip(names, held, strict=True)) if len(names) == len(held) else []
+        values = (*parts, *(value for part in parts for value in _parts(part)))
+        attributes = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
+        named = [(name, value) for name, value in attributes if any(value is other for other in values)]
     yield from ((GetAttrKey(name), value) for name, value in named)
     if not named:
-        rest = tuple(item for item in held if not _repeats(item, keys))
-        yield AuxKey(), aux if len(rest) == len(held) else rest
+        rest = tuple(part for part in parts if not _repeats(part, keys))
+        yield AuxKey(), aux if len(rest) == len(parts) else rest
 
 
-def _elements(aux: Any) -> tuple[Any, ...]:
-    """What a tuple or list holds; nothing for anything else."""
-    return tuple(aux) if class_of(aux) in {list, tuple} else ()
+def _parts(aux: Any) -> tuple[Any, ...]:
+    """The items of a tuple or list; nothing for anything else."""
+    return tuple(aux) if type(aux) in {list, tuple} else ()
 
 
 def _repeats(aux: Any, keys: list[Key]) -> bool:
     """Whether this is the keys of the children over again."""
-    names = _elements(aux)
+    names = _parts(aux)
     same = (getattr(key, "key", key) is name for key, name in zip(keys, names, strict=False))
-    return class_of(aux) in {list, tuple} and len(names) == len(keys) and all(same)
+    return type(aux) in {list, tuple} and len(names) == len(keys) and all(same)
 
 
 # What a user can point at
@@ -290,10 +272,10 @@ def is_none(value: object) -> bool:
 def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
     """All that is directly below a value, statics too, each with its key, in its own order; None for a leaf."""
     if is_node(value):
-        pair = finished_pair(value)
+        pair = flat_form(value)
         return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in spec_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
-        return tuple((DictKey(name), item) for name, item in cast("Mapping[Any, Any]", value).items())
+        return tuple((DictKey(name), item) for name, item in value.items())
     level = level_of(value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None if level is None else level.children
@@ -305,7 +287,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 
 def child_of(value: Any, key: Key) -> Any:
     """What is below a value under a key, that of a static too, or `NOTHING`."""
-    kind = class_of(value)
+    kind = type(value)
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
@@ -343,7 +325,7 @@ class Place:
     @property
     def name(self) -> str:
         """`Model.layers[0]`: the path, from the class of the root."""
-        return path_text(self.path, class_of(self.way[0].value).__qualname__)
+        return path_text(self.path, type(self.way[0].value).__qualname__)
 
     def child(self, key: Key) -> "Place | None":
         """The place under a key, that of a static too; None if there is nothing under it."""
@@ -360,8 +342,9 @@ class Place:
 
     def with_value(self, value: Any) -> Any:
         """The whole tree with another value here. Only what is on the way is copied."""
-        for place in reversed(self.way[1:]):
-            value = with_changes(cast("Place", place.above).value, {place.key: value})
+        place = self
+        while place.above is not None:
+            value, place = with_changes(place.above.value, {place.key: value}), place.above
         return value
 
 
@@ -372,6 +355,18 @@ def walk(root: Place, below: Callable[[Place], Iterable[Place]] = Place.children
         place = waiting.pop()
         yield place
         waiting.extend(reversed([*below(place)]))
+
+
+def note_classes_made_again(error: BaseException, *trees: Any) -> None:
+    """Add to an error about trees that two classes in them only share a name, if so."""
+    classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
+    names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
+    twice = ", ".join(name for (_, name), count in names.items() if count > 1)
+    if twice:
+        error.add_note(
+            f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a "
+            f"reloaded module does. Make all objects again with the class as it is now."
+        )
 
 
 # Changed copies
@@ -400,7 +395,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     """
     if is_node(value):
         return with_fields(value, {key.name: new for key, new in changes.items()})
-    kind = class_of(value)
+    kind = type(value)
     if kind in {list, tuple}:
         items = list(value)
         for key, new in changes.items():
@@ -408,7 +403,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return items if kind is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
-        changed: Any = dict(cast("Any", value)) if frozen else copy.copy(cast("Any", value))  # such as an OrderedDict
+        changed: Any = dict(value) if frozen else copy.copy(value)  # such as an OrderedDict
         changed.update((key.key, new) for key, new in changes.items())
         return FrozenMapping(changed) if frozen else changed
     return _with_foreign_changes(value, changes)

@@ -1,22 +1,21 @@
-"""How many numbers and bytes a tree holds, each array once."""
+"""`count`, `nbytes` and `find_aliases`: the sizes of trees, and arrays that stand in several places."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.fields import FieldKind
-from treewright._core.functions import class_of
-from treewright._core.instance import finished_pair, is_node
+from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
-from treewright._core.jax_refs import is_ref
-from treewright._core.spec import FieldSpec, spec_of
 from treewright._trees.at import place_of
-from treewright._trees.level import SureLeaves, is_none, level_of
+from treewright._trees.level import SureLeaves, level_of
+
+Kind = Literal["child", "static", "buffer"]
+By = Literal["field", "class"]
 
 
 class Item(NamedTuple):
@@ -25,32 +24,42 @@ class Item(NamedTuple):
     path: Path
     value: Any
     owner: str
-    kind: FieldKind
+    kind: Kind
 
 
 def items_of(tree: Any) -> Iterator[Item]:
-    """All leaves and statics, in the order of the fields, and of JAX below containers."""
+    """All leaves, `None`s and statics, in the order of the fields, and of JAX below containers.
+
+    Statics and `None`s in fields with `repr=False` are left out.
+    """
     # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks/trees.py: count).
-    waiting = [Item((), tree, class_of(tree).__qualname__, "child")]
-    keys: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
+    waiting = [Item((), tree, class_name(tree), "child")]
+    fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
     is_leaf = SureLeaves()
     while waiting:
         item = waiting.pop()
         path, value, owner, kind = item
-        cls = class_of(value)
-        if kind != "static" and hasattr(cls, "__node_spec__"):
-            pair = finished_pair(value)
-            if cls not in keys:
-                keys[cls] = [(GetAttrKey(field.name), field) for field in reversed(spec_of(cls).fields)]
-            for key, field in keys[cls]:
-                inner: FieldKind = "buffer" if kind == "buffer" and not field.is_static else field.kind
-                waiting.append(Item((*path, key), field.value_in(pair), cls.__qualname__, inner))
+        cls = type(value)
+        if kind != "static" and is_node(value):
+            form = flat_form(value)
+            if cls not in fields:
+                fields[cls] = [(GetAttrKey(field.name), field) for field in reversed(spec_of(cls).fields)]
+            for key, field in fields[cls]:
+                child = field.value_in(form)
+                if field.repr or not (field.is_static or child is None):
+                    inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
+                    waiting.append(Item((*path, key), child, cls.__qualname__, inner))
             continue
         level = None if kind == "static" or value is None or is_leaf[cls] else level_of(value)
         if level is None:
             yield item
         else:
             waiting.extend(Item((*path, key), child, owner, kind) for key, child in reversed(level.children))
+
+
+def class_name(value: object) -> str:
+    """The name of a value's class, `Array` for what JAX computes with."""
+    return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
 
 
 def elements_in(leaf: Any) -> int:
@@ -62,7 +71,7 @@ def elements_in(leaf: Any) -> int:
 
 
 def bytes_in(leaf: Any) -> int:
-    """What the numbers in a leaf take as an array of JAX."""
+    """How many bytes the numbers in a leaf take as an array of JAX."""
     elements = elements_in(leaf)
     if not elements:
         return 0
@@ -71,13 +80,11 @@ def bytes_in(leaf: Any) -> int:
 
 
 def memory_of(leaf: Any) -> object:
-    """What is equal for two leaves when they are one array or one ref; None for what is neither."""
-    if is_ref(leaf):
-        return id(leaf)
+    """A key that is equal for two leaves when they are one array; None for what is no array."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
     if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
-        return id(cast("Any", leaf))
+        return id(leaf)
     # Two objects may share one buffer, as jax.device_put(x) and x[:] do.
     array: Any = leaf
     try:
@@ -85,10 +92,7 @@ def memory_of(leaf: Any) -> object:
             return (array.unsafe_buffer_pointer(),)
         return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
     except jax.errors.JaxRuntimeError:  # on some platforms
-        return id(cast("Any", leaf))
-
-
-By = Literal["field", "class"]
+        return id(leaf)
 
 
 @overload
@@ -121,7 +125,7 @@ def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> count(partition(layer, trainable)[0])
         6
     """
-    return _summed(tree, elements_in, by)
+    return _sum(tree, elements_in, by)
 
 
 @overload
@@ -144,67 +148,27 @@ def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
         4000000
     """
-    return _summed(tree, bytes_in, by)
+    return _sum(tree, bytes_in, by)
 
 
-def _summed(tree: object, size: Callable[[Any], int], by: By | None) -> int | dict[str, int]:
+def _sum(tree: object, size: Callable[[Any], int], by: By | None) -> int | dict[str, int]:
     if by is None:
         return sum(map(size, jax.tree.leaves(tree)))
     if by not in {"field", "class"}:
         raise ValueError(f'by= is "field" or "class", got {by!r}.')
-    groups = _by_class(tree) if by == "class" else _by_field(tree)
-    return {name: sum(map(size, leaves)) for name, leaves in groups.items()}
-
-
-def _by_field(tree: Any) -> dict[str, list[Any]]:
-    """All leaves and `None`s by the name of the place at the top of the tree that they are below."""
-    level = None if tree is None else level_of(tree)
-    if level is None:
-        return {class_of(tree).__qualname__: [tree]}
-    groups: dict[str, list[Any]] = {}
-    for key, child in level.children:
-        leaves = jax.tree.leaves(child, is_leaf=is_none)
-        if leaves:
-            groups.setdefault(str(place_of(key)[1]), []).extend(leaves)
-    return groups
-
-
-def _by_class(tree: Any) -> dict[str, list[Any]]:
-    """All leaves and `None`s by the class of the node that holds them."""
-    groups: dict[str, list[Any]] = {}
-    is_leaf = SureLeaves()
-    waiting: list[tuple[str, Iterator[Any]]] = [(class_of(tree).__qualname__, iter((tree,)))]
-    while waiting:
-        owner, values = waiting[-1]
-        for value in values:
-            if value is None or is_leaf[type(value)]:
-                groups.setdefault(owner, []).append(value)
-                continue
-            children = _children_of(value)
-            if children is not None:
-                waiting.append((class_of(value).__qualname__ if is_node(value) else owner, iter(children)))
-                break
-            groups.setdefault(owner, []).append(value)
-        else:
-            waiting.pop()
-    return groups
-
-
-def _children_of(value: Any) -> Iterable[Any] | None:
-    """What is directly below a value; None for a leaf. `level_of` makes a key for each."""
-    if is_node(value):
-        return finished_pair(value)[0]
-    if class_of(value) in {list, tuple}:
-        return cast("Iterable[Any]", value)
-    level = level_of(value)
-    return None if level is None else [child for _, child in level.children]
+    sizes: dict[str, int] = {}
+    for item in items_of(tree):
+        if item.kind != "static":
+            top = str(place_of(item.path[0])[1]) if item.path else item.owner
+            group = item.owner if by == "class" else top
+            sizes[group] = sizes.get(group, 0) + size(item.value)
+    return sizes
 
 
 def find_aliases(tree: object) -> list[tuple[str, ...]]:
-    """The places where one array or ref stands more than once, as paths: one tuple for each such array.
+    """The places where one array stands more than once, as paths: one tuple for each such array.
 
     `jit` makes two arrays of it, so that gradients and optimisers untie what was tied, and it can't be donated twice.
-    A call with one ref in two places is refused by JAX.
 
     Examples:
         >>> table = jnp.ones((5, 2))

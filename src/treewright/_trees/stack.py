@@ -9,15 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.functions import class_of
-from treewright._core.instance import is_node
+from treewright._core import is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.jax_refs import is_ref
-from treewright._core.text import first_text, shape_text, text
-from treewright._trees.diff import differences
+from treewright._core.text import shape_text, short_text, text
 
 T = TypeVar("T")
-
 
 _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
@@ -28,8 +24,7 @@ def stack(trees: Sequence[T]) -> T:
     Leaves have to agree in shape and dtype. Python numbers become arrays. No converter and no check runs.
 
     Raises:
-        ValueError: If there are no trees, if classes, statics, shapes or dtypes differ, or if a leaf is a ref; the
-            message names the place.
+        ValueError: If there are no trees, if classes, statics, shapes or dtypes differ; the message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -38,7 +33,7 @@ def stack(trees: Sequence[T]) -> T:
         Layer(kernel=f32[5,2,3])
     """
     if is_node(trees) or isinstance(trees, Mapping):
-        raise TypeError(f"stack() takes a list of trees, got a {class_of(trees).__qualname__}: stack([one, another]).")
+        raise TypeError(f"stack() takes a list of trees, got a {type(trees).__qualname__}: stack([one, another]).")
     trees = list(trees)
     if not trees:
         raise ValueError("stack() takes at least one tree: the result has to have a structure.")
@@ -47,6 +42,8 @@ def stack(trees: Sequence[T]) -> T:
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
     for index, tree in enumerate(trees[1:], 1):
         if jax.tree.structure(tree) != treedef:
+            from treewright._trees.diff import differences
+
             of_structure = (d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
             raise ValueError(f"Tree {index} is not like tree 0: {next(of_structure)}.")
         for (path, _), kind, column, other in zip(first, types, columns, jax.tree.leaves(tree), strict=True):
@@ -64,7 +61,7 @@ def unstack(tree: T) -> list[T]:
     """The trees that `stack` has stacked: one for each index of the first axis.
 
     Raises:
-        ValueError: If the leaves have no first axis of one length, or one is a ref; the message names the place.
+        ValueError: If the leaves have no first axis of one length; the message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -88,7 +85,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
 
     Raises:
         IndexError: If there is no tree at the index.
-        ValueError: If the leaves have no first axis of one length, or one is a ref.
+        ValueError: If the leaves have no first axis of one length.
 
     Examples:
         >>> class Layer(Module):
@@ -97,7 +94,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         [3, 4, 5]
     """
     if not _is_number(index):
-        raise TypeError(f"node_at(tree, index) takes the number of a tree, got {first_text(index)}.")
+        raise TypeError(f"node_at(tree, index) takes the number of a tree, got {short_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
         raise IndexError(f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}.")
@@ -130,7 +127,7 @@ def split_key_like(key: jax.Array, tree: T) -> T:
     """
     if not hasattr(key, "dtype"):
         raise TypeError(
-            f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {first_text(key)}."
+            f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {short_text(key)}."
         )
     treedef = jax_trees.tree_structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
@@ -139,7 +136,6 @@ def split_key_like(key: jax.Array, tree: T) -> T:
 
 def _type_of(path: Path, leaf: Any) -> str:
     """`f32[2,3]`: what has to be the same in trees that are stacked."""
-    _refuse_ref(path, leaf)
     if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         raise ValueError(
             f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
@@ -148,21 +144,11 @@ def _type_of(path: Path, leaf: Any) -> str:
     return shape_text(jnp.result_type(leaf), jnp.shape(leaf))
 
 
-def _refuse_ref(path: Path, leaf: Any) -> None:
-    if is_ref(leaf):
-        raise ValueError(
-            f"{path_text(path) or 'The leaf'} is {text(leaf)}. What is stacked, or taken from a stack, is a copy, and "
-            f"writes to a copy would not reach the ref. Give from_refs(tree), and make refs of the result: to_refs."
-        )
-
-
 def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
     leaves, _ = jax_trees.tree_flatten_with_path(tree)
-    for path, leaf in leaves:
-        _refuse_ref(path, leaf)
     if not leaves:
-        raise ValueError(f"{class_of(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
+        raise ValueError(f"{type(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]
     first_path, first = lengths[0]
     for path, length in lengths:
@@ -177,4 +163,4 @@ def _length(tree: Any) -> int:
 
 
 def _name(tree: object, path: Path) -> str:
-    return path_text(path, "The array" if isinstance(tree, jax.Array | np.ndarray) else class_of(tree).__qualname__)
+    return path_text(path, "The array" if isinstance(tree, jax.Array | np.ndarray) else type(tree).__qualname__)

@@ -1,19 +1,37 @@
 """Checkpoints: one file to share, a folder of steps for a training run. Both keep the statics and verify every leaf."""
 
-from treewright.checkpoint.api import from_names, load, read_manifest, read_names, save, to_names
-from treewright.checkpoint.compare import Mismatch
-from treewright.checkpoint.ending import Preemption
-from treewright.checkpoint.leaves import Leaf
-from treewright.checkpoint.manager import CheckpointManager, Restored
-from treewright.checkpoint.manifest import Branch, Manifest
+from typing import TYPE_CHECKING
+
+from treewright.checkpoint.differences import Mismatch
+from treewright.checkpoint.file import load, read_manifest, save
+from treewright.checkpoint.fit import Alone, Fit
+from treewright.checkpoint.manifest import Branch, Leaf, Manifest
+from treewright.checkpoint.names import from_names, read_names, to_names
+from treewright.errors import missing_extra
+
+if TYPE_CHECKING:
+    from treewright.checkpoint.steps import CheckpointManager, Restored
+else:
+
+    def __getattr__(name: str) -> object:
+        """What needs Orbax, which takes a second to import."""
+        if name in {"CheckpointManager", "Restored"}:
+            try:
+                from treewright.checkpoint import steps
+            except ImportError as error:
+                raise missing_extra(name, "orbax-checkpoint", "checkpoint") from error
+            return getattr(steps, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
+    "Alone",
     "Branch",
     "CheckpointManager",
+    "Fit",
     "Leaf",
     "Manifest",
     "Mismatch",
-    "Preemption",
     "Restored",
     "from_names",
     "load",
@@ -22,3 +40,7 @@ __all__ = [
     "save",
     "to_names",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

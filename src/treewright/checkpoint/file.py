@@ -1,303 +1,313 @@
-"""One checkpoint as one safetensors file: written, opened and read, with a bar meanwhile."""
+"""One checkpoint as one safetensors file: `save`, `load` and `read_manifest`."""
 
 # Of libraries that a user may not have:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import contextlib
-import ctypes
 import os
+import re
+import secrets
 import stat
-import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
 
 from treewright._core.jax_private import untyped_jax
-from treewright.checkpoint.atomic import kind_of_file, read_at, replacing, write_all
-from treewright.checkpoint.digests import WHOLE, digest_of, digests_of, new_digest
-from treewright.checkpoint.layout import LENGTH, RESERVED, contents, header_of, in_order, length_of
-from treewright.checkpoint.leaves import DTYPES, Leaf, bytes_of, contiguous, empty, stored, untied
-from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.restore import Reader, Wanted
-from treewright.checkpoint.tree import manifest_of
+from treewright._core.text import short_text
+from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, stored, verify
+from treewright.checkpoint.fit import MISSING, Alone, Fit, Request, checked_options, restored
+from treewright.checkpoint.manifest import TEXT, Manifest, from_metadata
+from treewright.checkpoint.tree import Parts, parts_to_save, refuse
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
-_SHOWN = 1 << 28  # bytes from which on there is a bar
-_RUN = 1 << 22  # bytes that a worker reads at a time, if that is more than one array
-_SMALL = 1 << 16  # bytes up to which arrays are written and read together
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin, and do not wait
-_CHUNK = 1 << 23  # bytes that are written and read at once: smaller ones wait for Python between them
+T = TypeVar("T")
+StrPath = str | os.PathLike[str]
+_RESERVED = "__metadata__"  # the one name in a safetensors file that is not an array's
+_CHUNK = 1 << 24  # bytes that are read at once
+# The dtypes that plain safetensors gives back as numpy arrays. All others are written as bytes, with one axis more.
+_AS_THEY_ARE = frozenset(
+    {"bool", "float16", "bfloat16", "float32", "float64", "complex64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 
 
-# Writing
+def save(path: StrPath, tree: object) -> None:
+    """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
 
+    The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
+    that was there before keeps its permissions; a symbolic link stays, and the file that it leads to is replaced. An
+    array that occurs in several places of the tree is written once, and comes back as one.
 
-def write(path: Path, tree: Any, *, progress: bool | None) -> None:
-    """Save a tree as one file, which appears whole or not at all.
+    Args:
+        path: Where to. Its folder must exist. A file that is there is replaced.
+        tree: Any pytree of arrays, typed keys and numbers. Arrays that lie on several devices are gathered.
 
     Raises:
-        CheckpointError: If something in the tree can't be saved, or the file can't be written.
+        CheckpointError: If something in the tree can't be saved, all of it by path, or the file can't be written.
+        ImportError: If safetensors or xxhash is not installed.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import load, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0), "name": Static("first")})
+        >>> load(path)
+        {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
     """
-    manifest = manifest_of(tree, _problems)
-    kept = untied(manifest.leaves)
-    values = [stored(leaf.value) for leaf in kept]
-    if jax.default_backend() != "cpu":
-        untyped_jax.copy_to_host_async(values)
-    arrays = {leaf.name: contiguous(value) for leaf, value in zip(kept, values, strict=True)}
-    for leaf, digests in zip(kept, digests_of(arrays.values()), strict=True):
-        leaf.digests = digests
-    ordered = in_order(kept)
-    header = header_of(ordered, manifest.to_metadata())
-    total = sum(array.nbytes for array in arrays.values())
+    target, engine = local_path(path), _safetensors()
+    parts = parts_to_save(tree)
+    refuse("The tree can't be saved, and nothing was written:", list(_problems(parts)))
+    kept = parts.manifest.untied()
+    values = [stored(parts.values[leaf.name]) for leaf in kept]
+    untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
+    arrays: dict[str, Any] = {}
+    for leaf, value in zip(kept, values, strict=True):
+        array = contiguous(value)
+        leaf.digests = {WHOLE: digest_of(array)}
+        as_it_is = array.dtype.name in _AS_THEY_ARE
+        arrays[leaf.name] = array if as_it_is else array.reshape(*array.shape, 1).view(np.uint8)
+    metadata = parts.manifest.to_metadata()
     try:
-        with progress_bar(total, f"saving {path.name}", show=progress) as done, replacing(path) as descriptor:
-            write_all(descriptor, header)
-            for data in _chunks(arrays[leaf.name] for leaf in ordered):
-                write_all(descriptor, data)
-                _begin_to_disk(descriptor)
-                done(len(data))
+        with replacing(target) as beside:
+            engine.numpy.save_file(arrays, beside, metadata=metadata)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} could not be written: there is no folder {path.parent}.") from error
-    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
-        raise CheckpointError(f"{path} could not be written, and is as it was: {error}") from error
+        raise CheckpointError(f"{target} could not be written: there is no folder {target.parent}.") from error
+    except (OSError, ValueError, engine.SafetensorError) as error:  # a path with a null character is a ValueError
+        raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
-def _problems(leaves: Iterable[Leaf]) -> Iterator[str]:
+@overload
+def load(path: StrPath, *, like: T, **options: Unpack[Fit]) -> T: ...
+@overload
+def load(path: StrPath, **options: Unpack[Alone]) -> Any: ...
+def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
+    """The tree in a file that `save` wrote, every leaf verified by its digest.
+
+    With `like`, the result has exactly its treedef, and its arrays the placement of those of `like`. Classes, statics,
+    shapes and dtypes are compared before an array is read. Without, the tree is made from the file's records, of
+    classes that are found in `modules` and nowhere else. No `__init__` and no converter runs either way.
+
+    Args:
+        path: The file.
+        like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
+        **options: With `like`, how far the file may differ from it: `Fit`. Without, what the tree is made of: `Alone`.
+
+    Raises:
+        CheckpointMismatchError: If the file does not fit `like`; its `differences` are those that the message lists.
+        CheckpointDamagedError: If the file is not what was saved.
+        CheckpointError: If it has no manifest or no such part, needs another Treewright, or can't be made.
+        OSError: If the file system fails.
+        TypeError: If an option is unknown, or belongs to the other way of loading.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import load, save
+        >>> save(path := os.path.join(tempfile.mkdtemp(), "model"), {"w": jnp.arange(3.0)})
+        >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
+        {'w': Array([0., 1., 2.], dtype=float32)}
+        >>> load(path, like={"w": jnp.zeros(4)})
+        Traceback (most recent call last):
+            ...
+        treewright.errors.CheckpointMismatchError: The checkpoint does not fit the tree, a difference:
+          ['w']: shape (3,) saved, (4,) in the tree
+        What to do:
+          Another shape: change the array in migrate=.
+    """
+    checked = checked_options(like, options)
+    with SavedFile(local_path(path)) as file:
+        return restored(file.manifest, file.read, like, checked)
+
+
+def read_manifest(path: StrPath) -> Manifest:
+    """The records of a file that `save` wrote: nodes with classes and statics, leaves with shapes and dtypes.
+
+    No array is read, nothing is imported.
+
+    Raises:
+        CheckpointDamagedError: If header or manifest is damaged.
+        CheckpointError: If there is no manifest, or another version of the format.
+
+    Examples:
+        >>> import tempfile, os
+        >>> from treewright.checkpoint import read_manifest, save
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save(path, {"w": jnp.arange(3.0)})
+        >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
+        {'w': (3,)}
+    """
+    with SavedFile(local_path(path)) as file:
+        return file.manifest
+
+
+def _problems(parts: Parts) -> Iterator[str]:
     """What one file can't hold."""
-    for leaf in leaves:
-        if leaf.name == RESERVED:
-            yield f"{leaf.path} would get the name {RESERVED!r}, which safetensors keeps for itself"
-        if isinstance(leaf.value, jax.Array) and not leaf.value.is_fully_addressable:
+    for leaf in parts.manifest.leaves:
+        value = parts.values[leaf.name]
+        if leaf.name == _RESERVED:
+            yield f"{leaf.path} would get the name {_RESERVED!r}, which safetensors keeps for itself"
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
             yield f"{leaf.path} lies on several processes: CheckpointManager saves those"
 
 
-def _chunks(arrays: Iterable[Any]) -> Iterator[Any]:
-    """The bytes of arrays, many small ones together, large ones in parts."""
-    small: list[bytes] = []
-    size = 0
-    for array in arrays:
-        if small and (array.nbytes >= _SMALL or size + array.nbytes > _CHUNK):
-            yield b"".join(small)
-            small, size = [], 0
-        if array.nbytes < _SMALL:
-            small.append(array.tobytes())
-            size += array.nbytes
-            continue
-        data = memoryview(bytes_of(array))
-        for start in range(0, len(data), _CHUNK):
-            yield data[start : start + _CHUNK]
-    yield b"".join(small)
-
-
-def _begin_to_disk(descriptor: int) -> None:
-    """Have Linux write what is in a file so far, while more is prepared; else it only begins at `fsync`."""
-    with contextlib.suppress(AttributeError, OSError):  # another system
-        every = ctypes.c_int64(0)  # from the first byte to the last one there is
-        ctypes.CDLL(None).sync_file_range(descriptor, every, every, _WRITE)
-
-
-# Reading
-
-
-class Span(NamedTuple):
-    """What is read, and where its array begins and ends after the header."""
-
-    wanted: Wanted
-    start: int
-    end: int
-
-
-class SafetensorsFile:
-    """An open file: its manifest, checked against the header, and a reader of its arrays."""
-
-    path: Path
-    descriptor: int
-    begin: int
-    manifest: Manifest
-    spans: dict[str, list[int]]
+class SavedFile:
+    """An open file: its manifest, and a reader of its arrays."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check.
+        """Open it and check its manifest.
 
         Raises:
-            CheckpointError: If it can't be opened, is another kind of file, or was written by a newer version.
-            CheckpointDamagedError: If the header or the manifest is damaged.
+            OSError: If it can't be opened.
+            CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
+            CheckpointError: If it is not a file, has no manifest, or one of another version.
         """
         self.path = path
-        self.descriptor = _opened(path)
+        self.file = opened(path)
+        metadata = self.file.metadata() or {}
+        if TEXT not in metadata:
+            raise CheckpointError(
+                f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
+                f"from_names(read_names(path), like=...) puts its tensors into a tree."
+            )
         try:
-            size = os.fstat(self.descriptor).st_size
-            length = length_of(self.bytes_at(0, 4 * LENGTH), size)
-            self.begin = LENGTH + length
-            self.manifest, self.spans = contents(self.bytes_at(LENGTH, length), size - self.begin)
-        except BaseException as error:
-            os.close(self.descriptor)
-            if isinstance(error, CheckpointError):
-                raise type(error)(f"{path} can't be loaded: {error}") from error
-            raise
-
-    def bytes_at(self, start: int, length: int) -> bytes:
-        """Some bytes of the file; fewer where it ends."""
-        data = bytearray(length)
-        return bytes(data[: self.fill(memoryview(data), start)])
-
-    def fill(self, memory: memoryview, start: int) -> int:
-        """Read into memory; how many bytes there were.
-
-        Raises:
-            CheckpointDamagedError: If the disk fails.
-        """
-        try:
-            return read_at(self.descriptor, memory, start)
-        except OSError as error:
-            raise CheckpointDamagedError(f"{self.path} can't be read: {error}") from error
+            self.manifest = from_metadata(metadata)
+            if {*self.file.keys()} != {leaf.name for leaf in self.manifest.untied()}:
+                raise CheckpointDamagedError("its header and its manifest list different tensors.")
+        except CheckpointError as error:
+            raise type(error)(f"{path} can't be loaded: {error}") from error
 
     def __enter__(self) -> Self:
+        self.file.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        os.close(self.descriptor)
+    def __exit__(self, *reason: object) -> None:
+        self.file.__exit__(*reason)
 
-    def reader(self, *, progress: bool | None) -> Reader:
-        """A reader of arrays, which shows a bar."""
-
-        def read(wanted: Iterable[Wanted]) -> Iterator[tuple[list[Wanted], list[Any]]]:
-            runs = list(self._runs({one[0].name: one for one in wanted}))
-            sizes = [run[-1].end - run[0].start for run in runs]
-            with (
-                progress_bar(sum(sizes), f"loading {self.path.name}", show=progress) as done,
-                ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
-            ):
-                for run, size, arrays in zip(runs, sizes, pool.map(self.read_run, runs), strict=True):
-                    done(size)
-                    yield [span.wanted for span in run], arrays
-
-        return read
-
-    def _runs(self, wanted: Mapping[str, Wanted]) -> Iterator[list[Span]]:
-        """Leaves in groups, so that small ones do not cost a task each; those of a group follow each other in the file.
-
-        Small ones come first: to place one costs JAX as much as a large one, and goes on while the large ones are read.
-        """
-        spans = [Span(wanted[name], start, end) for name, (start, end) in self.spans.items() if name in wanted]
-        for large in False, True:
-            run: list[Span] = []
-            for span in spans:
-                if (span.end - span.start >= _SMALL) is not large:
-                    continue
-                if run and (span.start != run[-1].end or span.end - run[0].start > _RUN):
-                    yield run
-                    run = []
-                run.append(span)
-            if run:
-                yield run
-
-    def read_run(self, run: Sequence[Span]) -> list[Any]:
-        """Arrays of a group, each in memory of its own, and verified.
-
-        Raises:
-            CheckpointDamagedError: If one is not what was saved.
-        """
-        begin = run[0].start
-        if run[0].end - begin >= _SMALL:
-            return [self._read(span.wanted[0], span.start) for span in run]
-        data = self.bytes_at(self.begin + begin, run[-1].end - begin)
-        arrays: list[Any] = []
-        for (leaf, _), start, end in run:
-            if end - begin > len(data):
-                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            self._check(leaf, digest_of(data[start - begin : end - begin]))
-            arrays.append(np.ndarray(leaf.form.shape, DTYPES[leaf.form.dtype], data, start - begin).copy())
-        return arrays
-
-    def _read(self, leaf: Leaf, start: int) -> Any:
-        """An array, read in chunks, whose digest is taken while they are at hand."""
-        array = empty(leaf.form)
-        memory, digest = memoryview(bytes_of(array)), new_digest()
-        for offset in range(0, len(memory), _CHUNK):
-            chunk = memory[offset : offset + _CHUNK]
-            if self.fill(chunk, self.begin + start + offset) != len(chunk):
-                raise CheckpointDamagedError(f"{self.path} ends inside {leaf.path}.")
-            digest.update(chunk)
-        self._check(leaf, digest.hexdigest())
-        return array
-
-    def _check(self, leaf: Leaf, now: str) -> None:
-        saved = leaf.digests.get(WHOLE)
-        if now != saved:
-            raise CheckpointDamagedError(
-                f"{leaf.path} is damaged in {self.path}: its bytes have the digest {now}, and {saved} was saved."
-            )
-
-
-def _opened(path: Path) -> int:
-    """A descriptor of a regular file.
-
-    Raises:
-        CheckpointError: If there is none that can be read; the message says what is there instead.
-    """
-    try:
-        # A named pipe would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} can't be opened: {error}") from error
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-    os.close(descriptor)
-    folder = next((folder for folder in (path, path.parent) if _has_steps(folder)), None)
-    remedy = "" if folder is None else f" CheckpointManager({str(folder)!r}).restore(like=...) reads the steps there."
-    raise CheckpointError(f"{path} is {kind_of_file(mode)}, and load reads a file that save wrote.{remedy}")
-
-
-def _has_steps(folder: Path) -> bool:
-    """Whether a folder holds steps of a `CheckpointManager`."""
-    with contextlib.suppress(OSError):
-        return any(entry.name.isdecimal() and (entry / "manifest").is_dir() for entry in folder.iterdir())
-    return False
-
-
-# The bar
+    def read(self, requests: list[Request]) -> Iterator[Any]:
+        """Arrays, each compared with its digest."""
+        for leaf, _ in requests:
+            with reading(f"{leaf.path} in {self.path}"):
+                array = self.file.get_tensor(leaf.array)
+                dtype = DTYPES[leaf.form.dtype]
+                if array.nbytes != leaf.form.nbytes:
+                    raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
+                array = np.ascontiguousarray(array).reshape(-1).view(dtype).reshape(leaf.form.shape)
+            verify(array, leaf.digests, leaf.path)
+            yield array
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, what: str, *, show: bool | None) -> Generator[Callable[[int], object]]:
-    """A function to call with the number of bytes that were done.
+def reading(what: str) -> Generator[None]:
+    """Errors of an engine as what they are: of the file system, of a full memory, or damage for all others."""
+    try:
+        yield
+    except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:
+        # Engines in Rust and C++ keep the number of the system's error in their text alone.
+        number = re.search(r"\bos error (\d+)", str(error), re.IGNORECASE)
+        if number and int(number[1]) != 2:
+            raise OSError(int(number[1]), f"{what} can't be read: {error}") from error
+        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
 
-    Args:
-        total: The bytes in all.
-        what: What is done, in a word or two.
-        show: Whether there is a bar; None means for 256 MiB and more, on a terminal, where tqdm is installed.
+
+def opened(path: Path) -> Any:
+    """An open safetensors file, which is read by `pread`: a failing disk is an error, not a signal.
 
     Raises:
-        ImportError: If a bar is asked for and tqdm is not installed.
+        OSError: If it can't be opened.
+        CheckpointDamagedError: If it is not a safetensors file.
+        CheckpointError: If it is not a regular file.
     """
-    if show is None:
-        show = total >= _SHOWN and sys.stderr.isatty() and _has_tqdm()
-    if not show:
-        yield unseen
-        return
+    mode = path.stat().st_mode  # a named pipe would wait for its writer
+    if not stat.S_ISREG(mode):
+        remedy = ""
+        if stat.S_ISDIR(mode):
+            remedy = f" The steps of a run: CheckpointManager({str(path)!r}).restore(like=...)."
+        raise CheckpointError(f"{path} is {_kind_of_file(mode)}, and load reads a file that save wrote.{remedy}")
+    engine = _safetensors()
     try:
-        from tqdm import tqdm
+        return engine.safe_open(path, "np", backend="pread")
+    except engine.SafetensorError as error:
+        raise CheckpointDamagedError(
+            f"{path} can't be loaded: it is no safetensors file, or its header is damaged: {error}"
+        ) from error
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
     except ImportError as error:
-        raise missing_extra("A progress bar", "tqdm", "checkpoint") from error
-    bar: Any = tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024)
-    with bar:
-        yield bar.update
+        raise missing_extra("A checkpoint", "safetensors", "checkpoint") from error
+    return safetensors
 
 
-def _has_tqdm() -> bool:
-    from importlib.util import find_spec
+def local_path(path: StrPath) -> Path:
+    """A path on a local or mounted disk; an address is refused, of which `Path` would make a folder called `gs:`."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TypeError(
+            f"A path comes first, and then the tree to save or like= to load. The path is {short_text(path)}."
+        ) from None
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise CheckpointError(
+            f"{text} is not on a local or mounted disk, where a file can appear whole or not at all. Mount it, or save "
+            f"to a disk and copy."
+        )
+    return Path(text)
 
-    return find_spec("tqdm") is not None
+
+# Files that appear whole or not at all
 
 
-def unseen(_: int) -> None:
-    """What is done, reported to nobody."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """The place of a new file to write, which is on the disk and at `path` once the block has ended.
+
+    Until then, and after any error, `path` is as it was.
+    """
+    target = Path(os.path.realpath(path))
+    before = target.stat().st_mode if target.exists() else None
+    if before is not None and not stat.S_ISREG(before):
+        raise CheckpointError(f"{path} is {_kind_of_file(before)}. Only a regular file can be replaced.")
+    beside = target.with_name(f".{target.name[:100]}.unfinished-{secrets.token_hex(8)}")
+    # Made here for the permissions that new files have; safetensors gives its own.
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = os.fstat(descriptor).st_mode if before is None else before
+    os.close(descriptor)
+    try:
+        yield beside
+        beside.chmod(stat.S_IMODE(mode))
+        sync(beside)
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        if path.is_dir():
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _kind_of_file(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a named pipe" if stat.S_ISFIFO(mode) else "not a regular file"

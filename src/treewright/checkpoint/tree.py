@@ -1,46 +1,44 @@
-"""A tree taken apart for a checkpoint: its leaves, its statics, and the names of classes and functions in both ways."""
+"""From a tree to its manifest and leaves, and from a manifest and arrays to a tree, without a tree to load into."""
 
-import dataclasses
+import functools
 import importlib
+import importlib.util
 import types
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from treewright._core.as_json import StaticCodec, is_namedtuple
-from treewright._core.freeze import freeze
-from treewright._core.functions import class_of, import_path
-from treewright._core.instance import finished_pair
-from treewright._core.jax_refs import content_of
-from treewright._core.json_kinds import write_pairs
-from treewright._core.portable import portable_text
-from treewright._core.spec import spec_of
-from treewright._core.text import first_of
-from treewright._trees.at import place_of
+from treewright._core import Statics, flat_form, from_flat_form, is_node, spec_of
+from treewright._core.text import cut_text, first_names, first_of
+from treewright._json import StaticSerializationError, decode, encode, shown
 from treewright._trees.level import Level, level_of
-from treewright.checkpoint.leaves import NAMES, SHARED, CanNotBeSavedError, Form, Leaf, Steps, form_of, of_one_name
-from treewright.checkpoint.manifest import DEPTH, Branch, Manifest, check_static, placed
-from treewright.errors import CheckpointError, StaticSerializationError
+from treewright.checkpoint.arrays import SHARED, UnsupportedLeafError, form_of
+from treewright.checkpoint.manifest import DEPTH, DICTS, ROOT_LEAF, Branch, Leaf, Manifest, join_name
+from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 DECLARED = "__checkpoint_name__"
+Modules = str | types.ModuleType | Sequence[str | types.ModuleType]
 
 _DICTS = (dict, OrderedDict, defaultdict)
-_SEQUENCES = frozenset({list, tuple, type(None)})  # told apart by how many children they have
-_CONTAINERS = frozenset({*_SEQUENCES, *_DICTS})
-_TEXTS = frozenset({str})
-_BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
+_SEQUENCES = frozenset({list, tuple, type(None)})
 _ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
+_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})  # static forms that begin with a name
+_BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
+
+
+# Names
 
 
 def class_name(cls: type[Any]) -> str:
     """The name that the class itself declares as `__checkpoint_name__`, else `module:qualname`."""
     declared = vars(cls).get(DECLARED)
     if declared is None:
-        return _name(cls.__module__, cls.__qualname__)
+        module = "treewright" if cls.__module__.startswith("treewright._") else cls.__module__
+        return f"{module}:{cls.__qualname__}"
     if not isinstance(declared, str) or not declared:
         raise CheckpointError(
             f"{cls.__qualname__}.{DECLARED} is {declared!r}, and must be a name such as 'mylib.{cls.__qualname__}'."
@@ -48,114 +46,66 @@ def class_name(cls: type[Any]) -> str:
     return declared
 
 
-def _name(module: str, qualname: str) -> str:
-    """`module:qualname`, without the private modules of Treewright: what they hold may move."""
-    return f"{'treewright' if module.startswith('treewright._') else module}:{qualname}"
+def may_be_same_name(name: str, other: str) -> bool:
+    """Whether two different names may mean one class or function that moved.
 
-
-def same_name(name: str, other: str) -> bool:
-    """Whether two names mean one class or function.
-
-    A script calls its own classes `__main__:Net`, and a library may move what it keeps in private modules
-    (`optax._src.transform`): then only what follows the colon, or the package and that, has to be the same.
-    Treewright may move anything.
+    A script calls its own classes `__main__:Net`, and a library moves the contents of its private modules
+    (`optax._src.transform`).
     """
-    if name == other:
-        return True
     (module, _, qualname), (other_module, _, other_qualname) = name.partition(":"), other.partition(":")
     if not qualname or qualname != other_qualname:
         return False
-    if "__main__" in {module, other_module}:
-        return True
     package = module.partition(".")[0]
-    return package == other_module.partition(".")[0] and (package == "treewright" or "._" in module + other_module)
+    private = package == "treewright" or "._" in module + other_module
+    return "__main__" in {module, other_module} or (private and package == other_module.partition(".")[0])
 
 
-class WritingCodec(StaticCodec):
-    """Writes any static. What has no exact form is described; a description that differs is no more than a warning."""
-
-    def name_of(self, value: Any) -> str | None:
-        """Classes go by the name that they declare."""
-        if isinstance(value, type) and DECLARED in vars(value):
-            return class_name(value)
-        path = import_path(value)
-        return None if path is None else _name(*path)
-
-    def unnamed(self, value: Any) -> Any:
-        """A description that is the same in the next process.
-
-        Lists, dicts and arrays can't be static in a node of ours; other libraries keep them beside their leaves, and
-        there they are compared by what they hold.
-        """
-        kind = class_of(value)
-        if kind is list:
-            return ["list", *map(self.encode, value)]
-        if kind is dict:
-            return ["dict", *write_pairs(value, self.encode)]
-        if kind is np.ndarray and value.dtype in NAMES:
-            return self.encode(freeze(value))
-        return ["described", portable_text(value, exact=False)]
+def is_same_name(name: str, other: str) -> bool:
+    """Whether two names mean one class or function for sure. Treewright may move anything of its own."""
+    both_ours = name.startswith("treewright") and other.startswith("treewright")
+    return name == other or (both_ours and may_be_same_name(name, other))
 
 
-class ReadingCodec(StaticCodec):
-    """Reads statics. Classes and functions are looked up among those of an explicit list of modules, and nowhere else.
+def is_namedtuple(cls: Any) -> bool:
+    """Whether a class was made by `NamedTuple` or `namedtuple`."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
-    Names from a file are compared with names that exist; none is ever imported or followed.
+
+# From a tree to its records
+
+
+class Parts(NamedTuple):
+    """A tree that was taken apart: its records, its leaves by name, and the statics that are local to a process."""
+
+    manifest: Manifest
+    values: dict[str, Any]
+    local: frozenset[str] = frozenset()
+
+
+def parts_to_save(tree: Any, problems: Iterable[str] = ()) -> Parts:
+    """The records and leaves of a tree.
+
+    Args:
+        tree: Any pytree.
+        problems: Sentences about the tree that an engine found already.
+
+    Raises:
+        CheckpointError: If something can't be saved; the message lists all of it by path.
     """
-
-    def __init__(self, modules: Iterable[str | types.ModuleType] = ()) -> None:
-        self.modules: tuple[types.ModuleType, ...] = tuple(
-            importlib.import_module(module) if isinstance(module, str) else module for module in modules
-        )
-        with warnings.catch_warnings():  # of names that are deprecated, where it is only asked what they are
-            warnings.simplefilter("ignore")
-            self.known: tuple[tuple[str, Any], ...] = (
-                *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
-                *_named_in(self.modules),
-            )
-
-    def find(self, name: str) -> Any:
-        """What has this name in the modules.
-
-        Raises:
-            CheckpointError: If nothing has it, or two things do.
-        """
-        values = {id(value): value for known, value in self.known if same_name(known, str(name))}
-        if len(values) == 1:
-            return next(iter(values.values()))
-        listed = ", ".join(module.__name__ for module in self.modules) or "none"
-        if values:
-            raise CheckpointError(f"{name!r} names several things in the modules that may be used ({listed}).")
-        raise CheckpointError(
-            f"{name!r} is in none of the modules that may be used ({listed}). If you trust the file, add the module "
-            f"that holds it: load(path, modules=[...]). Or give a tree to load into: load(path, like=...)."
-        )
+    walk = _Walk(tree, abstract=False)
+    refuse("The tree can't be saved, and nothing was written:", [*walk.problems, *problems])
+    return walk.parts()
 
 
-def _named_in(modules: Iterable[types.ModuleType]) -> Iterator[tuple[str, Any]]:
-    """The classes and functions of these modules by name, those of their own package alone.
+def parts_of_target(tree: Any) -> Parts:
+    """The records and leaves of a tree to load into; its leaves may be `jax.ShapeDtypeStruct`s.
 
-    Names in `__all__` count even if nobody has used them yet: a module may load them on first use, as Treewright does.
+    Raises:
+        CheckpointError: If there is a leaf that can't be loaded.
     """
-    for module in modules:
-        package = module.__name__.partition(".")[0]
-        for name in dict.fromkeys([*vars(module), *getattr(module, "__all__", ())]):
-            yield from _named(getattr(module, name, None), package)
-
-
-def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
-    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not callable(value) or not isinstance(home, str) or not isinstance(name, str):
-        return
-    if home.partition(".")[0] != package:  # `from os import system` in a module does not make it the module's own
-        return
-    if not isinstance(value, type):
-        yield f"{home}:{name}", value
-        return
-    yield class_name(value), value
-    for inner in vars(value).values():
-        if isinstance(inner, type) and inner.__qualname__.startswith(f"{name}."):
-            yield from _named(inner, package)
+    walk = _Walk(tree, abstract=True)
+    refuse("Nothing can be loaded into this tree:", walk.problems)
+    return walk.parts()
 
 
 def refuse(title: str, problems: Sequence[str]) -> None:
@@ -168,149 +118,387 @@ def refuse(title: str, problems: Sequence[str]) -> None:
         raise CheckpointError("\n  ".join([title, *first_of(problems)]))
 
 
-def manifest_of(tree: Any, problems: Callable[[Sequence[Leaf]], Iterable[str]] = lambda _: ()) -> Manifest:
-    """A tree, taken apart to be saved: its leaves have values, and no digests yet.
-
-    Args:
-        tree: Any pytree.
-        problems: A function from the leaves to a sentence for each thing that an engine can't save.
-
-    Raises:
-        CheckpointError: If something can't be saved.
-    """
-    walk = _TakenApart(tree, abstract=False)
-    return walk.manifest("The tree can't be saved, and nothing was written:", *problems(walk.leaves))
-
-
-def target_of(tree: Any) -> Manifest:
-    """A tree to load into, taken apart; its leaves may be `jax.ShapeDtypeStruct`s.
-
-    Raises:
-        CheckpointError: If there is a leaf that can't be loaded.
-    """
-    return _TakenApart(tree, abstract=True).manifest("Nothing can be loaded into this tree:")
-
-
-def _is_utf8(name: str) -> bool:
-    return name.encode(errors="ignore").decode() == name
-
-
-class _TakenApart:
-    """The entries of a tree that is saved or loaded into, and a sentence for each thing in it that can't be saved."""
+class _Walk:
+    """The records of a tree, and a sentence for each thing in it that can't be saved."""
 
     def __init__(self, tree: Any, *, abstract: bool) -> None:
         self.abstract = abstract
         self.known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
-        self.codec = WritingCodec()
-        self.containers: dict[Any, Branch] = {}
-        self.forms: dict[Form, Form] = {}  # one object for those that are the same, of which the others are forgotten
         self.branches: list[Branch] = []
         self.leaves: list[Leaf] = []
-        self.met: dict[int, tuple[Steps, Any]] = {}  # where each array was met first; kept, so that no two have one id
+        self.values: dict[str, Any] = {}
+        self.paths: dict[str, str] = {}  # by name, of all places
+        self.first: dict[int, str] = {}  # the name under which each array was met first
+        self.statics: dict[int, tuple[Statics, dict[str, Any]]] = {}  # kept, so that no two have one id
+        self.local: set[str] = set()
         self.problems: list[str] = []
-        self.visit(tree, "", ())
-        for leaf, other in of_one_name(self.leaves):
-            self.problems.append(f"{other.path} would get the name {leaf.name!r}, which {leaf.path} has already")
-        for leaf in self.leaves:
-            if not (leaf.name.isascii() or _is_utf8(leaf.name)):
-                self.problems.append(f"{leaf.path} would get the name {leaf.name!r}, which is not UTF-8 text")
+        self.visit(tree, "", "", 0)
 
-    def manifest(self, title: str, *problems: str) -> Manifest:
-        """What a checkpoint keeps of the tree but for its arrays.
+    def parts(self) -> Parts:
+        """The records and the leaves."""
+        return Parts(Manifest(tuple(self.branches), tuple(self.leaves)), self.values, frozenset(self.local))
 
-        Raises:
-            CheckpointError: If there are problems, here or among those of an engine.
-        """
-        refuse(title, [*self.problems, *problems])
-        return Manifest(tuple(self.branches), tuple(self.leaves))
-
-    def visit(self, part: Any, path: str, steps: Steps) -> None:
-        """Add the entries of a part of the tree, in the order in which JAX flattens it."""
-        # By their classes, where these are enough: `isinstance` of a jax.Array asks JAX, and takes as long as the rest.
-        cls = class_of(part)
-        if cls is np.ndarray or (cls not in _CONTAINERS and isinstance(part, self.known_leaves)):
-            self.add_leaf(part, path, steps)
+    def visit(self, part: Any, name: str, path: str, depth: int, equinox: str = "") -> None:
+        """Add the records of a part of the tree, in the order in which JAX flattens it."""
+        level = None if isinstance(part, self.known_leaves) else level_of(part)
+        if not depth and level is None:
+            name = ROOT_LEAF
+        if name in self.paths:
+            self.problems.append(
+                f"{path} would get the name {name!r}, which {self.paths[name] or 'the tree'} has already"
+            )
             return
-        same, children = _opened(part)
-        branch = self.containers.get(same)
-        if branch is None:
-            level = level_of(part)
-            if level is None:
-                self.add_leaf(part, path, steps)
-                return
-            children = [child for _, child in level.children]
-            branch = self.container(part, level, same, path)
-        if len(steps) == DEPTH:
+        self.paths[name] = path
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
+            self.problems.append(f"{path} would get the name {name!r}, which is not UTF-8 text")
+        if level is None:
+            self.add_leaf(part, name, path or "the tree", equinox)
+            return
+        if depth == DEPTH:
             self.problems.append(f"{path} lies {DEPTH} levels deep, and no checkpoint goes deeper")
             return
-        self.branches.append(placed(branch, steps, path))
-        for step, more, child in zip(branch.children, branch.paths, children, strict=True):
-            self.visit(child, path + more, (*steps, step))
+        steps = [_step(key) for key, _ in level.children]
+        self.add_branch(part, level, name, path, tuple(steps))
+        equinox = _equinox_class(type(part)) or equinox
+        for step, (key, child) in zip(steps, level.children, strict=True):
+            self.visit(child, join_name(name, step), f"{path}{key}", depth + 1, equinox)
 
-    def add_leaf(self, leaf: Any, path: str, steps: Steps) -> None:
+    def add_leaf(self, leaf: Any, name: str, path: str, equinox: str) -> None:
         """Add a leaf, or why it can't be saved."""
-        path = path or "the tree"
         try:
             form = form_of(leaf, abstract=self.abstract)
-            form = self.forms.setdefault(form, form)
-            if self.abstract:
-                self.leaves.append(Leaf(steps, path, form, value=leaf))
-                return
-            first = self.met.setdefault(id(leaf), (steps, leaf))[0] if form.kind in SHARED else steps
-            tied = None if first is steps else first
-            self.leaves.append(Leaf(steps, path, form, value=content_of(leaf), tied=tied))
-        except CanNotBeSavedError as problem:
-            self.problems.append(f"{path} {problem}")
+        except UnsupportedLeafError as problem:
+            cure = f". {equinox} keeps it among its leaves: save treewright.adopt(...) of it" if equinox else ""
+            sentence = str(problem).partition(". Make it")[0] if equinox else problem
+            self.problems.append(f"{path} {sentence}{cure}")
+            return
+        shared = not self.abstract and form.kind in SHARED
+        first = self.first.setdefault(id(leaf), name) if shared else name
+        self.leaves.append(Leaf(name, path, form, tied=None if first == name else first))
+        self.values[name] = leaf
 
-    def container(self, part: Any, level: Level, same: Hashable, path: str) -> Branch:
-        """The entry of a node or container as it would be at the root: one object for those that are the same."""
-        branch = _bare(level)
-        if len(set(branch.children)) != len(branch.children):
-            names = ", ".join(first_of(branch.children))
-            self.problems.append(f"{path or 'the tree'} has children of one name, not to be told apart: {names}")
+    def add_branch(self, part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> None:
+        """Add a node or container."""
+        if is_node(part):
+            self.local.update(join_name(name, field.name) for field in spec_of(part).statics if field.local)
         try:
-            branch = dataclasses.replace(branch, **self.described(part, level))
-            for static in (*branch.statics.values(), *(branch.keys or ())):
-                check_static(static)
+            self.branches.append(Branch(name, path, children=steps, **self.description(part, level)))
         except (StaticSerializationError, RecursionError) as error:
             self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
-            return branch
-        return self.containers.setdefault(repr(branch) if same is None else same, branch)
 
-    def described(self, part: Any, level: Level) -> dict[str, Any]:
-        """What is to be said of a node or container besides its children."""
-        cls = class_of(part)
-        if hasattr(cls, "__node_spec__"):
-            fields = {field.name: str(field.kind) for field in spec_of(part).fields}
-            statics = self.codec.encode_statics(finished_pair(part)[1])
-            return {"kind": "node", "cls": class_name(cls), "fields": fields, "statics": statics}
+    def description(self, part: Any, level: Level) -> dict[str, Any]:
+        """The kind, class, keys, fields and statics of a node or container."""
+        cls = type(part)
+        if is_node(part):
+            spec, (_, statics) = spec_of(part), flat_form(part)
+            known = self.statics.get(id(statics))
+            if known is None:
+                fields = {field.name: str(field.kind) for field in spec.fields}
+                values = zip([field.name for field in spec.statics], statics.values, strict=True)
+                encoded = {name: static_json(value) for name, value in values}
+                known = statics, {"kind": "node", "cls": class_name(cls), "fields": fields, "statics": encoded}
+                self.statics[id(statics)] = known
+            return known[1]
         if cls in _DICTS:
-            keys = tuple(self.codec.encode(place_of(key)[1]) for key, _ in level.children)
-            factory = {"default_factory": self.codec.encode(part.default_factory)} if cls is defaultdict else {}
+            keys = tuple(static_json(key.key) for key, _ in level.children)
+            factory = {"default_factory": static_json(part.default_factory)} if cls is defaultdict else {}
             return {"kind": cls.__name__, "keys": keys, "statics": factory}
         if cls in _SEQUENCES:
             return {"kind": "none" if part is None else cls.__name__}
         if is_namedtuple(cls):
             return {"kind": "namedtuple", "cls": class_name(cls)}
-        statics = {str(key).lstrip("."): self.codec.encode(value) for key, value in level.statics}
-        return {"kind": "other", "cls": class_name(cls), "statics": statics}
+        statics_of_other = {str(key).lstrip("."): static_json(value) for key, value in level.statics}
+        return {"kind": "other", "cls": class_name(cls), "statics": statics_of_other}
 
 
-def _opened(part: Any) -> tuple[Hashable, Sequence[Any]]:
-    """What containers of one kind have in common, and what is in this one; None and nothing where that takes longer."""
-    cls = class_of(part)
-    if cls is dict and _TEXTS.issuperset(map(type, part)):
-        names = sorted(part)
-        return (cls, *names), [part[name] for name in names]
-    if cls in _SEQUENCES:
-        return (cls, len(part or ())), part or ()
-    if hasattr(cls, "__node_spec__"):
-        children, aux = finished_pair(part)
-        return (cls, id(aux)), children  # one object for all nodes of these statics, which the tree keeps alive
-    return None, ()
+def _step(key: Any) -> str:
+    """The part of a name that a key of JAX stands for."""
+    for attribute in ("name", "key", "idx"):
+        value = getattr(key, attribute, None)
+        if value is not None or hasattr(key, attribute):
+            return str(value)
+    return str(key)
 
 
-def _bare(level: Level) -> Branch:
-    """A container of these children of which nothing else is known."""
-    children = tuple(str(place_of(key)[1]) for key, _ in level.children)
-    return Branch((), "", "other", children, paths=tuple(str(key) for key, _ in level.children))
+def _equinox_class(cls: type[Any]) -> str:
+    """The name of a class of equinox modules; empty for any other."""
+    bases = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return f"the equinox module {cls.__qualname__}" if "equinox" in bases else ""
+
+
+# Statics as JSON
+
+
+def static_json(value: Any) -> Any:
+    """A static as JSON; what has no exact form is described. Other libraries have lists and dicts among them."""
+    if type(value) is list:
+        return ["list", *map(static_json, value)]
+    if type(value) is dict:
+        return ["dict", *(["tuple", static_json(key), static_json(item)] for key, item in value.items())]
+    return encode(value, describe=True)
+
+
+def likeness(saved: Any, wanted: Any) -> str:
+    """How alike two statics are as JSON: "same", "soft" if only descriptions or moved names differ, or "different"."""
+    if type(saved) is not type(wanted):
+        return "different"
+    if isinstance(saved, dict):
+        if saved.keys() != wanted.keys():
+            return "different"
+        return _least(likeness(saved[key], wanted[key]) for key in saved)
+    if not isinstance(saved, list):
+        return "same" if repr(saved) == repr(wanted) else "different"
+    if saved[:1] != wanted[:1] or len(saved) != len(wanted):
+        return "different"
+    kind = saved[0] if saved and isinstance(saved[0], str) else None
+    if kind == "described":
+        return "same" if saved[2:] == wanted[2:] else "soft"
+    pairs = list(zip(saved[1:], wanted[1:], strict=True))
+    if kind in _NAMED and all(isinstance(part, str) for part in pairs[0]):
+        name, other = pairs.pop(0)
+        if not is_same_name(name, other):
+            named = "soft" if may_be_same_name(name, other) else "different"
+            return _least([named, *(likeness(*pair) for pair in pairs)])
+    return _least(likeness(*pair) for pair in pairs)
+
+
+def _least(each: Iterable[str]) -> str:
+    return max(each, key=("same", "soft", "different").index, default="same")
+
+
+def shown_static(form: Any) -> str:
+    """A static as a person would write it."""
+    return "nothing" if form is ABSENT else shown(form)
+
+
+ABSENT: Any = object()  # in place of a static that only the other side has
+
+
+def is_described(form: Any) -> bool:
+    """Whether a part of a static was saved as a description only."""
+    if isinstance(form, dict):
+        return any(map(is_described, form.values()))
+    return isinstance(form, list) and (form[:1] == ["described"] or any(map(is_described, form)))
+
+
+# From the records alone
+
+
+class Finder:
+    """The classes and functions of a list of modules, by name. No name from a file is imported or followed."""
+
+    def __init__(self, manifest: Manifest, modules: Modules) -> None:
+        """Import the modules that the user named, and list what they hold.
+
+        Args:
+            manifest: Only for whether it holds states of optax, which are named tuples of arrays.
+            modules: The modules.
+        """
+        listed = [modules] if isinstance(modules, str | types.ModuleType) else [*modules]
+        of_optax = any((branch.cls or "").startswith("optax.") for branch in manifest.branches)
+        optax = ["optax"] if of_optax and importlib.util.find_spec("optax") else []
+        every: list[str | types.ModuleType] = ["treewright", *optax, *listed]
+        self.modules = [importlib.import_module(one) if isinstance(one, str) else one for one in every]
+        with warnings.catch_warnings():  # of deprecated names, of which only the class is asked
+            warnings.simplefilter("ignore")
+            self.known = [
+                *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
+                *(pair for module in self.modules for pair in _named_in(module)),
+            ]
+
+    def find(self, name: Any) -> Any:
+        """The class or function of this name.
+
+        Raises:
+            CheckpointError: If nothing has the name, or two things do.
+        """
+        name = str(name)
+        exact = {id(value): value for known, value in self.known if is_same_name(known, name)}
+        values = exact or {id(value): value for known, value in self.known if may_be_same_name(known, name)}
+        if len(values) == 1:
+            return next(iter(values.values()))
+        listed = ", ".join(module.__name__ for module in self.modules)
+        if values:
+            raise CheckpointError(f"{name!r} names several things in the modules that may be used ({listed}).")
+        raise CheckpointError(
+            f"{cut_text(name, 200)!r} is in none of the modules that may be used ({listed}). If you trust the file, "
+            f"add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
+            f"load(path, like=...)."
+        )
+
+    def find_class(self, name: Any, base: type[Any], attribute: str, kind: str) -> Any:
+        """The class of this name; nothing else of the modules may be called.
+
+        Raises:
+            CheckpointError: If it is something else.
+        """
+        cls = self.find(name)
+        if not (isinstance(cls, type) and issubclass(cls, base) and hasattr(cls, attribute)):
+            raise CheckpointError(f"{name} is not a {kind}, as the checkpoint has it.")
+        return cls
+
+    def static(self, form: Any) -> Any:
+        """The value of a static.
+
+        Raises:
+            CheckpointError: If it can't be read, or names something outside of the modules.
+        """
+        if is_described(form):
+            shown_form = cut_text(shown_static(form), 200)
+            raise CheckpointError(f"it was saved as a description only, {shown_form}: load(path, like=...).")
+        homes: set[str] = set()
+        try:
+            return decode(self.with_real_names(form, homes), modules=homes)
+        except (StaticSerializationError, ImportError, RecursionError) as error:
+            raise CheckpointError(str(error)) from error
+
+    def with_real_names(self, form: Any, homes: set[str]) -> Any:
+        """The form with the names that its classes and functions have now, whose modules are added to `homes`."""
+        if isinstance(form, dict):
+            return {key: self.with_real_names(part, homes) for key, part in form.items()}
+        if not isinstance(form, list):
+            return form
+        kind, *parts = form or [None]
+        if isinstance(kind, str) and kind in _NAMED and parts:
+            value = self.find(parts[0])
+            if value.__module__ != "builtins":
+                homes.add(value.__module__)
+            parts[0] = f"{value.__module__}:{value.__qualname__}"
+            return [kind, parts[0], *(self.with_real_names(part, homes) for part in parts[1:])]
+        return [self.with_real_names(part, homes) for part in form]
+
+
+def _named_in(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """The classes and functions of a module by name, those of its own package alone.
+
+    Names in `__all__` count even if nobody has used them yet: a module may load them on first use, as Treewright does.
+    """
+    package = module.__name__.partition(".")[0]
+    for name in dict.fromkeys([*vars(module), *getattr(module, "__all__", ())]):
+        yield from _named(getattr(module, name, None), package)
+
+
+def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
+    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not callable(value) or not isinstance(home, str) or not isinstance(name, str):
+        return
+    if home.partition(".")[0] != package:  # `from os import system` in a module does not make it the module's own
+        return
+    yield f"{home}:{name}", value
+    if isinstance(value, type):
+        yield class_name(value), value
+        for inner in vars(value).values():
+            if isinstance(inner, type) and inner.__qualname__.startswith(f"{name}."):
+                yield from _named(inner, package)
+
+
+class Blueprint:
+    """The containers of a checkpoint, found and checked before an array is read; `build` puts the leaves in."""
+
+    def __init__(self, manifest: Manifest, finder: Finder, statics: Mapping[str, Any]) -> None:
+        """Find all classes and statics.
+
+        Args:
+            manifest: The records.
+            finder: Where classes and functions may come from.
+            statics: Values of statics that were saved as descriptions, by flat name.
+
+        Raises:
+            CheckpointError: If one can't be found or made; the message lists all of them.
+        """
+        self.branches = {branch.name: branch for branch in manifest.branches}
+        self.root = "" if manifest.branches else ROOT_LEAF
+        self.finder = finder
+        self.given = dict(statics)
+        self.makers: dict[str, Any] = {}
+        problems: dict[str, list[str]] = {}
+        for branch in manifest.branches:
+            try:
+                self.makers[branch.name] = self.maker(branch)
+            except Exception as error:  # noqa: BLE001  a file may hold anything, and all its problems come at once
+                problems.setdefault(str(error), []).append(branch.shown_path)
+        lines = [f"{first_names(paths)}: {problem}" for problem, paths in problems.items()]
+        lines += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
+        refuse("The tree can't be made from its file alone:", lines)
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """The tree with these leaves, by name."""
+        return self._build(self.root, values)
+
+    def _build(self, name: str, values: Mapping[str, Any]) -> Any:
+        branch = self.branches.get(name)
+        if branch is None:
+            return values[name]
+        return self.makers[name]([self._build(join_name(name, step), values) for step in branch.children])
+
+    def maker(self, branch: Branch) -> Any:
+        """A function from the children of a container to the container."""
+        match branch.kind:
+            case "none":
+                return lambda _: None
+            case "list":
+                return list
+            case "tuple":
+                return tuple
+            case "namedtuple":
+                cls = self.finder.find_class(branch.cls, tuple, "_fields", "named tuple")
+                if cls._fields != branch.children:
+                    raise CheckpointError(f"{branch.cls} has the fields {', '.join(cls._fields)} now.")
+                return functools.partial(tuple.__new__, cls)
+            case "node":
+                return self.node_maker(branch)
+            case kind if kind in DICTS:
+                return self.dict_maker(branch)
+            case _:
+                raise CheckpointError(
+                    f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...)."
+                )
+
+    def dict_maker(self, branch: Branch) -> Any:
+        """A function from the values of a dict to it."""
+        keys = [self.finder.static(key) for key in branch.keys or ()]
+        if len(dict.fromkeys(keys)) != len(keys):
+            raise CheckpointError("two of its keys are the same.")
+        make: Any = OrderedDict if branch.kind == "OrderedDict" else dict
+        if branch.kind == "defaultdict":
+            make = functools.partial(defaultdict, self.finder.static(branch.statics["default_factory"]))
+            make()  # a forged factory is none: known here, before an array is read
+        return lambda children: make(zip(keys, children, strict=True))
+
+    def node_maker(self, branch: Branch) -> Any:
+        """A function from the children of a node, by name, to the node. No `__init__` and no converter runs."""
+        cls = self.finder.find_class(branch.cls, object, "__node_spec__", "node")
+        spec = spec_of(cls)
+        now = {field.name: field.is_static for field in spec.fields}
+        then = {name: kind == "static" for name, kind in branch.fields.items()}
+        names = [field.name for field in spec.children]
+        if now != then or set(names) != set(branch.children):
+            raise CheckpointError(
+                f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
+                f"Load into a tree of the new class: load(path, like=...)."
+            )
+        values = tuple(self.static(branch, field.name) for field in spec.statics)
+        statics = spec.table.intern(values)
+        order = [branch.children.index(name) for name in names]
+        return lambda children: from_flat_form(cls, (tuple(children[i] for i in order), statics))
+
+    def static(self, branch: Branch, name: str) -> Any:
+        """The value of a static: the given one, if it was saved as a description."""
+        form = branch.statics[name]
+        if not is_described(form):
+            try:
+                return self.finder.static(form)
+            except CheckpointError as error:
+                raise CheckpointError(f"the static {name}: {error}") from error
+        place = join_name(branch.name, name)
+        if place not in self.given:
+            raise CheckpointError(
+                f"the static {name} was saved as a description only: {cut_text(shown_static(form), 200)}. Give its "
+                f"value: statics={{{place!r}: ...}}, or a tree that has it: load(path, like=...)."
+            )
+        value = self.given.pop(place)
+        given = static_json(value)
+        if likeness(form, given) != "same":
+            saved, now = (cut_text(shown_static(one), 200) for one in (form, given))
+            warn_user(f"{branch.path}.{name}: saved was {saved}, given is {now}", CheckpointWarning)
+        return value

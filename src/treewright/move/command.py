@@ -1,20 +1,21 @@
 """`python -m treewright move PATH...`: programs written for other libraries, rewritten, as a diff or in place."""
 
 import argparse
-import contextlib
 import difflib
 import io
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treewright.errors import CheckpointError, missing_extra
+from treewright._core.text import counted
 from treewright.move.libraries import LIBRARIES
 
 if TYPE_CHECKING:
-    from treewright.move.source import Source
+    from treewright.move.program import Source
 
 _HELP = (
     "Rewrite Python files so that classes of other libraries become nodes. The diff goes to standard output, and "
@@ -30,25 +31,34 @@ def main(arguments: list[str]) -> int:
     """Do what the arguments say. The exit status: 0; 1 if something could not be decided; 2 if nothing was done."""
     options = _parser().parse_args(arguments)
     try:
-        from treewright.move.rewrite import moved
-        from treewright.move.source import read
-    except ImportError as error:
-        raise missing_extra("python -m treewright move", "libcst", "move") from error
+        import libcst  # noqa: F401
+    except ImportError:
+        sys.stderr.write("treewright move needs libcst. Install it with: pip install 'treewright[move]'\n")
+        return 2
+    from treewright.move.program import Program
+    from treewright.move.rewrite import moved
+
     chosen = [library for library in LIBRARIES if options.library in {library.name, "auto"}]
     try:
-        sources = [read(path) for path in _files(options.paths)]
-        texts = list(moved(sources, chosen))
-        changed = [(source, text) for source, text in zip(sources, texts, strict=True) if text != source.content]
+        program = Program({path: path.read_bytes() for path in _files(options.paths)}, chosen)
+        texts = list(moved(program))
+        changed = {source.path: text for source, text in texts if text != source.content}
         if options.write:
             _write(changed)
-    except (OSError, ValueError, CheckpointError) as error:
-        sys.stderr.write(f"{error}\nNothing has been changed.\n")
+    except (OSError, ValueError) as error:
+        sys.stderr.write(
+            f"{error}\n" if isinstance(error, _HalfWrittenError) else f"{error}\nNothing has been changed.\n"
+        )
         return 2
-    for source, text in changed:
-        sys.stdout.writelines(_diff(source, text))
+    for source, text in texts:
+        if text != source.content:
+            sys.stdout.writelines(_diff(source, text))
     sys.stdout.flush()
-    sys.stderr.writelines(_account(sources, texts, written=options.write))
-    return int(any(finding.undecided for source in sources for finding in source.findings))
+    sys.stderr.writelines(_account(texts, written=options.write))
+    files = counted(len(changed), "file")
+    last = f"Changed {files}." if options.write else f"Nothing has been changed. --write changes {files}."
+    sys.stderr.write(f"{last}\n")
+    return int(any(notice.undecided for source, _ in texts for notice in source.notices))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,15 +93,60 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in sorted(files) if name.endswith(".py"))
 
 
-def _write(changed: Iterable[tuple["Source", bytes]]) -> None:
-    """Write all files: each appears whole, and none before all have been written beside their places."""
-    from treewright.checkpoint.atomic import replacing
+# Writing
 
-    with contextlib.ExitStack() as stack:
-        for source, text in changed:
-            descriptor = stack.enter_context(replacing(source.path))
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(text)
+
+class _HalfWrittenError(OSError):
+    """Some files are changed, and could not be put back."""
+
+
+def _write(texts: Mapping[Path, bytes]) -> None:
+    """Write all files or none: all are written beside their places first, and then renamed."""
+    places = {path: path.resolve() for path in texts}  # of links, the files that they lead to
+    before = {place: place.read_bytes() for place in places.values()}
+    staged: dict[Path, Path] = {}
+    renamed: list[Path] = []
+    try:
+        for path, place in places.items():
+            staged[place] = _staged(place, texts[path])
+        for place, beside in staged.items():
+            beside.replace(place)
+            renamed.append(place)
+    except OSError as error:
+        left = [str(place) for place in renamed if not _put_back(place, before[place])]
+        if left:
+            lines = [f"{error}", "These files have been changed, and could not be put back:", *left]
+            raise _HalfWrittenError("\n".join(lines)) from error
+        raise
+    finally:
+        for beside in staged.values():
+            beside.unlink(missing_ok=True)
+
+
+def _staged(place: Path, content: bytes) -> Path:
+    """A file beside another, with its permissions and a new content, on disk."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(place, name)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name)
+
+
+def _put_back(place: Path, content: bytes) -> bool:
+    try:
+        _staged(place, content).replace(place)
+    except OSError:
+        return False
+    return True
+
+
+# What is printed
 
 
 def _diff(source: "Source", text: bytes) -> Iterator[str]:
@@ -102,17 +157,16 @@ def _diff(source: "Source", text: bytes) -> Iterator[str]:
         yield line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"
 
 
-def _account(sources: Sequence["Source"], texts: Sequence[bytes], *, written: bool) -> Iterator[str]:
+def _account(texts: Sequence[tuple["Source", bytes]], *, written: bool) -> Iterator[str]:
     """What has to be looked at: first what could not be decided, then what means something else now."""
-    undecided, known = dict[str, None](), dict[str, None]()
-    for source, text in zip(sources, texts, strict=True):
+    lines: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for source, text in texts:
         line_now = _lines_now(source.content, text) if written else {}
-        for finding in sorted(source.findings):
-            line = line_now.get(finding.line, finding.line)
-            shown = f"  {source.path}:{line}: {finding.text} ({finding.page})\n"
-            (undecided if finding.undecided else known)[shown] = None
-    for title, lines in (("Could not be decided", undecided), ("Means something else now, or was left", known)):
-        yield from [f"{title}:\n", *lines] if lines else []
+        for notice in sorted(source.notices):
+            line = line_now.get(notice.line, notice.line)
+            lines[notice.undecided][f"  {source.path}:{line}: {notice.text} ({notice.page})\n"] = None
+    for undecided, title in ((True, "Could not be decided"), (False, "Means something else now, or was left")):
+        yield from [f"{title}:\n", *lines[undecided]] if lines[undecided] else []
 
 
 def _lines_now(before: bytes, after: bytes) -> dict[int, int]:

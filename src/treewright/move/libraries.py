@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decorates:
+class Decorator:
     """A decorator that makes a class a pytree: `@pytree_dataclass` takes its place.
 
     Attributes:
@@ -24,13 +24,11 @@ class Base:
 
     Attributes:
         drops: Options in the class statement that a `Module` has no use for.
-        mutable: The option that lets instances be changed in place.
         filtered: Whether transformations leave out leaves that are not arrays, so that these were statics in effect.
         declared: Whether fields are those that are annotated.
     """
 
     drops: tuple[str, ...] = ()
-    mutable: str | None = None
     filtered: bool = False
     declared: bool = True
 
@@ -51,36 +49,17 @@ class Specifier:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Marks:
-    """What makes a field static in its annotation, as `Static[int]`."""
+class Marker:
+    """A type that makes a field static in its annotation, as `Static[int]`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Renamed:
-    """The same under another name, given as `module:name`."""
+    """The same under another name, given by its module and its name there, but for some arguments."""
 
-    to: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Called:
-    """A function whose calls are rewritten, by the function of this name in `calls`; those left run, if it `works`."""
-
-    by: str
-    works: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Filtered:
-    """A transformation that leaves out what is not an array: JAX's own takes its place where all are arrays.
-
-    Attributes:
-        to: JAX's own, as `module:name`.
-        first: Whether the first argument alone matters, and must hold floats.
-    """
-
-    to: str
-    first: bool = False
+    module: str
+    name: str
+    drops: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +70,7 @@ class Stays:
     works: bool = False
 
 
-Rule = Decorates | Base | Specifier | Marks | Renamed | Called | Filtered | Stays
+Rule = Decorator | Base | Specifier | Marker | Renamed | Stays
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,9 +83,14 @@ class Library:
 
 
 _SERIALIZED = "a node is known to flax.serialization: drop the call, or give it override=True"
-_VMAP = "eqx.filter_vmap runs on nodes as it is; jax.vmap is enough once it is given arrays and nodes alone"
+_FILTERED = "runs on nodes as it is; jax.{} does the same where all leaves are arrays"
+_TREE_AT = "runs on nodes as it is; at(tree, where).set(value) does the same"
+_FILES = (
+    "takes nodes as it is, with the leaves in the order of before; treewright.checkpoint saves nodes and trees of "
+    "arrays by name, but no modules of equinox"
+)
 _ABSTRACT = "Module has no such annotation: declare the field here and again in the subclass, or make it a property"
-_JDC_JIT = "jdc.jit runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it"
+_JDC_JIT = "runs on nodes as it is; jax.jit(f, static_argnames=...) does the same without it"
 _ENFORCED = "a node has no such check: annotate with jaxtyping, or check in __check_init__"
 
 LIBRARIES = (
@@ -114,10 +98,10 @@ LIBRARIES = (
         "flax.struct",
         "docs/moving/flax-struct.md",
         (
-            ("flax.struct.dataclass", Decorates()),
+            ("flax.struct.dataclass", Decorator()),
             ("flax.struct.PyTreeNode", Base()),
             ("flax.struct.field", Specifier("pytree_node", static_if="False")),
-            ("flax.training.train_state.TrainState", Renamed("treewright:TrainState")),
+            ("flax.training.train_state.TrainState", Renamed("treewright", "TrainState")),
             ("flax.serialization.register_serialization_state", Stays(_SERIALIZED)),
         ),
     ),
@@ -125,7 +109,7 @@ LIBRARIES = (
         "chex",
         "docs/moving/chex.md",
         (
-            ("chex.dataclass", Decorates(frozen=False, keyword_only="mappable_dataclass")),
+            ("chex.dataclass", Decorator(frozen=False, keyword_only="mappable_dataclass")),
             ("chex.mappable_dataclass", Stays("a node is not a mapping: read attributes, and drop it")),
         ),
     ),
@@ -136,13 +120,13 @@ LIBRARIES = (
             ("equinox.Module", Base(drops=("strict",), filtered=True)),
             ("equinox.field", Specifier("static")),
             ("equinox.static_field", Specifier(static=True)),
-            ("equinox.tree_at", Called("tree_at")),
-            ("equinox.tree_serialise_leaves", Called("save")),
-            ("equinox.tree_deserialise_leaves", Called("load")),
-            ("equinox.filter_jit", Filtered("jax:jit")),
-            ("equinox.filter_grad", Filtered("jax:grad", first=True)),
-            ("equinox.filter_value_and_grad", Filtered("jax:value_and_grad", first=True)),
-            ("equinox.filter_vmap", Stays(_VMAP, works=True)),
+            ("equinox.tree_at", Stays(_TREE_AT, works=True)),
+            ("equinox.tree_serialise_leaves", Stays(_FILES, works=True)),
+            ("equinox.tree_deserialise_leaves", Stays(_FILES, works=True)),
+            *(
+                (f"equinox.filter_{name}", Stays(_FILTERED.format(name), works=True))
+                for name in ("jit", "grad", "value_and_grad", "vmap")
+            ),
             ("equinox.AbstractVar", Stays(_ABSTRACT)),
             ("equinox.AbstractClassVar", Stays(_ABSTRACT)),
         ),
@@ -151,14 +135,14 @@ LIBRARIES = (
         "jax_dataclasses",
         "docs/moving/jax-dataclasses.md",
         (
-            ("jax_dataclasses.pytree_dataclass", Decorates()),
-            ("jax_dataclasses.Static", Marks()),
+            ("jax_dataclasses.pytree_dataclass", Decorator()),
+            ("jax_dataclasses.Static", Marker()),
             ("jax_dataclasses.field", Specifier()),
             ("jax_dataclasses.static_field", Specifier(static=True)),
-            ("jax_dataclasses.replace", Renamed("treewright:replace")),
-            ("jax_dataclasses.copy_and_mutate", Called("edit", works=False)),
+            ("jax_dataclasses.replace", Renamed("treewright", "replace")),
+            ("jax_dataclasses.copy_and_mutate", Renamed("treewright", "edit", drops=("validate",))),
             *(
-                (f"jax_dataclasses.{name}", Renamed(f"dataclasses:{name}"))
+                (f"jax_dataclasses.{name}", Renamed("dataclasses", name))
                 for name in ("asdict", "astuple", "fields", "is_dataclass")
             ),
             ("jax_dataclasses.jit", Stays(_JDC_JIT, works=True)),
@@ -169,7 +153,7 @@ LIBRARIES = (
         "simple_pytree",
         "docs/moving/simple-pytree.md",
         (
-            ("simple_pytree.Pytree", Base(drops=("mutable",), mutable="mutable", declared=False)),
+            ("simple_pytree.Pytree", Base(drops=("mutable",), declared=False)),
             ("simple_pytree.field", Specifier("pytree_node", static_if="False")),
             ("simple_pytree.static_field", Specifier(static=True)),
         ),
@@ -177,17 +161,15 @@ LIBRARIES = (
     Library(
         "register_dataclass",
         "docs/moving/register-dataclass.md",
-        (("jax.tree_util.register_dataclass", Decorates(registers=True)),),
+        (("jax.tree_util.register_dataclass", Decorator(registers=True)),),
     ),
 )
 
-# What has moved already: so that the rest of a program can be seen together with it.
-OURS = Library(
-    "treewright",
-    "docs/nodes.md",
-    (("treewright.Module", Base()), ("treewright.pytree_dataclass", Decorates())),
-)
+# What has moved already, so that a class that extends it is known as a node.
+OURS = Library("treewright", "docs/nodes.md", (("treewright.Module", Base()),))
 
+# Words of which a file has at least one if it uses any of the libraries.
+WORDS = ("flax", "chex", "equinox", "jax_dataclasses", "simple_pytree", "register_dataclass", "treewright")
 # The standard library's decorator, and copies of it: it gives way where a class becomes a node.
 DATACLASS = frozenset({"dataclasses.dataclass", "simple_pytree.dataclass"})
 OUR_SPECIFIERS = frozenset({"treewright.field", "treewright.static", "treewright.buffer"})
@@ -195,17 +177,13 @@ OUR_SPECIFIERS = frozenset({"treewright.field", "treewright.static", "treewright
 WITHOUT_USE = frozenset({"frozen", "slots", "weakref_slot"})
 
 # What annotations say of a value, by the names of the types.
-FLOAT_ARRAYS = frozenset(
+ARRAYS = frozenset(
     {
-        *("jax.Array", "jax.numpy.ndarray", "jaxtyping.Array", "chex.Array"),
-        *("jaxtyping.Float", "jaxtyping.Complex", "jaxtyping.Inexact"),
+        *("jax.Array", "jax.numpy.ndarray", "chex.Array", "chex.PRNGKey", "jaxtyping.Array", "jaxtyping.PRNGKeyArray"),
+        *(f"jaxtyping.{kind}" for kind in ("Float", "Complex", "Inexact", "Int", "UInt", "Integer", "Bool", "Key")),
+        *(f"jaxtyping.{kind}" for kind in ("Num", "Real", "Shaped")),
     }
 )
-ARRAYS = FLOAT_ARRAYS | {
-    *(f"jaxtyping.{kind}" for kind in ("Int", "UInt", "Integer", "Bool", "Key", "PRNGKeyArray")),
-    *("jaxtyping.Num", "jaxtyping.Real", "jaxtyping.Shaped", "chex.PRNGKey", "optax.OptState"),
-}
-FLOATS = frozenset({"builtins.float", "builtins.complex"})
 NEVER_ARRAYS = frozenset(
     {
         *("builtins.str", "builtins.bool", "builtins.int", "builtins.type", "builtins.bytes"),
@@ -226,5 +204,5 @@ MAY_CHANGE = frozenset(
 CONTAINERS = frozenset(
     {"builtins.list", "builtins.tuple", "builtins.dict", "typing.List", "typing.Tuple", "typing.Dict"}
 )
-DICTS = frozenset({"builtins.dict", "typing.Dict"})
+MUTABLE_FACTORIES = frozenset({"builtins.list", "builtins.dict", "builtins.set"})
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})

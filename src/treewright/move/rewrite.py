@@ -1,56 +1,128 @@
-"""A file rewritten: its classes and fields, and every call and name that the tables know."""
+"""The codemod: classes, fields, names and imports of one file rewritten."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import libcst as cst
+from libcst import matchers
+from libcst.codemod import CodemodContext
+from libcst.codemod.visitors import AddImportsVisitor, RemoveImportsVisitor
 
 from treewright.move import libraries
-from treewright.move.calls import REWRITTEN, name_of, with_comments
-from treewright.move.classes import CodeBase, NodeClass, function_of
-from treewright.move.findings import look
-from treewright.move.imports import with_imports
-from treewright.move.libraries import Base, Called, Filtered, Library, Marks, Renamed, Rule, Specifier, Stays
-from treewright.move.source import Source, first_name, gap, items_of, keyword_of
-from treewright.move.statements import class_rewritten, field_rewritten
+from treewright.move.libraries import Base, Decorator, Library, Marker, Renamed, Rule, Specifier, Stays
+from treewright.move.notes import look
+from treewright.move.program import (
+    Field,
+    NodeClass,
+    Program,
+    Source,
+    argument,
+    arguments_of,
+    first_name,
+    function_of,
+    items_of,
+    keyword_of,
+)
 
 
-def moved(sources: Sequence[Source], chosen: Sequence[Library]) -> Iterator[bytes]:
-    """The new text of each file of a program. What has to be looked at is noted in the sources."""
-    program = CodeBase(sources, [*chosen, libraries.OURS])
-    for source in sources:
-        if not program.concerns(source):
-            yield source.content
-            continue
+def moved(program: Program) -> Iterator[tuple[Source, bytes]]:
+    """The new text of each file of a program that was read. What has to be looked at is noted in the files."""
+    for source in program.sources.values():
         rewriter = Rewriter(source, program)
-        yield with_imports(rewriter.rewritten(), source, rewriter.replaced).bytes
+        module = source.module.visit(rewriter)
+        rewriter.note_what_is_left()
+        yield source, _with_imports(module, rewriter).bytes if rewriter.changed else source.content
     look(program)
 
 
-class Rewriter(cst.CSTTransformer):
-    """Rewrites one file. Names that its imports have to bring are written as `module:name`."""
+def _with_imports(module: cst.Module, rewriter: "Rewriter") -> cst.Module:
+    """A rewritten file with the imports that it needs, and without those that it needs no more."""
+    module = AddImportsVisitor(rewriter.context).transform_module(module)
+    module = _RemovedImports(rewriter.context).transform_module(module)
+    guards = _EmptyGuards()
+    module = module.visit(guards)
+    if guards.removed:
+        module = RemoveImportsVisitor(CodemodContext(), [("typing", "TYPE_CHECKING", None)]).transform_module(module)
+    return module
 
-    def __init__(self, source: Source, program: CodeBase) -> None:
+
+class _RemovedImports(RemoveImportsVisitor):
+    """Removes imports; the comments and blank lines above them go to the next import."""
+
+    _above: tuple[cst.EmptyLine, ...] | None = None
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine:
+        lines, above = updated_node.leading_lines, self._above
+        if above is not None:
+            lines = (*above, *(line for line in lines if line.comment))
+        self._above = None if updated_node.body else tuple(lines)
+        is_import = isinstance(original_node.body[0], cst.Import | cst.ImportFrom)
+        return updated_node.with_changes(leading_lines=lines) if is_import else updated_node
+
+
+class _EmptyGuards(cst.CSTTransformer):
+    """Removes conditions and `try` around imports that are gone."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.replaced: set[int] = set()  # the ids of the names that are gone: what imported them may go too
-        self._source, self._program = source, program
-        self._registrations = {id(node.by) for node in program.classes.values()}
-        self._fields = {
-            field.line: (node, field) for node in program.classes.values() for field in node.fields.values()
-        }
-        self._told: set[int] = set()  # of which more is said where fields are looked at
-        self._annotations = 0
-        self._met: list[tuple[cst.BaseExpression, Rule, Library]] = []
+        self.removed = False
 
-    def rewritten(self) -> cst.Module:
-        """The file with its new text, before its imports are put right. What was left is noted as a finding."""
-        module = self._source.module.visit(self)
-        for expression, rule, library in self._met:
-            if id(first_name(expression)) not in self.replaced | self._told:
-                text, works = _advice(self._source.code(expression), rule)
-                self._source.find(expression, text, library.page, undecided=not works)
-        return module
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
+        orelse = updated_node.orelse
+        if isinstance(orelse, cst.Else) and not orelse.body.body:
+            self.removed, orelse = True, None
+        if orelse is None and not updated_node.body.body:
+            self.removed = True
+            return cst.RemoveFromParent()
+        return updated_node.with_changes(orelse=orelse)
+
+    def leave_Try(self, original_node: cst.Try, updated_node: cst.Try) -> Any:
+        after = (updated_node.orelse, updated_node.finalbody)
+        return updated_node if updated_node.body.body or any(after) else cst.RemoveFromParent()
+
+
+class Rewriter(cst.CSTTransformer):
+    """Rewrites one file, but for its imports, which `context` is told of."""
+
+    def __init__(self, source: Source, program: Program) -> None:
+        super().__init__()
+        self.context = CodemodContext(
+            wrapper=source.wrapper, full_module_name=source.name, full_package_name=source.package
+        )
+        self.changed = False
+        self._source, self._program = source, program
+        self._gone = set[int]()  # the ids of the names that are gone
+        self._met: list[tuple[cst.BaseExpression, Rule, Library]] = []
+        self._annotations = 0
+        nodes = [node for node in program.nodes.values() if node.source is source]
+        self._fields = {field.line: (node, field) for node in nodes for field in node.fields.values()}
+        self._registrations = {id(node.by) for node in nodes}
 
     # Names
+
+    def _ours(self, module: str, name: str, *instead_of: cst.CSTNode | None) -> cst.BaseExpression:
+        """A name of ours in place of others."""
+        self._forget(*instead_of)
+        if any(
+            each.name == name and f"{module}.{name}" not in self._source.names_of(self._source.module, name)
+            for each in self._source.assignments
+        ):
+            AddImportsVisitor.add_needed_import(self.context, module)
+            return cst.Attribute(cst.Name(module), cst.Name(name))
+        AddImportsVisitor.add_needed_import(self.context, module, name)
+        return cst.Name(name)
+
+    def _forget(self, *nodes: cst.CSTNode | None) -> None:
+        """Names that are gone, and what imported them, unless other files import it from here."""
+        self.changed = True
+        for node in filter(None, nodes):
+            first = first_name(node)
+            self._gone.add(id(first))
+            local = first.value if isinstance(first, cst.Name) else ""
+            if f"{self._source.name}.{local}" not in self._program.asked:
+                RemoveImportsVisitor.remove_unused_import_by_node(self.context, node)
 
     def visit_Annotation(self, node: cst.Annotation) -> None:
         self._annotations += 1
@@ -65,134 +137,186 @@ class Rewriter(cst.CSTTransformer):
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         return self._named(original_node, updated_node)
 
-    def _named(self, original: cst.Name | cst.Attribute, updated: cst.Name | cst.Attribute) -> cst.BaseExpression:
-        first = first_name(original)
-        if id(first) not in self._source.reads:
+    def _named(self, original: cst.Name | cst.Attribute, updated: cst.BaseExpression) -> cst.BaseExpression:
+        if id(first_name(original)) not in self._source.reads:
             return updated
         rule, library = self._program.rule_of(self._source, original)
         if rule is None or library is libraries.OURS:
+            if rule is None and self._program.names_of(self._source, original) & self._program.rules.keys():
+                text = f"{self._source.code(original)}: left, since it may be something else here"
+                self._source.note(original, text, library, undecided=True)
             return updated
+        if isinstance(rule, Renamed):
+            return self._ours(rule.module, rule.name, original)
+        if isinstance(rule, Base) and self._annotations:
+            return self._ours("treewright", "Module", original)
         self._met.append((original, rule, library))
-        if isinstance(rule, Renamed) or (isinstance(rule, Base) and self._annotations):
-            self.replaced.add(id(first))
-            return name_of(rule.to if isinstance(rule, Renamed) else "treewright:Module")
         return updated
 
-    # Calls
-
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        rule, library = self._program.rule_of(self._source, original_node.func)
-        made: cst.Call | None = None
-        if isinstance(rule, Called):
-            made = REWRITTEN[rule.by](self._source, original_node, updated_node, library)
-            made = made and with_comments(made, updated_node)
-        elif isinstance(rule, Filtered) and self._takes_plain(rule, original_node):
-            made = updated_node.with_changes(func=name_of(rule.to))
-        if made is None:
+        rule, _ = self._program.rule_of(self._source, original_node.func)
+        if not isinstance(rule, Renamed) or not rule.drops:
             return updated_node
-        self.replaced.add(id(first_name(original_node.func)))
-        return made
-
-    def _takes_plain(self, rule: Filtered, call: cst.Call) -> bool:
-        """Whether a transformation is given a function of the file whose annotations are plain."""
-        options = {keyword_of(arg) for arg in call.args[1:]}
-        name = call.args[0].value if call.args else None
-        functions = [
-            each
-            for each in self._source.parts(cst.FunctionDef)
-            if isinstance(name, cst.Name) and each.name.value == name.value
-        ]
-        return options <= {"has_aux"} and len(functions) == 1 and self._is_plain(rule, functions[0])
-
-    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        decorators = list(updated_node.decorators)
-        for place, before in enumerate(original_node.decorators):
-            rule, _ = self._program.rule_of(self._source, before.decorator)
-            if isinstance(rule, Filtered) and self._is_plain(rule, original_node):
-                self.replaced.add(id(first_name(before.decorator)))
-                decorators[place] = decorators[place].with_changes(decorator=name_of(rule.to))
-        return updated_node.with_changes(decorators=decorators)
-
-    def _is_plain(self, rule: Filtered, function: cst.FunctionDef) -> bool:
-        """Whether the annotations of a function say that it is given arrays alone, floats first where it must be."""
-        given = function.params
-        params = [*given.posonly_params, *given.params]
-        has_stars = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
-        if not params if rule.first else has_stars:
-            return False
-        arrays = libraries.FLOAT_ARRAYS if rule.first else libraries.ARRAYS
-        return all(
-            param.annotation is not None
-            and param.default is None
-            and self._holds(arrays, self._source, param.annotation.annotation, ())
-            for param in (params[:1] if rule.first else [*params, *given.kwonly_params])
+        return updated_node.with_changes(
+            args=_joined([a for a in updated_node.args if keyword_of(a) not in rule.drops])
         )
 
-    def _holds(
-        self, arrays: frozenset[str], source: Source, annotation: cst.BaseExpression, inside: tuple[NodeClass, ...]
-    ) -> bool:
-        """Whether all leaves of a value are arrays, by its annotation."""
-        annotation = source.unquoted(annotation)
-        kinds = source.kinds_of(annotation)
-        if kinds & libraries.CONTAINERS:
-            items = [item for item in items_of(annotation) if not isinstance(item, cst.Ellipsis)]
-            items = items[1:] if kinds & libraries.DICTS else items
-            return bool(items) and all(self._holds(arrays, source, item, inside) for item in items)
-        return bool(kinds & arrays) or any(
-            node in inside
-            or all(
-                field.kind == "static" or self._holds(arrays, node.source, field.annotation, (*inside, node))
-                for field in node.fields.values()
-            )
-            for node in map(self._program.named, kinds)
-            if node is not None and node.by is not None  # without either it has fields of its bases too
-        )
+    def note_what_is_left(self) -> None:
+        """Note each name of a library that was not rewritten."""
+        for expression, rule, library in self._met:
+            if id(first_name(expression)) not in self._gone:
+                text, works = _advice(rule)
+                self._source.note(expression, f"{self._source.code(expression)}: {text}", library, undecided=not works)
 
     # Classes
 
     def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
-        node = self._program.classes.get(original_node)
-        return updated_node if node is None else class_rewritten(node, updated_node, self.replaced)
+        node = self._program.nodes.get(original_node)
+        if node is None or node.library is libraries.OURS:
+            return updated_node
+        plain = self._program.dataclass_of(self._source, original_node)
+        if isinstance(node.rule, Base):
+            return self._based(node, node.rule, plain, updated_node)
+        return self._decorated(node, node.rule, plain if node.rule.registers else None, updated_node)
 
-    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
-        node, field = self._fields.get(original_node, (None, None))
-        if node is None or field is None:
-            return updated_node
-        if field.kind == "unclear" and original_node.value is not None:
-            self._told.add(id(first_name(function_of(original_node.value))))
-            return updated_node
-        return field_rewritten(node, field, updated_node, self.replaced)
+    def _decorated(
+        self, node: NodeClass, rule: Decorator, plain: cst.BaseExpression | None, updated: cst.ClassDef
+    ) -> cst.ClassDef:
+        """The class with `@pytree_dataclass` in place of the decorators that made it a pytree."""
+        by: Any = node.by if plain is None else plain
+        given = arguments_of(by)
+        keeps_keywords = rule.keyword_only is not None and _word(given, rule.keyword_only) != "False"
+        dropped = {None, *libraries.WITHOUT_USE, rule.keyword_only, *(["kw_only"] if keeps_keywords else [])}
+        arguments = [arg for arg in given if keyword_of(arg) not in dropped]
+        arguments += [_keyword("kw_only", cst.Name("True"))] if keeps_keywords else []
+        gone = [part for each in {by, node.by} for part in (function_of(each), self._registered(each))]
+        made = self._ours("treewright", "pytree_dataclass", *gone)
+        if arguments:
+            call = by if isinstance(by, cst.Call) else cst.Call(made)
+            made = call.with_changes(func=made, args=_joined(arguments, given))
+        decorators: list[cst.Decorator] = []
+        for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
+            if before.decorator is by:
+                decorators.append(after.with_changes(decorator=made))
+            elif before.decorator is not node.by:
+                decorators.append(after)
+        return updated.with_changes(decorators=decorators)
+
+    def _registered(self, decorator: cst.BaseExpression) -> cst.BaseExpression | None:
+        return self._program.registered(self._source, decorator)
+
+    def _based(
+        self, node: NodeClass, rule: Base, plain: cst.BaseExpression | None, updated: cst.ClassDef
+    ) -> cst.ClassDef:
+        """The class with `Module` as its base, and the options of a `@dataclass` in the class statement."""
+        before, bases = node.definition, list(updated.bases)
+        if isinstance(node.by, cst.Arg):
+            place = before.bases.index(node.by)
+            value, old = bases[place].value, node.by.value
+            module = self._ours("treewright", "Module", old.value if isinstance(old, cst.Subscript) else old)
+            value = value.with_changes(value=module) if isinstance(value, cst.Subscript) else module
+            bases[place] = bases[place].with_changes(value=value)
+        keywords = [each for each in updated.keywords if keyword_of(each) not in rule.drops]
+        decorators = list(updated.decorators)
+        if plain is not None:
+            self._forget(function_of(plain))
+            keywords += [each for each in arguments_of(plain) if keyword_of(each) not in libraries.WITHOUT_USE]
+            pairs = zip(before.decorators, updated.decorators, strict=True)
+            decorators = [after for original, after in pairs if original.decorator is not plain]
+        if len(keywords) != len(updated.keywords):
+            every = _joined([*bases, *keywords], [*before.bases, *before.keywords])
+            bases, keywords = every[: len(bases)], every[len(bases) :]
+        return updated.with_changes(bases=bases, keywords=keywords, decorators=decorators)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.SimpleStatementLine:
+    ) -> Any:
         """The statement that registers a class goes: a decorator does it now."""
         line = original_node.body[0]
-        if isinstance(line, cst.Expr) and id(line.value) in self._registrations:
-            self.replaced.add(id(first_name(function_of(line.value))))
-            return updated_node.with_changes(body=[gap()])
-        return updated_node
+        is_registration = isinstance(line, cst.Expr) and id(line.value) in self._registrations
+        return cst.RemoveFromParent() if is_registration else updated_node
+
+    # Fields
+
+    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
+        node, field = self._fields.get(original_node, (None, None))
+        if node is None or field is None or (node.library is libraries.OURS and not field.specifier):
+            return updated_node
+        if field.kind == "unclear":
+            self._gone.update(
+                id(first_name(function_of(value))) for value in filter(None, [original_node.value])
+            )  # noted with the fields
+            return updated_node
+        before = original_node.annotation.annotation
+        if field.annotation is not before:
+            self._forget(before.value if isinstance(before, cst.Subscript) else None)
+            (unmarked,) = items_of(updated_node.annotation.annotation)
+            updated_node = updated_node.with_changes(
+                annotation=updated_node.annotation.with_changes(annotation=unmarked)
+            )
+        value = self._value(field, updated_node.value)
+        if value is updated_node.value:
+            return updated_node
+        equal = updated_node.equal if isinstance(updated_node.equal, cst.AssignEqual) else cst.AssignEqual()
+        return updated_node.with_changes(value=value, equal=equal)
+
+    def _value(self, field: Field, updated: cst.BaseExpression | None) -> cst.BaseExpression | None:
+        """What stands behind the `=` of a field: a specifier of ours, or what was there."""
+        before, static = field.line.value, field.kind == "static"
+        arguments, given = list[cst.Arg](), list[cst.Arg]()
+        call = cst.Call(cst.Name("f"))
+        if field.specifier and isinstance(before, cst.Call) and isinstance(updated, cst.Call):
+            names = self._program.names_of(self._source, before.func)
+            if names & libraries.OUR_SPECIFIERS or ("dataclasses.field" in names and not static):
+                return updated
+            self._forget(before.func)
+            call, given = updated, list(before.args)
+            kept = [after for arg, after in zip(before.args, updated.args, strict=True) if arg not in field.drops]
+            arguments = [arg for arg in kept if not (static and keyword_of(arg) == "compare")]
+        elif not static:
+            return updated
+        elif updated is not None:
+            arguments = [_keyword("default", updated)]
+        if static and self._program.freezes(self._source, field) and argument(arguments, "converter") is None:
+            arguments.append(_keyword("converter", self._ours("treewright", "freeze")))
+        made = self._ours("treewright", "static" if static else "field")
+        return call.with_changes(func=made, args=_joined(arguments, given))
 
 
-def _advice(name: str, rule: Rule) -> tuple[str, bool]:
+def _keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
+    space = cst.SimpleWhitespace("")
+    return cst.Arg(value, keyword=cst.Name(name), equal=cst.AssignEqual(space, space))
+
+
+def _word(arguments: Sequence[cst.Arg], name: str) -> str | None:
+    """The text of an option that is a bare word."""
+    value = argument(arguments, name)
+    return value.value if isinstance(value, cst.Name) else None
+
+
+def _joined(arguments: Sequence[cst.Arg], before: Sequence[cst.Arg] = ()) -> list[cst.Arg]:
+    """Arguments with the commas, and the lines, of those that stood there before."""
+    end: Any = before[-1].comma if before else cst.MaybeSentinel.DEFAULT
+    between: Any = before[0].comma if len(before) > 1 else cst.MaybeSentinel.DEFAULT
+    if matchers.matches(between, matchers.Comma(whitespace_after=matchers.ParenthesizedWhitespace())):
+        between = between.with_deep_changes(between.whitespace_after, first_line=cst.TrailingWhitespace())
+    own = [
+        each.comma if isinstance(each.comma, cst.Comma) and not each.comma.deep_equals(end) else between
+        for each in arguments
+    ]
+    return [each.with_changes(comma=comma) for each, comma in zip(arguments, [*own[:-1], end], strict=False)]
+
+
+def _advice(rule: Rule) -> tuple[str, bool]:
     """What to do about a name that was left, and whether it works as it is."""
     match rule:
         case Stays():
-            return f"{name}: {rule.advice}", rule.works
-        case Filtered():
-            to = rule.to.replace(":", ".")
-            what = "floats" if rule.first else "arrays"
-            return (
-                f"{name} runs on nodes, and was left: the annotations do not say that it is given {what} alone. "
-                f"Where it is, {to} does the same"
-            ), True
-        case Marks():
-            return f"{name} was left on an argument: jdc.jit reads it", True
+            return rule.advice, rule.works
+        case Marker():
+            return "left here, where it marks no field", True
         case Specifier():
-            return f"{name} was left outside of a class that moves: nodes read its static mark, and nothing else", True
-        case Called(works=True):
-            return f"{name} runs on nodes, and was left: `treewright` has nothing that takes these arguments", True
+            return "left outside of a class that moves: nodes read its static mark, and nothing else", True
         case Base():
-            return f"{name} was left here: a Module of ours is not an instance of it", False
+            return "left here: a Module of ours is not an instance of it", False
         case _:
-            return f"{name} is used here in a way that the command does not know", False
+            return "left here, where it is used in a way that the command does not know", False

@@ -1,93 +1,71 @@
-"""`python -m treewright retraces PROGRAM`: any program as it is, and at its end what its compilations cost and why."""
+"""`python -m treewright retraces PROGRAM`: run a program in this process, and report what JAX compiled in it.
+
+Nothing here imports jax: a program sets its environment before it does that.
+"""
 
 import argparse
-import contextlib
+import atexit
+import importlib.machinery
+import importlib.util
+import io
 import json
 import os
-import shutil
-import signal
-import subprocess
+import runpy
 import sys
-import tempfile
-import threading
 import time
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from treewright.retrace import inject
-from treewright.retrace.cache import cache_report
-from treewright.retrace.record import RecordReader
-from treewright.retrace.tally import Run, summed_up
-from treewright.retrace.words import as_json, counted, report_text
+if TYPE_CHECKING:
+    from treewright.retrace.record import Record
 
+_TOO_MANY = 3  # the exit status
 _USAGE = """python -m treewright retraces [options] script.py ARGS ...
-       python -m treewright retraces [options] -m MODULE ARGS ...
-       python -m treewright retraces [options] pytest ARGS ..."""
-_TOO_MANY = 3
-_OPTIONS_WITH_VALUES = frozenset({"--html", "--json", "--max-retraces"})
-# What a process may be sent, where the system has it.
-_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-_FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
-_MOMENT = 0.1  # seconds between two looks at a program that runs
+       python -m treewright retraces [options] -m MODULE ARGS ..."""
+_OPTIONS = ("--json", "--trace", "--max-retraces")  # each with a value
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program, report on it, and return its exit status."""
-    options, program = _parsed(arguments)
-    with tempfile.TemporaryDirectory(prefix="treewright-") as name:
-        folder = Path(name)
-        run = _run(program, folder, live=options.live)
-        cache = cache_report(run, folder)
-    sys.stderr.write(f"{report_text(run, cache)}\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(run, cache), indent=1) + "\n", encoding="utf-8")
-    if options.html is not None:
-        from treewright.retrace.page import page
-
-        options.html.write_text(page(run, cache), encoding="utf-8")
-    if run.status:
-        return _status(run.status)
-    if options.max_retraces is not None and run.retraces > options.max_retraces:
-        sys.stderr.write(f"{counted(run.retraces, 'retrace')}, and --max-retraces allows {options.max_retraces}\n")
+    """Run the program and return its exit status; the report follows at the very end of the process."""
+    options, program = _parse(arguments)
+    recording = Recording(program)
+    atexit.register(recording.finish, os.getpid(), options)  # the first to be registered, so the last to run
+    _hide_frames_of_ours()
+    try:
+        _run(program)
+    except SystemExit as end:
+        if end.code not in {None, 0}:
+            raise
+    retraces = recording.count()
+    if options.max_retraces is not None and retraces > options.max_retraces:
+        noun = "retrace" if retraces == 1 else "retraces"
+        sys.stderr.write(f"{retraces} {noun}, and --max-retraces allows {options.max_retraces}\n")
         return _TOO_MANY
     return 0
 
 
-# The command line
-
-
-def _parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the command that Python is to be started with."""
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the program with its arguments."""
     parser = argparse.ArgumentParser(prog="python -m treewright retraces", usage=_USAGE, allow_abbrev=False)
     parser.description = (
-        "Run a program as it is, and say at its end what JAX traced and compiled, for how long, and what was compiled "
-        "again for which reason. The report goes to standard error; the exit status is the program's."
+        "Run a program, and report on standard error what JAX traced and compiled in it, for how long, and what was "
+        "traced again for which reason. The exit status is the program's. For pytest, there is `pytest --retraces` too."
     )
-    add = parser.add_argument
-    add("--html", type=_file, metavar="FILE", help="write a page with a timeline of the run")
-    add("--json", type=_file, metavar="FILE", help="write all of it as JSON")
-    add("--live", action="store_true", help="print each retrace and recompile as it happens, too")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--trace", type=_file, metavar="FILE", help="write a timeline in Chrome's trace format")
     limit = "exit with 3 if there are more retraces and recompiles, and the program itself succeeds"
-    add("--max-retraces", type=int, metavar="N", help=limit)
-    end = _end_of_options(arguments)
-    options = parser.parse_args(arguments[:end])
-    program = arguments[end:]
+    parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
+    end = 0
+    while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "-m":
+        end += 2 if arguments[end] in _OPTIONS else 1
+    options, program = parser.parse_args(arguments[:end]), arguments[end:]
     if not program or program == ["-m"]:
         parser.error("no program to run")
-    if sys.flags.isolated or sys.flags.ignore_environment or sys.flags.no_site:
-        parser.error("Python runs with -I, -E or -S here, and starts a program in which nothing can be watched")
     if program[0] != "-m" and not Path(program[0]).exists():
-        program[0] = _installed(program[0], parser)
+        parser.error(f"there is no file {program[0]!r}; an installed module runs with -m {program[0]}")
     return options, program
-
-
-def _end_of_options(arguments: Sequence[str]) -> int:
-    """Where our options end and the program begins."""
-    index = 0
-    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
-        index += 2 if arguments[index] in _OPTIONS_WITH_VALUES else 1
-    return min(index, len(arguments))
 
 
 def _file(text: str) -> Path:
@@ -98,100 +76,113 @@ def _file(text: str) -> Path:
     return path
 
 
-def _installed(name: str, parser: argparse.ArgumentParser) -> str:
-    """The file of an installed program, such as pytest."""
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(name, path=places)
-    if found is None:
-        parser.error(f"there is no file {name!r}, and no program of that name is installed")
-    with Path(found).open("rb") as file:
-        if b"python" not in file.read(200):
-            parser.error(f"{found} is not a program of Python")
-    return found
-
-
-def _python() -> list[str]:
-    """Python as it was started here, with its options."""
-    ours = len(sys.argv) - 1
-    options = sys.orig_argv[1 : len(sys.orig_argv) - ours]
-    while options and options[-1] in {"-m", "treewright", "-mtreewright"}:
-        options.pop()
-    return [sys.executable, *options]
-
-
 # The program
 
 
-def _run(program: list[str], folder: Path, *, live: bool) -> Run:
-    """Run the program to its end, whatever that is, and sum up what it left."""
-    environment = inject.prepare(folder, dict(os.environ))
-    record = folder / inject.NAME
-    with _forwarding() as forward_to:
-        began = time.monotonic()
-        process = subprocess.Popen([*_python(), *program], env=environment)  # noqa: S603  it is the user's
-        forward_to(process)
-        with _printing(record) if live else contextlib.nullcontext():
-            status = process.wait()
-        ended = time.monotonic()
-    return summed_up(RecordReader(record).new_lines(), command=program, status=status, began=began, ended=ended)
+def _run(program: list[str]) -> None:
+    """Run a program as `python` does: with its own `sys.argv`, `sys.path` and `__main__`."""
+    if program[0] == "-m":
+        sys.argv[:] = program[1:]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv[:] = program
+    path = Path(program[0])
+    if path.is_dir() or path.suffix in {".zip", ".pyz"}:
+        sys.path[0] = program[0]
+        runpy.run_path(program[0], run_name="__main__")
+        return
+    file = str(path.absolute())
+    sys.path[0] = str(path.absolute().parent)
+    module = types.ModuleType("__main__")
+    ours = vars(sys.modules["__main__"])
+    vars(module).update({name: {} for name in ("__annotations__",) if name in ours}, __file__=file)
+    vars(module).update(__builtins__=ours["__builtins__"], __cached__=None)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    sys.modules["__main__"] = module  # for good, as threads and pickles of the program expect
+    exec(code, module.__dict__)  # noqa: S102  it is the user's
 
 
-@contextlib.contextmanager
-def _forwarding() -> Generator[Callable[["subprocess.Popen[bytes]"], None]]:
-    """What is sent to this process goes to the program. What the keyboard sends, the terminal sends to both."""
-    processes: list[subprocess.Popen[bytes]] = []
-    at_a_terminal = sys.stdin is not None and sys.stdin.isatty()
+def _hide_frames_of_ours() -> None:
+    """Let tracebacks begin with the program's own frames."""
+    show = sys.excepthook
 
-    def forward(number: int, _: types.FrameType | None) -> None:
-        if not (at_a_terminal and signal.Signals(number).name in _FROM_THE_KEYBOARD):
-            for process in processes:
-                process.send_signal(number)
+    def shown(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
+        hidden = {__file__, runpy.__file__, "<frozen runpy>", sys.modules["treewright.__main__"].__file__}
+        while frames is not None and frames.tb_frame.f_code.co_filename in hidden:
+            frames = frames.tb_next
+        show(kind, error.with_traceback(frames), frames)
 
-    numbers = [number for name in _FORWARDED if (number := getattr(signal, name, None)) is not None]
-    # What is ignored here is ignored in the program, as under nohup, and stays so.
-    earlier = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in earlier:
-        signal.signal(number, forward)
-    try:
-        yield processes.append
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+    sys.modules.setdefault("treewright.__main__", sys.modules["__main__"])
+    sys.excepthook = shown
 
 
-@contextlib.contextmanager
-def _printing(record: Path) -> Generator[None]:
-    """Print each retrace as the program writes it down."""
-    reader, ended = RecordReader(record), threading.Event()
-
-    def print_new() -> None:
-        for line in reader.new_lines():
-            if "retrace" in line:
-                sys.stderr.write(f"{line['retrace']['text']}\n")
-
-    def watch() -> None:
-        while not ended.wait(_MOMENT):
-            print_new()
-        print_new()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+# The record
 
 
-def _status(status: int) -> int:
-    """The exit status of the program; a signal that ended it ends this process, too."""
-    if status > 0:
-        return status
-    with contextlib.suppress(ImportError):
-        import resource
+class Recording:
+    """Records what JAX does, from the moment that jax was imported."""
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
-    with contextlib.suppress(OSError):  # nothing can be set for SIGKILL
-        signal.signal(-status, signal.SIG_DFL)
-    os.kill(os.getpid(), -status)
-    return 128 - status
+    def __init__(self, program: list[str]) -> None:
+        self._program = program
+        self._began = time.monotonic()
+        self._record: Record | None = None
+        if "jax" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, _AwaitedImport("jax", self._begin))
+
+    def _begin(self) -> None:
+        from treewright.retrace.record import Record
+
+        self._record = Record()
+
+    def count(self) -> int:
+        """How many retraces and recompiles there were so far."""
+        return 0 if self._record is None else len(self._record.end().reports)
+
+    def text(self) -> str:
+        """The report."""
+        seconds = time.monotonic() - self._began
+        if self._record is None:
+            return f"treewright retraces: {' '.join(self._program)} ran for {seconds:.2g} s and did not import jax."
+        return self._record.end().text(self._program, seconds)
+
+    def finish(self, process: int, options: argparse.Namespace) -> None:
+        """Print the report and write the files; not in a process that the program forked."""
+        if os.getpid() != process:
+            return
+        sys.stderr.write(f"\n{self.text()}\n")
+        record = self._record
+        if options.json is not None:
+            data = {} if record is None else record.as_json(self._program, time.monotonic() - self._began)
+            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        if options.trace is not None:
+            events = [] if record is None else record.timeline()
+            options.trace.write_text(json.dumps({"traceEvents": events}) + "\n", encoding="utf-8")
+
+
+class _AwaitedImport:
+    """Calls a function as soon as a module has been imported, whoever imports it and whatever finds it."""
+
+    def __init__(self, name: str, then: Callable[[], object]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        """The spec that the other finders give, with a loader that tells when it is done."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = getattr(spec, "loader", None)
+        execute: Callable[[types.ModuleType], object] | None = getattr(loader, "exec_module", None)
+        if execute is not None:  # as every loader of today has it
+
+            def exec_module(module: types.ModuleType) -> None:
+                del loader.exec_module
+                execute(module)
+                self._then()
+
+            loader.exec_module = exec_module
+        return spec

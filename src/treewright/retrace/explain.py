@@ -1,25 +1,26 @@
-"""What users ask for: why a call would trace again, all retraces of a block, and a limit on them."""
+"""What users ask for: why a call would trace again, all retraces of a block or a function, and a limit on them."""
 
 import collections
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 
+from treewright._core import innermost
 from treewright._core.jax_private import is_jitted, options_of
-from treewright._core.text import cured, did_you_mean, first_text, options_cure
+from treewright._core.text import cured, did_you_mean, options_cure, short_text
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.call import call_differences, is_placement, signature_of
-from treewright.retrace.history import definition_of, name_of
-from treewright.retrace.jax_private import Call, jit_call, user_frame
+from treewright.retrace.jax_private import Call, capabilities, jit_call, tells_of_compilations, user_frame
 from treewright.retrace.report import Event, RetraceReport, tell, to_log_and_stderr, too_many
-from treewright.retrace.traced import PROCESS, traced
-from treewright.retrace.watch import Watch
+from treewright.retrace.signature import call_differences, is_placement, signature_of
+from treewright.retrace.watch import Definition, Watch, definition_of, name_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+Only = Callable[..., Any] | str | None
+_WAYS = "`with explain_retraces():` around the calls, or `@explain_retraces()` above a function"
 
 
 def explain(
@@ -55,12 +56,11 @@ def explain(
     if options is None and is_jitted(function):
         unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
 
-    both: list[object] = [old_args, new_args]  # whatever a user gives
-    for given in both:
+    for given in (old_args, new_args):
         if not isinstance(given, tuple | list):
             raise TypeError(
                 f"explain(function, old_args, new_args) takes the arguments of two calls, each as a tuple, got "
-                f"{first_text(given)}: explain(step, (x,), (y,))."
+                f"{short_text(given)}: explain(step, (x,), (y,))."
             )
 
     def call(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
@@ -73,29 +73,70 @@ def explain(
     return RetraceReport(name_of(function), event, 0, of_trace or differences, unseen=unseen)
 
 
-class _ToBeUsed:
-    """What does nothing by itself: where it is dropped and was not used, a warning says so."""
+class _Watcher:
+    """Watches functions in `with` blocks, or one function as its decorator."""
 
     _made_at: tuple[str, int] | None = None  # the file and line, until it is used
 
-    def __init__(self) -> None:
+    def __init__(self, only: Only) -> None:
+        if not (only is None or isinstance(only, str) or callable(only)):
+            raise TypeError(f"{type(self).__name__}(only=...) takes a function or its name, got {short_text(only)}.")
+        self._only = only
+        self._open: list[tuple[Watch, Any]] = []  # blocks, the innermost last
         frame = user_frame()
         self._made_at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+    def __call__(self, function: F) -> F:
+        """The function itself, which is watched for as long as it lives. Decorate it above or below `jit`."""
+        self._made_at = None
+        name = type(self).__name__
+        if not callable(function):
+            raise TypeError(f"@{name} decorates a function, got {short_text(function)}.")
+        if self._only is not None:
+            raise TypeError(
+                f"{name}(only=...) decorates {name_of(function)}, and a decorator watches its function alone. Drop "
+                f"only=, or write `with {name}(...):` around the calls."
+            )
+        inner = weakref.ref(innermost(function))
+        watch, _ = self._begin(lambda other, _name: other is not None and innermost(other) is inner(), stacklevel=2)
+        weakref.finalize(innermost(function), watch.stop, stacklevel=1).atexit = False
+        return function
+
+    def __enter__(self) -> None:
+        self._made_at = None
+        self._open.append(self._begin(_concerns(self._only), stacklevel=2))
+
+    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
+        """Start a watch, and what it counts."""
+        raise NotImplementedError
 
     def __del__(self) -> None:
         if self._made_at is not None:
             name = type(self).__name__
-            wrong = f"{name}(...) was made here and never used, so it sees nothing"
-            text = f"{wrong}: write `with {name}(...):` around the calls."
+            text = (
+                f"{name}(...) was made here and never used, so it sees nothing: write `with {name}(...):` around the "
+                f"calls, or `@{name}(...)` above a function."
+            )
             warnings.warn_explicit(text, RetraceWarning, *self._made_at)
 
 
-class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
-    """In a `with` block, a report of every retrace and recompile of every jitted function in the process.
+def _concerns(only: Only) -> Callable[[Any, str], bool] | None:
+    """Whether a function of a name is one to watch; all are if there is nothing to ask."""
+    if only is None:
+        return None
+    if isinstance(only, str):
+        return lambda _function, name: name == only
+    definition, known = definition_of(only), name_of(only)
+    return lambda function, name: name == known if function is None else definition_of(function) == definition
 
-    No function needs a decorator, and `equinox.filter_jit` and `flax.nnx.jit` are seen too. Only outermost jitted
-    functions are reported, and those with `traced` wherever they are. A function's first trace within the block is
-    not reported. JAX's own functions are left out.
+
+class explain_retraces(_Watcher):  # noqa: N801  it is used like a function
+    """Reports of every retrace and recompile of jitted functions, in a `with` block or as a decorator.
+
+    In a block, all jitted functions of the process are watched; none needs a decorator, and `equinox.filter_jit` and
+    `flax.nnx.jit` are seen too. As a decorator, above or below `jit`, it watches that function for as long as it lives.
+    A call that has its program costs nothing more. Only outermost jitted functions are reported, and JAX's own are left
+    out. A function's first trace is not reported, unless JAX still has a trace of it from before the block.
 
     What a report says of arguments is read from local variables of JAX. If a version of JAX has renamed them, traces
     are counted by the name of the function; the report and a `RetraceWarning` say so.
@@ -103,6 +144,7 @@ class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
     Args:
         on_report: Called with each `RetraceReport`. By default they go to the logger `treewright.retrace` and to
             standard error, but only once where the logging writes to standard error too.
+        only: The one function to watch in a block, or its name; all of them by default.
 
     Examples:
         >>> reports = []
@@ -114,46 +156,43 @@ class explain_retraces(_ToBeUsed):  # noqa: N801  it is used like a function
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
-    @cured(options_cure("on_report", positional="`with explain_retraces():` around the calls"))
-    def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None) -> None:
+    @cured(options_cure("on_report", "only", positional=_WAYS))
+    def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
         self._on_report = on_report or to_log_and_stderr
-        self._watches: list[Watch] = []  # of the blocks that are open, the innermost last
-        super().__init__()
+        super().__init__(only)
 
-    def __enter__(self) -> None:
-        self._made_at = None
-        watch = Watch(ended=self._trace_ended, recompiled=lambda _, report: tell(self._on_report, report))
-        watch.__enter__()
-        self._watches.append(watch)
+    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
+        watch = Watch(ended=self._report, concerns=concerns)
+        watch.start(stacklevel=stacklevel + 1)
+        return watch, None
 
     def __exit__(self, *_: object) -> None:
-        self._watches.pop().__exit__()
+        self._open.pop()[0].stop(stacklevel=2)
 
-    def _trace_ended(self, report: RetraceReport) -> None:
+    def _report(self, report: RetraceReport) -> None:
         if report.is_retrace:
             tell(self._on_report, report)
 
 
-class max_traces(_ToBeUsed):  # noqa: N801  it is used like a function
+class max_traces(_Watcher):  # noqa: N801  it is used like a function
     """No function may be traced more often than this: one trace more raises before it is compiled.
 
     In a `with` block, this counts the traces of each jitted function within the block, in all threads. Counted are all
-    functions that one `def` or `lambda` makes together, so a function that is made anew in a loop is found too. What
+    functions that one `def` or `lambda` makes together, so a function that is made again in a loop is found too. What
     was compiled before the block needs no trace in it. An error that is caught within the block, or raised in another
     thread, is raised again where the block ends.
 
-    As a decorator, directly under `jit`, it is `traced` with that limit: for one function, as long as it lives.
+    As a decorator, above or below `jit`, it counts the traces of that function for as long as it lives.
 
     Args:
         limit: How many traces of each function are allowed.
-        only: The one function that counts, or its name; all of them by default. For a block.
+        only: The one function that counts in a block, or its name; all of them by default.
         recompiles: How many compilations without a trace are allowed of each function, such as for an array on another
-            device; any number by default. For a block. What is one too many raises after it was compiled.
+            device; any number by default. What is one too many raises after it was compiled.
 
     Raises:
         TooManyTracesError: From the call that needed one trace more; the message is the report.
         RuntimeError: If traces, or compilations where these count, can't be counted in this version of JAX.
-        TypeError: If the function to decorate is jitted already, or a decorator is given what is for a block.
 
     Examples:
         >>> step = jax.jit(lambda x: 2 * x)
@@ -161,8 +200,8 @@ class max_traces(_ToBeUsed):  # noqa: N801  it is used like a function
         ...     for batch in jnp.ones((5, 3)):
         ...         _ = step(batch)
 
-        >>> @jax.jit
-        ... @max_traces(1)
+        >>> @max_traces(1)
+        ... @jax.jit
         ... def double(x):
         ...     return 2 * x
         >>> double(jnp.ones(2))
@@ -170,113 +209,84 @@ class max_traces(_ToBeUsed):  # noqa: N801  it is used like a function
     """
 
     @cured(options_cure("limit", "only", "recompiles"))
-    def __init__(
-        self, limit: int, *, only: Callable[..., Any] | str | None = None, recompiles: int | None = None
-    ) -> None:
-        allowed = cast("object", limit)  # whatever a user gives
-        if not isinstance(allowed, int):
-            cure = "Write @max_traces(1) above the function" if callable(allowed) else "Write max_traces(1)"
-            raise TypeError(f"max_traces takes a number of traces first, got {first_text(allowed)}. {cure}.")
-        counted: object = only  # whatever a user gives
-        if not (counted is None or isinstance(counted, str) or callable(counted)):
-            raise TypeError(f"max_traces(only=...) takes a function or its name, got {first_text(only)}.")
-        self._limit = limit
-        self._only = only
-        self._recompiles = recompiles
-        self._blocks: list[_Block] = []  # that are open, the innermost last
-        super().__init__()
+    def __init__(self, limit: int, *, only: Only = None, recompiles: int | None = None) -> None:
+        given: Any = limit
+        if not isinstance(given, int):
+            cure = "Write @max_traces(1) above the function" if callable(given) else "Write max_traces(1)"
+            raise TypeError(f"max_traces takes a number of traces first, got {short_text(given)}. {cure}.")
+        self._limit, self._recompiles = limit, recompiles
+        super().__init__(only)
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, which may not be traced more often."""
-        self._made_at = None
-        if self._only is not None or self._recompiles is not None:
-            name = "only" if self._only is not None else "recompiles"
-            raise TypeError(
-                f"max_traces({self._limit}, {name}=...) decorates {name_of(function)}, and a decorator counts the "
-                f"traces of its function alone. Drop {name}=, or write `with max_traces(...):` around the calls."
-            )
-        return traced(max_traces=self._limit)(function)
-
-    def __enter__(self) -> None:
-        self._made_at = None
-        sight = PROCESS.sight
-        if not sight.events:
+    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
+        if not capabilities().events:
             raise RuntimeError(
-                f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. Put "
-                f"@max_traces below @jax.jit, which counts without being told, or update Treewright."
+                f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. "
+                f"Update Treewright."
             )
-        if self._recompiles is not None and not (sight.calls and PROCESS.hears_compilations):
+        if self._recompiles is not None and not (capabilities().calls and tells_of_compilations()):
             raise RuntimeError(
                 f"max_traces can't count recompiles: JAX {jax.__version__} does not tell of compilations, or of what "
                 f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
             )
-        block = _Block(self._limit, self._only, self._recompiles)
-        block.watch.__enter__()
-        self._blocks.append(block)
+        counts = _Counts(self._limit, self._recompiles)
+        # A name is looked for among all that is traced, so that a misspelt one is noticed.
+        is_name = isinstance(self._only, str)
+        watch = Watch(begins=counts.add, concerns=None if is_name else concerns)
+        counts.only = str(self._only) if is_name else None
+        watch.start(stacklevel=stacklevel + 1)
+        return watch, counts
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        block = self._blocks.pop()
-        block.watch.__exit__()
+        watch, counts = self._open.pop()
+        watch.stop(stacklevel=2)
         if error is not None:
             return
-        if block.violations:
+        if counts.violations:
             raise TooManyTracesError(
-                f"{block.violations[0]}\n(This was raised in the block before, and did not leave it.)"
+                f"{counts.violations[0]}\n(This was raised in the block before, and did not leave it.)"
             )
-        problem = block.nothing_counted()
+        problem = counts.problem()
         if problem:
             warnings.warn(problem, RetraceWarning, stacklevel=2)
 
 
-class _Block:
-    """The counts of one `with` block."""
+class _Counts:
+    """How often each definition was traced, and compiled without a trace."""
 
-    def __init__(self, limit: int, only: Callable[..., Any] | str | None, recompiles: int | None) -> None:
-        self.limit = limit
-        self.only = only
-        self.recompiles = recompiles
-        self.watch = Watch(begins=self.trace_begins, recompiled=self.recompiled)
+    def __init__(self, limit: int, recompiles: int | None) -> None:
+        self.limits: Mapping[bool, int | None] = {False: limit, True: recompiles}  # of recompiles, or of traces
+        self.only: str | None = None  # the name of the only function that counts
         self.violations: list[str] = []
         self._names: set[str] = set()  # of what was traced
-        self._traces: collections.Counter[Any] = collections.Counter()
-        self._recompiles: collections.Counter[Any] = collections.Counter()
+        self._counts: collections.Counter[Any] = collections.Counter()
         self._lock = threading.Lock()
 
-    def trace_begins(self, definition: Any, report: RetraceReport) -> None:
-        """Count a trace."""
-        self._names.add(report.function)
-        self._count(definition, report, self._traces, self.limit)
-
-    def recompiled(self, definition: Any, report: RetraceReport) -> None:
-        """Count a compilation without a trace."""
-        if self.recompiles is not None:
-            self._count(definition, report, self._recompiles, self.recompiles)
-
-    def _count(self, definition: Any, report: RetraceReport, counts: "collections.Counter[Any]", limit: int) -> None:
-        if not self._concerns(definition, report):
+    def add(self, definition: Definition | str, report: RetraceReport) -> None:
+        """Count a trace, or a compilation without one, and raise if it is one too many."""
+        is_recompile = report.event == "recompile"
+        if not is_recompile:
+            self._names.add(report.function)
+        limit = self.limits[is_recompile]
+        if limit is None or self.only not in {None, report.function}:
             return
         with self._lock:
-            counts[definition] += 1
-            count = counts[definition]
+            self._counts[definition, is_recompile] += 1
+            count = self._counts[definition, is_recompile]
         if count > limit:
             message = too_many(limit, report)
             self.violations.append(message)
             raise TooManyTracesError(message)
 
-    def _concerns(self, definition: Any, report: RetraceReport) -> bool:
-        if self.only is None or isinstance(self.only, str):
-            return self.only is None or report.function == self.only
-        return definition in {definition_of(self.only), name_of(self.only)}
-
-    def nothing_counted(self) -> str:
+    def problem(self) -> str:
         """What to say where no function of the name that alone counts was traced; empty where that may be meant."""
-        if not isinstance(self.only, str) or self.only in self._names:
+        if self.only is None or self.only in self._names:
             return ""
         hint = did_you_mean(self.only, self._names)
-        if not (self.limit or hint):  # it was not to be traced
+        limit = self.limits[False]
+        if not (limit or hint):  # it was not to be traced
             return ""
-        traced_ones = f"Traced were: {', '.join(sorted(self._names)) or 'none'}."
         return (
-            f"max_traces({self.limit}, only={self.only!r}) has counted nothing: no function of this name{hint} was "
-            f"traced in the block, be it that it was compiled before or that the name is another. {traced_ones}"
+            f"max_traces({limit}, only={self.only!r}) has counted nothing: no function of this name{hint} was traced "
+            f"in the block. Either it was compiled before, or the name is wrong. Traced were: "
+            f"{', '.join(sorted(self._names)) or 'none'}."
         )

@@ -8,17 +8,22 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from treewright._core.functions import class_of, public
-from treewright._core.jax_private import DictKey, SequenceKey
+import jax
+
+from treewright._core.functions import public
+from treewright._core.jax_private import DictKey, SequenceKey, is_key_dtype
 from treewright._core.text import first_names, in_html
 from treewright._trees.diff import Difference, DifferenceKind
+from treewright._trees.level import LeafType
 from treewright.errors import RetraceWarning
-from treewright.retrace.call import caller
-from treewright.retrace.history import Definition, Finding
-from treewright.retrace.remedies import remedy_of
+from treewright.retrace.why import REMEDIES, Cause
 
-_BEFORE = "compared with a trace that was not seen: from before the block, or inside of another"
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
+_BEFORE = "compared with an earlier call that JAX has a trace of: from before the block, or inside of another trace"
+_NOTHING = (
+    "no difference was seen, so the cause was not: JAX's caches were cleared or evicted, or an untracked setting "
+    "changed"
+)
 
 # The kinds of differences that the text does not show by itself.
 _KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
@@ -32,6 +37,23 @@ _KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
         "setting": "setting",
         "option": "option of jit",
     }
+)
+# What to do about a difference of a kind, wherever it is.
+_REMEDIES: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
+    {
+        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "setting": "set it once, before the first call",
+        "option": "jit the function once, with one set of options",
+        "sharding": "give it one sharding before the loop: jax.device_put",
+        "placement": "put it there once, before the loop: jax.device_put",
+        "added": "keep the structure the same from call to call",
+        "removed": "keep the structure the same from call to call",
+    }
+)
+_NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
+_OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
+_OF_FUNCTIONS = types.MappingProxyType(
+    {"other method": "jit a function that takes the object as an argument, and jit it once", "other decorators": ""}
 )
 
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
@@ -52,9 +74,9 @@ class RetraceReport:
             and `right` describe what was there, and keep no arrays.
         compared_with: The number of the trace that the differences are to; 0 for one from before the block, None if
             there is none to compare with.
-        seconds: How long it took: tracing, by `traced`; tracing and compiling, by `explain_retraces`.
+        seconds: How long it took to trace, lower and compile.
         caller: Where the function was called, as `train.py:69 in main`.
-        unseen: What could not be seen in this version of JAX, and may be missing from the report; else empty.
+        unseen: What could not be seen, and may be missing from the report; else empty.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -79,7 +101,7 @@ class RetraceReport:
         return self.compared_with is not None or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
-        return "\n".join([self._headline(), *(f"    {line}" for line in self._details())])
+        return "\n    ".join([self._headline(), *self._details()])
 
     def _repr_html_(self) -> str:
         return in_html(str(self))
@@ -102,13 +124,10 @@ class RetraceReport:
                 return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
 
     def _details(self) -> Iterator[str]:
-        yield from _within(_LINES, list(difference_lines(self.differences)))
-        if not self.differences and self.compared_with is not None:
-            yield (
-                "nothing that can be seen differs: JAX's caches were cleared (jax.clear_caches, clear_cache) or full, "
-                "or a setting of JAX changed that is not known here"
-            )
-        if self.compared_with is not None:
+        yield from _within(_LINES, difference_lines(self.differences))
+        if not self.differences and self.compared_with is not None and not self.unseen:
+            yield _NOTHING
+        if self.compared_with is not None and not (self.unseen and not self.differences):
             yield f"compared with trace {self.compared_with}" if self.compared_with else _BEFORE
         if self.event == "count":
             yield "the arguments could not be read, so traces are only counted, by the function's name"
@@ -127,23 +146,6 @@ def _within(limit: int, groups: "list[tuple[str, list[str]]]") -> Iterator[str]:
         yield f"... and {total - limit} more lines"
 
 
-def report_of(
-    event: Literal["trace", "recompile"],
-    definition: Definition,
-    number: int,
-    finding: Finding,
-    *,
-    seconds: float | None = None,
-    unseen: str = "",
-) -> RetraceReport:
-    """The report of a trace that begins, or of a compilation without a trace, for the call on the stack."""
-    differences = finding.of_trace if event == "trace" else finding.differences
-    compared_with = None if finding.entry is None else finding.entry.number
-    if event == "trace" and finding.forgotten:
-        unseen = unseen or f"the closest of the last traces; {finding.forgotten} before them are not remembered"
-    return RetraceReport(definition.name, event, number, differences, compared_with, seconds, caller(), unseen)
-
-
 def too_many(limit: int, report: RetraceReport) -> str:
     """The message for one trace, or one compilation without a trace, too many."""
     done = "recompiled" if report.event == "recompile" else "traced"
@@ -160,22 +162,76 @@ def ordinal_of(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
-def difference_lines(differences: Iterable[Difference]) -> "Iterator[tuple[str, list[str]]]":
+def difference_lines(differences: Iterable[Difference]) -> list[tuple[str, list[str]]]:
     """Lines for each difference, and for the same change in many places, with the argument that they are about."""
     groups: dict[tuple[str, str, str, str], list[Difference]] = {}
+    is_other_function = False
     for whole in differences:
+        is_other_function = is_other_function or whole.kind == "function"
         for part in whole.parts or (whole,):
-            groups.setdefault((_folded(part.path), part.kind, *change_and_reason(part)), []).append(part)
-    for (_, _, change, reason), group in groups.items():
-        notes = "; ".join(filter(None, (reason, remedy_of(group[0]))))
+            # Why there is another function says what it is.
+            said = part.reason if part.kind == "function" and part.reason else part.change
+            reason = "" if said is part.reason else part.reason
+            groups.setdefault((_folded(part.path), part.kind, said, reason), []).append(part)
+    found: list[tuple[str, list[str]]] = []
+    for (_, kind, change, reason), group in groups.items():
+        # Another function is traced whatever its arguments are: to change these would be no remedy.
+        remedy = "" if is_other_function and kind != "function" else remedy_of(group[0])
+        notes = "; ".join(filter(None, (str(reason), remedy)))
         lines = [f"{place_of(group)}: {change}"]
-        yield str(group[0].path[0]), [*lines, f"    {notes}"] if notes else lines
+        found.append((str(group[0].path[0]), [*lines, f"    {notes}"] if notes else lines))
+    return found
 
 
-def change_and_reason(difference: Difference) -> tuple[str, str]:
-    """What has changed, and the reason where that says more."""
-    change = str((difference.kind == "function" and difference.reason) or difference.change)
-    return change, "" if difference.reason == change else str(difference.reason)
+def remedy_of(difference: Difference) -> str:
+    """What to do about a difference; empty where nothing general can be said."""
+    left, right, reason = difference.left, difference.right, difference.reason
+    if difference.kind == "function":
+        return _OF_FUNCTIONS.get(getattr(reason, "name", ""), _OTHER_FUNCTION)
+    if isinstance(reason, Cause):
+        return REMEDIES[reason.name]
+    match difference.kind:
+        case "static" | "value":
+            kinds = {type(value.value if isinstance(value, LeafType) else value) for value in (left, right)}
+            return _NUMBER if kinds <= {int, float, complex} else ""
+        case "shape":
+            return _of_shape(left, right)
+        case "dtype" | "weak_type":
+            if any(leaf.python is not None for leaf in (left, right)):
+                return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+            where = "convert it where it is made"
+            return (
+                where if difference.kind == "dtype" else "give the dtype where the array is made: jnp.asarray(x, dtype)"
+            )
+        case "class":
+            return _of_class(left, right)
+        case "added" | "removed" if len(difference.path) == 1:
+            return ""  # an argument, not a part of a tree
+        case "sharding" if str(left) == str(right):
+            return "make it under the mesh that it is used with"
+        case kind:
+            return _REMEDIES.get(kind, "")
+
+
+def _of_shape(old: LeafType, new: LeafType) -> str:
+    a, b = old.aval.shape, new.aval.shape
+    if is_key_dtype(old.aval.dtype) != is_key_dtype(new.aval.dtype):
+        return "make all random keys in one way: jax.random.key(seed)"
+    if len(a) != len(b):
+        return ""
+    if sorted(a) == sorted(b):
+        return "the same axes in another order"
+    smaller = b[0] < a[0] and a[1:] == b[1:]
+    return "if this is a last, smaller batch, drop or pad it" if smaller else "pad to one size, or to a few"
+
+
+def _of_class(old: Any, new: Any) -> str:
+    if any(isinstance(getattr(side, "aval", None), jax.ref.AbstractRef) for side in (old, new)):
+        return "make the ref once, before the first call: jax.new_ref"
+    kinds = {getattr(tree, "kind", None) for tree in (old, new)}
+    if type(None) in kinds:
+        return "pass the same in each call: an array of zeros in place of None, say"
+    return "use one of the two" if kinds == {list, tuple} else ""
 
 
 def _folded(path: Iterable[Any]) -> str:
@@ -208,7 +264,7 @@ def tell(on_report: Callable[[RetraceReport], object], report: RetraceReport) ->
     try:
         on_report(report)
     except Exception as error:  # noqa: BLE001
-        name = getattr(on_report, "__qualname__", class_of(on_report).__name__)
+        name = getattr(on_report, "__qualname__", type(on_report).__name__)
         warnings.warn(
             f"on_report={name} raised {type(error).__name__}: {error}. The program goes on; to stop it at a retrace, "
             f"use max_traces. The report was:\n{report}",

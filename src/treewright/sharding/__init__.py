@@ -1,28 +1,21 @@
 """Classes that know how they split: from names on fields to shardings on any mesh, and checks across processes."""
 
 from treewright.sharding.constrain import constrain, constrain_tree, out_sharding, use_rules
-from treewright.sharding.hlo import Collective
 from treewright.sharding.init import abstract_state, sharded_init
-from treewright.sharding.processes import assert_same_on_all_processes, assert_same_program_on_all_processes
-from treewright.sharding.program import ProgramArray, ProgramReport, program_report
+from treewright.sharding.processes import assert_same_on_all_processes
 from treewright.sharding.report import ShardedLeaf, ShardingReport, sharding_report
 from treewright.sharding.specs import Rules, partition_specs, shardings
 
 __all__ = [
-    "Collective",
-    "ProgramArray",
-    "ProgramReport",
     "Rules",
     "ShardedLeaf",
     "ShardingReport",
     "abstract_state",
     "assert_same_on_all_processes",
-    "assert_same_program_on_all_processes",
     "constrain",
     "constrain_tree",
     "out_sharding",
     "partition_specs",
-    "program_report",
     "sharded_init",
     "sharding_report",
     "shardings",

@@ -7,13 +7,12 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._core.freeze import freeze
+from treewright._core import freeze
 from treewright._core.jax_private import untyped_jax
-from treewright._core.jax_refs import is_ref
-from treewright._core.text import first_text, mesh_text, text
+from treewright._core.text import mesh_text, short_text, text
 from treewright._processes import mesh_of_old_context, part_of_jit_key
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec, with_leaves
+from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
@@ -53,7 +52,7 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
     """
     if not hasattr(x, "shape"):
         raise TypeError(
-            f"constrain takes one array, got {first_text(x)}. constrain_tree splits each array of a tree by the names "
+            f"constrain takes one array, got {short_text(x)}. constrain_tree splits each array of a tree by the names "
             f"of its field."
         )
     return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
@@ -109,7 +108,8 @@ def constrain_tree(
     for one in (used,) if kept is None else (kept, used):
         fitted = fitted_leaves(tree, MeshRules(one, axes), on_misfit, stack)
         leaves = [_split(value, fit.spec) for value, (_, fit) in zip(leaves, fitted, strict=True)]
-    return with_leaves(tree, leaves)
+    split: T = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    return split
 
 
 def use_rules(rules: Rules, *, kept: Rules | None = None) -> contextlib.AbstractContextManager[None]:
@@ -198,11 +198,6 @@ def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: R
 
 def _split(x: T, spec: PartitionSpec) -> T:
     kinds = {*_mesh().axis_types}
-    if is_ref(x) and kinds & {AxisType.Explicit, AxisType.Auto}:
-        raise TypeError(
-            f"constrain and constrain_tree split arrays, got {text(x)}. Split what the ref holds: ref[...], or "
-            f"from_refs(tree)."
-        )
     if AxisType.Explicit in kinds:
         x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
     if AxisType.Auto in kinds:

@@ -4,21 +4,18 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treewright._core.fields import AxisNames, names_problem
-from treewright._core.instance import finished_pair, is_node
-from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.spec import FieldSpec, spec_of
-from treewright._core.text import counted, did_you_mean, text
-from treewright._trees.partition import spec_like
+from treewright._core import FieldSpec, flat_form, is_node, spec_of
+from treewright._core.jax_private import GetAttrKey, Path, jax_trees, path_text
+from treewright._core.text import counted, did_you_mean, first_of, text
+from treewright._processes import ranges_text
+from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.folding import folded
 
 T = TypeVar("T")
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
@@ -26,15 +23,14 @@ Rules: TypeAlias = Mapping[str, MeshAxes]
 """What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all."""
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 Misfit: TypeAlias = Literal["error", "replicate", "replicate_rank"]
+Names: TypeAlias = tuple[str | None, ...]
 OnMisfit: TypeAlias = Misfit | Mapping[str, Misfit]
 StackNames: TypeAlias = str | tuple[str, ...]
 
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
+ROOT = "The tree itself"
+_INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\d+")
-_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
-_SHOWN = 20  # lines of one message
-_ROOT = "The tree itself"
-_MAPPING: Any = Mapping  # after `isinstance` with it, keys and values are still `Any`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,30 +58,35 @@ class MeshRules:
     """
 
     def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
-        given: Any = rules
-        if not isinstance(given, Mapping):
+        if not isinstance(rules, Mapping):
             raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
-        self._sizes: Mapping[str, int] = sizes or {}
+        self.sizes: Mapping[str, int] = sizes or {}
         self._present = {
             name: tuple(axis for axis in axes if sizes is None or sizes.get(axis, 1) > 1)
             for name, axes in self._axes.items()
         }
         self._used: set[Hashable] = set()
-        misspelt = [f"{axis!r} for {close!r}" for axis in self.absent if (close := _almost(axis, self._sizes))]
+        guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
+        misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
         if misspelt:
-            has = ", ".join(f"{name} {size}" for name, size in self._sizes.items())
             raise ShardingError(
-                f"The rules name mesh axes that the mesh ({has}) does not have, though almost: {', '.join(misspelt)}. "
-                f"What a rule splits over an axis that is not in the mesh is left whole on every device. Write the "
-                f"axis as the mesh does, or, if another is meant, a name that is less alike."
+                f"Unknown mesh ax{'es' if len(misspelt) > 1 else 'is'} {', '.join(misspelt)}: the mesh has "
+                f"{axes_text(self.sizes)}, and what is split over another axis would be whole on every device. If it "
+                f"is an axis of another mesh, give it a name that is less like those of this one."
             )
         self._fits: dict[tuple[Any, ...], Fit] = {}
 
     @property
     def absent(self) -> tuple[str, ...]:
         """The mesh axes that the rules name and the mesh does not have."""
-        return tuple(sorted({axis for axes in self._axes.values() for axis in axes if axis not in self._sizes}))
+        return tuple(sorted({axis for axes in self._axes.values() for axis in axes if axis not in self.sizes}))
+
+    @property
+    def all_absent(self) -> bool:
+        """Whether there are several devices, and the rules name mesh axes of which none is in the mesh."""
+        named = {axis for axes in self._axes.values() for axis in axes}
+        return math.prod(self.sizes.values()) > 1 and bool(named) and named.isdisjoint(self.sizes)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -135,8 +136,8 @@ class MeshRules:
                 return f"wants mesh axis {axis!r}, which axis {taken[axis]} has"
         if len({*axes}) < len(axes):
             return f"wants a mesh axis twice: {axes}"
-        if length % math.prod(self._sizes.get(axis, 1) for axis in axes):
-            return f"does not divide by {' x '.join(f'{axis!r} ({self._sizes[axis]})' for axis in axes)}"
+        if length % math.prod(self.sizes.get(axis, 1) for axis in axes):
+            return f"does not divide by {' x '.join(f'{axis!r} ({self.sizes[axis]})' for axis in axes)}"
         return None
 
 
@@ -147,8 +148,8 @@ def _almost(axis: str, axes: Iterable[str]) -> str | None:
 
 
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
-    axes: Any = () if rule is None else (rule,) if isinstance(rule, str) else rule
-    if not (issubclass(type(axes), tuple) and all(isinstance(axis, str) for axis in axes)):
+    axes = () if rule is None else (rule,) if isinstance(rule, str) else rule
+    if not (isinstance(axes, tuple) and all(isinstance(axis, str) for axis in axes)):
         raise TypeError(
             f"The rule for {name!r} is {rule!r}. A rule is a mesh axis, a tuple of mesh axes, or None for an axis that "
             f"is not split."
@@ -166,20 +167,19 @@ class DeclaredLeaf:
     path: Path
     value: Any
     stacks: tuple[str, ...]
-    names: AxisNames | None
+    names: Names | None
 
 
 def declared_leaves(
-    tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: AxisNames | None = None
+    tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: Names | None = None
 ) -> Iterator[DeclaredLeaf]:
     """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree."""
-    if isinstance(tree, _ARRAYS):
-        yield DeclaredLeaf(path, tree, stacks, names)
-    elif is_node(tree):
-        spec, (children, _) = spec_of(tree), finished_pair(tree)
-        for field, key, child in zip(spec.children, spec.keys, children, strict=True):
+    if is_node(tree):
+        children, _ = flat_form(tree)
+        for field, child in zip(spec_of(tree).children, children, strict=True):
             own_names, stack = _declared(field, tree, path)
-            yield from declared_leaves(child, (*path, key), stacks if stack is None else (*stacks, stack), own_names)
+            below = (*path, GetAttrKey(field.name))
+            yield from declared_leaves(child, below, stacks if stack is None else (*stacks, stack), own_names)
     else:
         for steps, part in jax_trees.tree_leaves_with_path(tree, is_leaf=is_node):
             if is_node(part):
@@ -188,29 +188,27 @@ def declared_leaves(
                 yield DeclaredLeaf((*path, *steps), part, stacks, names)
 
 
-def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[AxisNames | None, str | None]:
+def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[Names | None, str | None]:
     """The names and the stack of a field, which a class may compute."""
     names, stack = field.sharding, field.stack
     if not (callable(names) or callable(stack)):
         return names, stack
-    place = f"{path_text(path) or _ROOT}.{field.name}: the function in"
+    place = f"{path_text(path) or ROOT}.{field.name}: the function in"
     if callable(names):
         names = names(node)
-        problem = None if names is None else names_problem(names)
-        if problem is not None:
-            raise ShardingError(f"{place} sharding= gave {names!r}, which {problem}.")
+        if names is not None and not (type(names) is tuple and all(isinstance(name, str | None) for name in names)):
+            raise ShardingError(f"{place} sharding= gave {names!r}, not a tuple with a name or None for each axis.")
     if callable(stack):
-        given: Any = stack(node)
-        if not isinstance(given, str | None):
-            raise ShardingError(f"{place} stack= gave {given!r}, which is neither the name of an axis nor None.")
-        stack = given
+        stack = stack(node)
+        if not isinstance(stack, str | None):
+            raise ShardingError(f"{place} stack= gave {stack!r}, not the name of an axis or None.")
     return names, stack
 
 
 def _shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of an array, live, abstract or traced; that of a number for anything else."""
-    shape: Any = getattr(leaf, "shape", ())
-    return tuple(shape) if issubclass(type(shape), tuple) else ()  # `shape` may be a method
+    shape = getattr(leaf, "shape", ())
+    return tuple(shape) if isinstance(shape, tuple) else ()  # `shape` may be a method
 
 
 def fitted_leaves(
@@ -232,10 +230,16 @@ def fitted_leaves(
     if whole and rules.unused:
         names = ", ".join(map(repr, rules.unused))
         known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
-        these, them = ("these rules", "them") if len(rules.unused) > 1 else ("this rule", "it")
         warn_user(
-            f"No field of the tree has the name of {these}: {names}. Nothing is split by {them}. The names in the "
-            f"tree: {', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            f"No field of the tree has a name of these rules, which split nothing: {names}. The names in the tree: "
+            f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            ShardingWarning,
+        )
+    if whole and rules.all_absent:
+        warn_user(
+            f"The mesh has none of the axes that the rules name ({', '.join(rules.absent)}), so every device holds all "
+            f"of each array. The mesh has {axes_text(rules.sizes)}. Name its axes in the rules, or None for an array "
+            f"axis that is not split.",
             ShardingWarning,
         )
     return fitted
@@ -243,27 +247,28 @@ def fitted_leaves(
 
 def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
     """What to do about a misfit of each leaf."""
-    given: Any = on_misfit
-    by_place = isinstance(given, _MAPPING)
-    settings: list[Any] = [*given.values()] if by_place else [given]
+    settings = [*on_misfit.values()] if isinstance(on_misfit, Mapping) else [on_misfit]
     for setting in settings:
         if setting not in get_args(Misfit):
             raise ValueError(
                 f'on_misfit= is "error", "replicate" or "replicate_rank", or a mapping from places in the tree to '
                 f"these, got {setting!r}."
             )
-    return jax.tree.leaves(spec_like(tree, "error", given)) if by_place else settings * count
+    if isinstance(on_misfit, Mapping):
+        return jax.tree.leaves(spec_like(tree, "error", on_misfit))
+    return settings * count
 
 
 def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
-    lines = [f"{len(wrong)} of {count} leaves can't be split as the rules say:"]
+    shown: list[str] = []
     rows = [(path_text(leaf.path), (text(leaf.value), fit.unknown or fit.misfits)) for leaf, fit in wrong]
-    folds = folded(rows)
-    for fold in folds[:_SHOWN]:
-        array, problems = rows[fold.members[0]][1]
-        lines.append(f"  {fold if fold.path else _ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
-    if len(folds) > _SHOWN:
-        lines.append(f"  and {sum(len(fold.members) for fold in folds[_SHOWN:])} more")
+    for path, members in folded(rows):
+        array, problems = rows[members[0]][1]
+        shown.append(f"{path or ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
+    lines = [
+        f"{len(wrong)} of {count} leaves can't be split as the rules say:",
+        *(f"  {line}" for line in first_of(shown)),
+    ]
     if any(fit.unknown for _, fit in wrong):
         lines.append("Each name needs a rule; None is the rule for an axis that is not split.")
         return "\n".join(lines)
@@ -274,10 +279,18 @@ def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
     return "\n".join(lines)
 
 
-def with_leaves(tree: T, leaves: Iterable[object]) -> T:
-    """A tree of the same treedef with other leaves."""
-    other: T = jax_trees.tree_structure(tree).unflatten(leaves)
-    return other
+def folded(rows: Sequence[tuple[str, Hashable]]) -> list[tuple[str, list[int]]]:
+    """Rows of a path and its content, those of equal layers as one: `.layers[0-79].kernel`, and their numbers."""
+    groups: dict[tuple[str, Hashable], list[int]] = {}
+    for number, (path, content) in enumerate(rows):
+        groups.setdefault((_INDEX.sub("[]", path), content), []).append(number)
+    folds: list[tuple[str, list[int]]] = []
+    for (pattern, _), members in groups.items():
+        columns = zip(*(map(int, _INDEX.findall(rows[number][0])) for number in members), strict=True)
+        ranges = [f"[{ranges_text(sorted({*column}))}]" for column in columns]
+        first, *others = pattern.split("[]")
+        folds.append((first + "".join(map("".join, zip(ranges, others, strict=True))), members))
+    return folds
 
 
 def partition_specs(
@@ -308,7 +321,8 @@ def partition_specs(
         TypeError: If `mesh` is not a mesh, or `rules` is not a mapping from names to mesh axes.
 
     Warns:
-        ShardingWarning: If no field has the name of a rule that splits something.
+        ShardingWarning: If no field has the name of a rule that splits something, or if a mesh of several devices has
+            none of the axes that the rules name.
 
     Examples:
         >>> from treewright.sharding import partition_specs
@@ -321,7 +335,9 @@ def partition_specs(
         P(None, 'tensor') P('tensor',)
     """
     on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
-    return with_leaves(tree, (fit.spec for _, fit in fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)))
+    fitted = fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)
+    specs: T = jax_trees.tree_structure(tree).unflatten(fit.spec for _, fit in fitted)
+    return specs
 
 
 def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error", stack: StackNames = ()) -> T:
@@ -351,13 +367,13 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         (P(None, 'tensor'), (4, 4))
     """
     fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
-    placed = by_spec(mesh, fitted)
-    return with_leaves(tree, (placed[fit.spec] for _, fit in fitted))
+    placed: T = jax_trees.tree_structure(tree).unflatten(NamedSharding(mesh, fit.spec) for _, fit in fitted)
+    return placed
 
 
-def by_spec(mesh: AnyMesh, fitted: list[tuple[DeclaredLeaf, Fit]]) -> dict[PartitionSpec, NamedSharding]:
-    """The sharding on a mesh of each spec that occurs, made once."""
-    return {spec: NamedSharding(mesh, spec) for spec in {fit.spec for _, fit in fitted}}
+def axes_text(sizes: Mapping[str, int]) -> str:
+    """`data 2, tensor 4`."""
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def sizes_of(mesh: object) -> Mapping[str, int]:

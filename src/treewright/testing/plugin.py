@@ -1,4 +1,4 @@
-"""The pytest plugin: the marker `max_traces` and the fixture `retraces`.
+"""The pytest plugin: the marker `max_traces`, the fixture `retraces` and the option `--retraces`.
 
 pytest loads it in every run of an environment, so it imports nothing but pytest until a test asks for it.
 """
@@ -9,18 +9,38 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from treewright.retrace.command import Recording
     from treewright.retrace.explain import max_traces as limit_class
     from treewright.retrace.report import RetraceReport
 
+_RECORDING: "pytest.StashKey[Recording]" = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    text = "report at the end what JAX traced and compiled in this process, and what again for which reason"
+    parser.getgroup("treewright").addoption("--retraces", action="store_true", help=text)
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the marker known, and begin to record if asked."""
+    if config.getoption("--retraces"):
+        from treewright.retrace.command import Recording
+
+        config.stash[_RECORDING] = Recording(["pytest", *config.invocation_params.args])
     config.addinivalue_line(
         "markers",
         "max_traces(limit, *, only=None, recompiles=None): fail if jit traces a function more than `limit` times "
         "during the test, or compiles it without a trace more than `recompiles` times; `only` names the one function "
         "that counts (Treewright)",
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the report."""
+    recording = config.stash.get(_RECORDING, None)
+    if recording is not None:
+        terminalreporter.write_line(f"\n{recording.text()}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,7 @@
-"""A program that trains in place and in a loop, and saves what it has: no type is lost on the way."""
+"""A program that trains in a loop and saves what it has: no type is lost on the way."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -10,23 +10,21 @@ import jax.numpy as jnp
 import optax
 
 from treewright import (
-    AsRef,
     FrozenArray,
     FrozenMapping,
     Module,
     TrainState,
     buffer,
     freeze,
-    from_refs,
     loop,
     register_dataclass,
     replace,
     static,
-    to_refs,
 )
-from treewright.checkpoint import CheckpointManager, load, save
+from treewright.checkpoint import CheckpointManager, Mismatch, load, save
+from treewright.errors import CheckpointMismatchError
 from treewright.train import Transformation
-from treewright.typed import Ref, grad, jit, new_ref, value_and_grad
+from treewright.typed import Ref, new_ref, value_and_grad
 
 
 class Net(Module):
@@ -41,7 +39,7 @@ class Net(Module):
 
 
 class Counter(Module):
-    count: AsRef
+    count: Ref
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,22 +64,15 @@ def step(state: State, x: jax.Array) -> tuple[State, jax.Array]:
     return state.apply_gradients(grads=grads, buffers=seen, key=state.key), value
 
 
-@jit
-def in_place(state: State, x: jax.Array) -> jax.Array:
-    net = from_refs(state.params)
-    grads = grad(lambda net: loss(net, x)[0])(net)
-    state.update_in_place(grads=grads, key=x)
-    return loss(net, x)[0]
-
-
 def train(tx: Transformation, x: jax.Array, batches: Iterable[jax.Array]) -> State:
     run = loop(step, State.create(params=Net(x, x), tx=tx, key=x), donate=False)
     for batch in batches:
         assert_type(run(batch), jax.Array)
-    refs = to_refs(run.state)
-    assert_type(refs, State)
-    assert_type(in_place(refs, x), jax.Array)
-    return from_refs(refs)
+    return run.state
+
+
+def shown(differences: Sequence[Mismatch]) -> list[str]:
+    return [difference.path for difference in differences]
 
 
 def saved(state: State, folder: Path) -> State:
@@ -93,14 +84,18 @@ def saved(state: State, folder: Path) -> State:
         assert_type(manager.items(3), dict[str, Any])
         newest = manager.restore_latest_valid(like=state)
         print(newest and newest.tree.params.w)
-        return manager.restore(like=state)
+        try:
+            return manager.restore(like=state)
+        except CheckpointMismatchError as error:
+            print(shown(error.differences))
+            raise
 
 
 x = jnp.ones(3)
 state = train(optax.sgd(0.1), x, [x, x])
 assert_type(state, State)
 assert_type(replace(state.apply_gradients(grads=state.params), key=x), State)
-counter = Counter(x)
+counter = Counter(new_ref(x))
 counter.count[...] = counter.count[...] + 1
 assert_type(counter.count, Ref)
 assert_type(new_ref(x)[...], jax.Array)

@@ -47,6 +47,7 @@ def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
 net, tx, x = Net(jnp.ones(3)), optax.adamw(1e-3), jnp.ones(3)
 assert_type(TrainState.create(params=net, tx=tx), TrainState[Net])
 assert_type(TrainState.create(params=net, tx=tx, apply_fn=loss).params, Net)
+assert_type(TrainState(params=net, tx=tx).params, Net)
 assert_type(TrainState[Net].create(params=net, tx=tx).step, jax.Array)
 assert_type(TrainState.create(params={"w": x}, tx=optax.chain(tx)).params, dict[str, jax.Array])
 assert_type(WithStats.create(params=net, tx=tx, stats=x), WithStats)

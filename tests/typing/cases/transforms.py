@@ -105,7 +105,6 @@ assert_type(net.step.lower(net, x), jax.stages.Lowered)
 assert_type(Sub(x).step(x=x), jax.Array)
 assert_type(net.two(x=x), jax.Array)
 assert_type(Sub(x).two(x), jax.Array)
-assert_type(net.two.lower(net, x), jax.stages.Lowered)
 assert_type(net.three(x, n=3), jax.Array)
 assert_type(scaled(x, by=2.0), jax.Array)
 assert_type(scaled.trace(x), jax.stages.Traced)
@@ -199,7 +198,7 @@ def refused_class() -> Any:
 
     class Wrong(Base):
         @jit_method
-        def two(self, x: str) -> jax.Array:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        def two(self, x: str) -> jax.Array:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
             return self.w
 
     return Wrong

@@ -1,0 +1,131 @@
+"""Pickle static values that Python can't: jitted functions, and closures that a library's function made.
+
+`pickle` holds a function by its import path. `jnp.tanh` is found at one and is no plain function; the `init` and
+`update` of an optimiser are made by a function inside of optax. Such a closure is its code, which is found again inside
+the function that made it, and what it captured, which is pickled like any other value.
+"""
+
+import functools
+import importlib
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from treewright._core.functions import captured, import_path, kept_in_pickles, library_made
+
+
+class Recipe:
+    """Stands for a value in a pickle: the call that gives the value when the pickle is read."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def portable(value: Any) -> Any:
+    """A value, with a recipe in place of each function in it that `pickle` would refuse."""
+    kind = type(value)
+    if kind is list:
+        return [portable(part) for part in value]
+    if kind is dict:
+        return {name: portable(part) for name, part in value.items()}
+    if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        parts = [portable(part) for part in value]
+        if all(map(operator.is_, parts, value)):
+            return value
+        make: Any = tuple if kind is tuple else kind._make
+        return make(parts)
+    if kind is functools.partial and not vars(value):
+        parts = [portable(part) for part in (value.func, *value.args, *value.keywords.values())]
+        if all(map(operator.is_, parts, (value.func, *value.args, *value.keywords.values()))):
+            return value
+        count = 1 + len(value.args)
+        return Recipe(partial_of, tuple(parts[:count]), dict(zip(value.keywords, parts[count:], strict=True)))
+    path = import_path(value) if callable(value) else None
+    if path is not None:
+        plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
+        return value if plain else Recipe(imported, *path)
+    if isinstance(value, types.FunctionType) and library_made(value):
+        return _closure_recipe(value) or value
+    return value
+
+
+def _closure_recipe(function: types.FunctionType) -> Recipe | None:
+    """How to make a library's closure again; None where its code is not found again, or it captured itself."""
+    module, code = function.__globals__["__name__"], function.__code__
+    maker, _, path = code.co_qualname.partition(".<locals>.")
+    places = [place for place, inner in _codes_in(module, maker) if inner is code or inner == code]
+    if not path or len(places) != 1:
+        return None
+    try:
+        contents = captured(function)
+        values = tuple(map(portable, contents.values()))
+    except (RecursionError, ValueError):  # it captured itself, or a variable without a value
+        return None
+    attributes = {name: portable(item) for name, item in vars(function).items()}
+    attributes |= {name: portable(getattr(function, name)) for name in _ATTRIBUTES}
+    return Recipe(closure, module, maker, places[0], code.co_qualname, tuple(contents), values, attributes)
+
+
+_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__module__", "__doc__")
+
+
+def _codes_in(module: str, maker: str) -> Iterator[tuple[tuple[int, ...], types.CodeType]]:
+    """The code objects inside the function at an import path, each with its place among the constants."""
+    try:
+        found: Any = imported(module, maker)
+    except (ImportError, AttributeError):
+        return
+    while not isinstance(found, types.FunctionType) and hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    waiting: list[tuple[tuple[int, ...], Any]] = [((), getattr(found, "__code__", None))]
+    while waiting:
+        place, code = waiting.pop()
+        for index, item in enumerate(getattr(code, "co_consts", ())):
+            if isinstance(item, types.CodeType):
+                waiting.append(((*place, index), item))
+                yield (*place, index), item
+
+
+@kept_in_pickles
+def imported(module: str, name: str) -> Any:
+    """The value at an import path."""
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+@kept_in_pickles
+def partial_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """A partial that comes back from a pickle."""
+    return functools.partial(*arguments, **keywords)
+
+
+@kept_in_pickles
+def closure(  # noqa: PLR0917  a pickle gives them by position
+    module: str,
+    maker: str,
+    place: tuple[int, ...],
+    name: str,
+    variables: tuple[str, ...],
+    values: tuple[Any, ...],
+    attributes: dict[str, Any],
+) -> types.FunctionType:
+    """A library's closure that comes back from a pickle.
+
+    Raises:
+        TypeError: If the library's code is another than the one that the pickle was written with.
+    """
+    code = dict(_codes_in(module, maker)).get(place)
+    if code is None or code.co_qualname != name or set(code.co_freevars) != set(variables):
+        raise TypeError(
+            f"The pickle holds {name} of {module}, which is not what this version of {module.partition('.')[0]} has "
+            f"there. It was written with another version: make the object again, or install that one."
+        )
+    by_name = dict(zip(variables, values, strict=True))
+    cells = tuple(types.CellType(by_name[variable]) for variable in code.co_freevars)
+    function = types.FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, cells)
+    for attribute, value in attributes.items():
+        setattr(function, attribute, value)
+    return function

@@ -1,0 +1,296 @@
+"""Register classes with JAX, `jax.export` and flax; and `register_dataclass`, for a class that you can't decorate."""
+
+import dataclasses
+import itertools
+import json
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import jax.export
+
+from treewright._core.fields import options_of
+from treewright._core.functions import kept_in_pickles
+from treewright._core.instance import flat_form, from_flat_form, register, with_close_matches
+from treewright._core.jax_private import GetAttrKey, is_tree_node, jax_trees
+from treewright._core.statics import Statics, StaticTable, table_in
+from treewright._core.text import short_text
+from treewright.errors import NodeDefinitionError, StaticSerializationError
+
+C = TypeVar("C", bound=type[Any])
+
+_MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
+# The latest class of each name, to see that one is made again.
+_LATEST: "weakref.WeakValueDictionary[str, type[Any]]" = weakref.WeakValueDictionary()
+
+
+# What can't be registered
+
+
+def refuse_registered(cls: type[Any]) -> None:
+    """Refuse a class that JAX knows already, in a form that is not ours."""
+    if not is_tree_node(cls):
+        return
+    above = [base for base in cls.__mro__[1:] if base is not object and not hasattr(base, "__node_spec__")]
+    registers = [base for base in above if "__init_subclass__" in vars(base) and base.__module__ != "typing"]
+    cause = "another decorator, or a call, has registered it. Drop that"
+    if registers:
+        name = registers[-1].__qualname__
+        cause = f"{name}, of which it is a subclass, registers every subclass. Put treewright.Module in its place"
+    raise NodeDefinitionError(
+        f"{cls.__qualname__} is registered with JAX already, and JAX keeps one form of each class: {cause} first, or "
+        f"leave {cls.__name__} as it is: a node may hold it in a field."
+    )
+
+
+def refuse_builtin_base(cls: type[Any]) -> None:
+    """Refuse a subclass of `list`, `Exception` and the like, whose instances hold more than fields."""
+    for base in cls.__mro__:
+        if base is not object and isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} is a subclass of {base.__qualname__}, and can't be a node: JAX takes instances "
+                f"apart into their fields and puts them together from these, and what a {base.__qualname__} holds "
+                f"besides would be lost. Drop the base, and keep what it held in a field."
+            )
+
+
+# Nodes
+
+
+class Registration:
+    """The mark of a class that JAX knows; where `cloudpickle` brings the class to a new process, it tells JAX there."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self.cls = cls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (register_once, (self.cls,))
+
+
+@kept_in_pickles
+def register_once(cls: type[Any]) -> Registration:
+    """Register a node class, unless it is."""
+    if "__node_registered__" not in vars(cls):
+        register(cls)
+        register_for_export(cls, lambda statics, children: from_flat_form(cls, (tuple(children), statics)))
+        register_for_flax(cls)
+        cls.__node_registered__ = Registration(cls)
+    registration: Registration = vars(cls)["__node_registered__"]
+    return registration
+
+
+def earlier_class(cls: type[Any]) -> type[Any] | None:
+    """The class of the same name that was made before this one, as before a module is reloaded."""
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    earlier = _LATEST.get(path)
+    _LATEST[path] = cls
+    return earlier
+
+
+# jax.export
+
+
+def register_for_export(cls: type[Any], from_children: Callable[[Any, Iterable[Any]], Any]) -> None:
+    """Give the class a stable name, `module.Class`, under which `jax.export` finds it in another process.
+
+    A class that is made again under one name, as by running a notebook cell again, gets a number after the name, which
+    says no more than that.
+    """
+    name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
+    while True:
+        try:
+            jax.export.register_pytree_node_serialization(
+                cls,
+                serialized_name=serialized_name,
+                serialize_auxdata=serialize,
+                deserialize_auxdata=lambda data: deserialize(cls, data),
+                from_children=from_children,  # type: ignore[arg-type]
+            )
+        except ValueError:  # the name is taken
+            serialized_name = f"{name}#{next(_MADE_AGAIN)}"
+        else:
+            return
+
+
+def serialize(statics: Statics) -> bytes:
+    """The names and values of the statics as JSON."""
+    from treewright._json import encode
+
+    forms: dict[str, Any] = {}
+    for name, value in zip(statics.names, statics.values, strict=True):
+        try:
+            forms[name] = encode(value)
+        except StaticSerializationError as error:
+            raise StaticSerializationError(f"{statics.table.owner.__qualname__}.{name}: {error}") from error
+    return json.dumps(forms).encode()
+
+
+def deserialize(cls: type[Any], data: bytes | bytearray) -> Statics:
+    """The statics of `cls` from what `serialize` wrote."""
+    from treewright._json import decode
+
+    forms, table = json.loads(bytes(data)), table_in(cls)
+    names = () if table is None else table.names
+    if table is None or set(forms) != set(names):
+        raise StaticSerializationError(
+            f"The exported program has the static fields {', '.join(forms) or 'none'} of {cls.__qualname__}, which now "
+            f"has {', '.join(names) or 'none'}. Export it again with this version of the class."
+        )
+    return table.intern(tuple(decode(forms[name]) for name in names))
+
+
+def register_function_node(cls: type[Any]) -> None:
+    """The same for a class of ours whose `aux_data` is a function."""
+
+    def serialize_function(function: Any) -> bytes:
+        from treewright._json import encode
+
+        return json.dumps(encode(function)).encode()
+
+    def deserialize_function(data: bytes | bytearray) -> Any:
+        from treewright._json import decode
+
+        return decode(json.loads(bytes(data)))
+
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"treewright.{cls.__name__}",
+        serialize_auxdata=serialize_function,
+        deserialize_auxdata=deserialize_function,
+    )
+
+
+# flax
+
+
+def register_for_flax(cls: type[Any]) -> None:
+    """Let `flax.serialization` make state dicts of nodes, if the program has imported it before the class is made.
+
+    A state dict holds the children by name; statics stay those of the instance that is restored.
+    """
+    serialization: Any = sys.modules.get("flax.serialization")
+    if serialization is None:
+        return
+
+    def to_state_dict(node: Any) -> dict[str, Any]:
+        (children, statics) = flat_form(node)
+        return dict(zip(statics.table.children, map(serialization.to_state_dict, children), strict=True))
+
+    def from_state_dict(node: Any, state: Any) -> Any:
+        children, statics = flat_form(node)
+        names = statics.table.children
+        if not isinstance(state, Mapping) or set(state) != set(names):
+            raise ValueError(
+                f"{cls.__qualname__} has the children {', '.join(names) or 'none'}, and the state dict at "
+                f"{serialization.current_path()} holds {', '.join(map(str, state)) or 'none'}. It was written by "
+                f"another class or another version of this one: change the names in the dict, then restore it."
+            )
+        values = map(serialization.from_state_dict, children, [state[name] for name in names], names)
+        return from_flat_form(cls, (tuple(values), statics))
+
+    serialization.register_serialization_state(cls, to_state_dict, from_state_dict)
+
+
+# Dataclasses as they are
+
+
+def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
+    """Let JAX take instances of an existing dataclass apart: for one that you can't decorate, such as a third party's.
+
+    As `jax.tree_util.register_dataclass`, but the statics are compared as exactly as those of a node, two classes never
+    have equal treedefs, and what JAX puts together runs no constructor, `__post_init__` or check. The class is not made
+    a node: its methods and instances stay what they are, those that were made before work too, and a static that can't
+    be one is refused when JAX takes an instance apart. A class that you can edit is better decorated with
+    `pytree_dataclass`, which refuses it when the instance is made, and costs less in every call.
+
+    All fields count, those with `init=False` too; other attributes are lost. A subclass needs a call of its own. If the
+    class is not frozen, JAX sees the values of the moment.
+
+    Args:
+        cls: A dataclass, by `dataclasses` or a library that uses it.
+        static: Names of fields that are static, besides those whose metadata says so: `{"static": True}`, flax's
+            `{"pytree_node": False}`, or `treewright.static()`.
+
+    Returns:
+        The class.
+
+    Raises:
+        NodeDefinitionError: If it is not a dataclass, is a pytree already, has a base such as `dict` whose instances
+            hold more than fields, or has no field of a name. Nothing is registered then.
+
+    Examples:
+        >>> import dataclasses, treewright
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Grid:  # of some package
+        ...     values: jax.Array
+        ...     spacing: float
+        ...     periodic: bool = False
+        >>> _ = treewright.register_dataclass(Grid, static=["spacing", "periodic"])
+        >>> jax.jit(lambda grid: grid.values / grid.spacing)(Grid(jnp.ones(2), 0.5)).tolist()
+        [2.0, 2.0]
+    """
+    names = _field_names(cls)
+    if isinstance(static, str):
+        raise NodeDefinitionError(
+            f"register_dataclass: static={static!r} is a text, and would be read as the names of "
+            f"{len(static)} fields. Write static=[{static!r}]."
+        )
+    wanted = set(static)
+    wrong = sorted(wanted - {*names})
+    if wrong:
+        raise NodeDefinitionError(
+            f"register_dataclass: {cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. Its "
+            f"fields: {', '.join(names) or 'none'}."
+        )
+    options = {field.name: options_of(field) for field in dataclasses.fields(cls)}
+    statics = tuple(
+        name for name, option in options.items() if name in wanted or (option is not None and option.kind == "static")
+    )
+    table = StaticTable(
+        cls,
+        statics,
+        tuple(option is not None and option.compare == "content" for option in map(options.get, statics)),
+        tuple(name for name in names if name not in statics),
+    )
+    _register_as_it_is(cls, table)
+    return cls
+
+
+def _field_names(cls: Any) -> list[str]:
+    if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
+        raise NodeDefinitionError(
+            f"register_dataclass takes a class that is a dataclass itself, got {short_text(cls)}. Decorate your own "
+            f"class with @pytree_dataclass."
+        )
+    if hasattr(cls, "__node_spec__"):
+        raise NodeDefinitionError(f"register_dataclass: {cls.__qualname__} is a node already. Drop the call.")
+    refuse_registered(cls)
+    refuse_builtin_base(cls)
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _register_as_it_is(cls: type[Any], table: StaticTable) -> None:
+    children, keys = table.children, [GetAttrKey(name) for name in table.children]
+    store: Any = object.__setattr__
+
+    def flatten(instance: Any) -> tuple[tuple[Any, ...], Statics]:
+        statics = table.find(tuple([getattr(instance, name) for name in table.names]))
+        return tuple([getattr(instance, name) for name in children]), statics
+
+    def flatten_with_keys(instance: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
+        values, statics = flatten(instance)
+        return zip(keys, values, strict=True), statics
+
+    def unflatten(statics: Statics, values: Iterable[Any]) -> Any:
+        instance = object.__new__(cls)
+        for name, value in zip(children, values, strict=True):
+            store(instance, name, value)
+        for name, value in zip(table.names, statics.values, strict=True):
+            store(instance, name, value)
+        return instance
+
+    jax_trees.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    cls.__node_statics__ = table  # pickles of treedefs find it there, and jax.export
+    register_for_export(cls, unflatten)

@@ -1,0 +1,214 @@
+"""Statics in checkpoints: exact ones come back and are compared, and a change of any other is never without a word."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fractions
+import re
+import types
+import uuid
+import warnings
+import zoneinfo
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+from tests.checkpoint import models
+from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
+from tests.checkpoint.models import STATICS, Settings, net
+from treewright import Module, TrainState, static
+from treewright.checkpoint import load, read_manifest, save
+from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", STATICS)
+def test_every_kind_of_static_comes_back_from_its_file_alone(name: str, tmp_path: Path) -> None:
+    value = STATICS[name][0]
+    save(tmp_path / "x", Settings(value))
+
+    found = load(tmp_path / "x", modules=[models])
+    assert type(found.value) is type(value)
+    assert found == Settings(value)
+
+
+class Warmup:
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: Any) -> Any:
+        return step / self.steps
+
+    def at(self, step: Any) -> Any:
+        return step + self.steps
+
+
+def table_of(values: Any) -> Any:
+    return lambda step: values[step]
+
+
+def with_rate(rate: float) -> Any:
+    return optax.multi_transform(
+        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)}, lambda _: "last"
+    )
+
+
+# Each has no exact form, and a twin that does something else.
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "a rate that is an array": (optax.adam(jnp.float32(1e-3)), optax.adam(jnp.float32(0.5))),
+    "an object": (Warmup(10), Warmup(1000)),
+    "a method": (Warmup(10).at, Warmup(1000).at),
+    "a captured numpy array": (table_of(np.arange(3)), table_of(np.arange(3) + 1)),
+    "a captured jax array": (table_of(jnp.arange(3)), table_of(jnp.arange(3) + 1)),
+    "the body of a lambda": (lambda x: x + 1, lambda x: x + 2),
+    "accumulated steps": (optax.MultiSteps(optax.adamw(1e-3), 4), optax.MultiSteps(optax.adamw(0.5), 8)),
+    "the last of many rates": (with_rate(1e-3), with_rate(0.5)),
+    "a float rate": (optax.adam(1e-3), optax.adam(0.5)),
+    "a schedule": (optax.cosine_decay_schedule(0.1, 10), optax.cosine_decay_schedule(0.1, 20)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_static_without_an_exact_form_that_changed_is_a_warning_by_path(name: str, engine: Any) -> None:
+    old, new = CHANGED[name]
+    engine.save(Settings(old))
+
+    with pytest.warns(CheckpointWarning, match=r"saved with other statics; the tree keeps its own:\n  \.value: static"):
+        assert engine.load(like=Settings(new)).value is new
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_static_without_an_exact_form_that_is_the_same_is_loaded_without_a_word(name: str, engine: Any) -> None:
+    engine.save(Settings(CHANGED[name][0]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load(like=Settings(CHANGED[name][0]))
+
+
+def test_an_optimiser_that_was_made_again_is_the_same(engine: Any) -> None:
+    engine.save(TrainState.create(params=net(), tx=optax.adamw(optax.cosine_decay_schedule(0.1, 10))))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load(like=TrainState.create(params=net(), tx=optax.adamw(optax.cosine_decay_schedule(0.1, 10))))
+
+
+def function_of(module: str, name: str) -> Any:
+    def relu(x: Any) -> Any:
+        return x
+
+    relu.__module__, relu.__qualname__ = module, name
+    home: Any = types.ModuleType(module)
+    setattr(home, name, relu)
+    return home, relu
+
+
+def test_a_function_of_a_script_is_not_one_of_a_library_without_a_word(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import __main__
+
+    _, own = function_of("__main__", "relu")
+    monkeypatch.setattr(__main__, "relu", own, raising=False)
+    engine.save(Settings(own))
+
+    with pytest.warns(CheckpointWarning, match=r"\.value: static __main__.relu saved, jax\..*relu in the tree"):
+        engine.load(like=Settings(jax.nn.relu))
+
+
+def test_a_class_that_moved_within_a_package_is_a_warning(engine: Any) -> None:
+    class Dense(Module):
+        x: Any
+        width: int = static(default=1)
+
+    Dense.__module__ = "lib._a"
+    engine.save(Dense(1.0))
+    Dense.__module__ = "lib._b"
+    with pytest.warns(CheckpointWarning, match=r"the tree: class lib\._a:.*Dense saved, lib\._b:.*Dense in the tree"):
+        engine.load(like=Dense(2.0))
+    Dense.__module__ = "lib.b"
+    with pytest.raises(CheckpointMismatchError, match=r"class lib\._a:|static|class"):
+        Dense.__module__ = "other"
+        engine.load(like=Dense(2.0))
+
+
+def test_a_value_that_is_given_for_a_description_is_compared_with_it(tmp_path: Path) -> None:
+    save(tmp_path / "x", Settings(models.scaled(0.5)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(tmp_path / "x", modules=models, statics={"value": (value := models.scaled(0.5))}).value is value
+    with pytest.warns(CheckpointWarning, match=r"\.value: saved was .*factor=0\.5.*, given is .*factor=2\.0"):
+        load(tmp_path / "x", modules=models, statics={"value": models.scaled(2.0)})
+    with pytest.raises(CheckpointError, match=r"statics=\{'other': \.\.\.\}: no static of this name was described"):
+        load(tmp_path / "x", modules=models, statics={"value": models.scaled(0.5), "other": 1})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        uuid.UUID(int=1, is_safe=uuid.SafeUUID.safe),
+        re.compile("a" * 10_001),
+        fractions.Fraction(10**30, 7),
+        models.spec("a", unreduced={"b"}),
+    ],
+    ids=["uuid", "pattern", "fraction", "spec"],
+)
+def test_a_static_that_its_form_would_change_comes_back_exactly_or_not_at_all(value: Any, tmp_path: Path) -> None:
+    save(tmp_path / "x", Settings(value))
+
+    assert load(tmp_path / "x", like=Settings(value)) == Settings(value)
+    try:
+        found = load(tmp_path / "x", modules=[models]).value
+    except CheckpointError as error:
+        assert "the static value was saved as a description only" in str(error)  # noqa: PT017
+    else:
+        assert repr(found) == repr(value)
+
+
+def test_a_mesh_is_saved_by_its_axes(tmp_path: Path) -> None:
+    kinds = (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
+    mesh: Any = jax.make_mesh((2, 1), ("a", "b"), axis_types=kinds)
+    saved = Settings((mesh, NamedSharding(mesh, models.spec(None, "a"), memory_kind="unpinned_host")))
+    save(tmp_path / "x", saved)
+
+    assert load(tmp_path / "x", like=saved) == saved
+    assert load(tmp_path / "x", modules=[models]) == saved
+    with pytest.raises(CheckpointMismatchError, match=r"\.value: static .*Mesh"):
+        load(tmp_path / "x", like=Settings((jax.make_mesh((1, 2), ("a", "b"), axis_types=kinds), 1)))
+
+
+def test_a_zone_of_the_database_is_saved_by_its_key(tmp_path: Path) -> None:
+    try:
+        zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    except zoneinfo.ZoneInfoNotFoundError:
+        pytest.skip("this machine has no time zones")
+    saved = Settings(dt.datetime(2024, 10, 27, 2, 30, tzinfo=zone, fold=1))
+    save(tmp_path / "x", saved)
+
+    assert "Europe/Berlin" in str(read_manifest(tmp_path / "x").branches[0].statics["value"])
+    assert load(tmp_path / "x", modules=[models]) == saved
+
+
+class Key:
+    def __lt__(self, other: object) -> bool:
+        return False
+
+
+def test_a_key_that_has_no_form_needs_a_template(tmp_path: Path) -> None:
+    key = Key()
+    save(tmp_path / "x", {key: 1})
+
+    assert load(tmp_path / "x", like={key: 0}) == {key: 1}
+    with pytest.raises(CheckpointError, match=r"saved as a description only, .*Key"):
+        load(tmp_path / "x")

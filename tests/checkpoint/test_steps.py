@@ -1,0 +1,648 @@
+"""A folder of steps: kept, asynchronous, whole or not there, restored by the newest that is whole."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+
+from tests.checkpoint.engines import assert_same
+from tests.checkpoint.models import net, spec, train_state
+from treewright import loop, replace
+from treewright.checkpoint import CheckpointManager, from_names, to_names
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+pytestmark = pytest.mark.slow
+
+ocp: Any = pytest.importorskip("orbax.checkpoint")
+TREE = {"x": np.ones(2)}
+LIKE = {"x": jnp.zeros(2, int)}
+
+
+def saved(folder: Path, *steps: Any, **options: Any) -> CheckpointManager:
+    """A manager that has saved `{"x": [step, step]}` under these steps."""
+    manager = CheckpointManager(folder / "steps", **options)
+    for step in steps:
+        manager.save(step, {"x": jnp.full(2, int(step))})
+    manager.wait()
+    return manager
+
+
+def with_losses(folder: Path, steps: Sequence[int], losses: Sequence[float], **options: Any) -> CheckpointManager:
+    manager = CheckpointManager(folder / "run", **options)
+    for step, loss in itertools.zip_longest(steps, losses):
+        manager.save(step, TREE, metrics={"loss": loss})
+    manager.wait()
+    return manager
+
+
+# Which steps stay
+
+
+def test_the_newest_steps_are_kept(tmp_path: Path) -> None:
+    with saved(tmp_path, 1, 2, 5, 7, keep=2) as manager:
+        assert manager.all_steps() == (5, 7)
+        assert manager.latest_step() == 7
+        assert manager.restore(like=LIKE)["x"].tolist() == [7, 7]
+        assert manager.restore(5, like=LIKE)["x"].tolist() == [5, 5]
+        assert manager.manifest(5).leaves[0].name == "x"
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {"5", "7", ".thrown-out"}
+    assert not list((tmp_path / "steps" / ".thrown-out").iterdir())
+
+
+def test_all_steps_are_kept_when_asked_for(tmp_path: Path) -> None:
+    with saved(tmp_path, *range(6), keep=None) as manager:
+        assert manager.all_steps() == tuple(range(6))
+
+
+def test_every_so_many_and_the_best_stay_besides_the_newest_also_after_a_restart(tmp_path: Path) -> None:
+    options: Any = {"keep": 1, "keep_every": 4, "keep_best": 2, "metric": "loss", "mode": "min"}
+    with with_losses(tmp_path, range(1, 7), [5, 1, 4, 3, 2, 9], **options) as manager:
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 5, 6), 2)
+    with with_losses(tmp_path, [7, 8], [0, float("nan")], **options) as manager:
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 7, 8), 7)
+        manager.delete(7)
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 8), 2)
+
+
+def test_of_equals_the_newest_is_the_best_and_the_largest_may_be(tmp_path: Path) -> None:
+    with with_losses(tmp_path, [1, 2, 3], [7.0, 7.0, 3.0], metric="loss", mode="max") as manager:
+        assert manager.best_step() == 2
+        assert manager.metrics(3) == {"loss": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, r"keep=\.\.\.\) takes a whole number from 1, or None, got 0"),
+        ({"keep_every": -1}, r"keep_every=\.\.\.\) takes a whole number from 1, or None, got -1"),
+        ({"keep": "2"}, r"keep=\.\.\.\) takes a whole number from 1, or None, got '2'"),
+        ({"keep_best": 1}, r"keep_best=1, metric=None, mode=None\): the best steps are ranked by one of their metrics"),
+        ({"metric": "loss"}, r"metric='loss', mode=None\): the best"),
+        ({"metric": "loss", "mode": "less"}, r"mode=\.\.\.\) takes 'min' or 'max', got 'less'"),
+    ],
+)
+def test_rules_that_contradict_themselves_are_refused(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        CheckpointManager(tmp_path, **options)
+
+
+def test_a_step_without_the_metric_is_refused_and_a_manager_without_one_ranks_nothing(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, metric="loss", mode="min")
+    with pytest.raises(CheckpointError, match=r"ranks steps by 'loss', which is missing in metrics: save\(step, state"):
+        manager.save(1, TREE)
+    with pytest.raises(CheckpointError, match="The metric 'loss' is 'low', and must be a number"):
+        manager.save(1, TREE, metrics={"loss": "low"})
+    assert manager.best_step() is None
+    with pytest.raises(CheckpointError, match="has no metric that ranks steps"):
+        CheckpointManager(tmp_path).best_step()
+
+
+def test_a_damaged_step_has_no_rank_and_others_may_delete_steps(tmp_path: Path) -> None:
+    with_losses(tmp_path, [1, 2, 3], [1, 2, 3], keep=None, metric="loss", mode="min").close()
+    (tmp_path / "run" / "1" / "manifest" / "metadata").write_text("{")
+    (tmp_path / "run" / "1" / "metrics" / "metrics").write_text("{")  # Orbax's own copy
+    with CheckpointManager(tmp_path / "run", keep=1, keep_best=1, metric="loss", mode="min") as manager:
+        assert manager.best_step() == 2
+        manager.save(4, TREE, metrics={"loss": 4})
+        manager.wait()
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4), 2)
+        (tmp_path / "run" / "2").rename(tmp_path / "elsewhere")
+        manager.save(5, TREE, metrics={"loss": 5})
+        manager.wait()
+        assert manager.all_steps() == (5,) or manager.all_steps() == (4, 5)
+
+
+def test_a_step_can_be_deleted_and_saved_again(tmp_path: Path) -> None:
+    with saved(tmp_path, 1, 2) as manager:
+        with pytest.raises(CheckpointError, match=r"has a step 2 already\. .* delete it: delete\(2\)\."):
+            manager.save(2, TREE)
+        manager.delete(2)
+        assert manager.all_steps() == (1,)
+        manager.save(2, {"x": np.zeros(2)})
+        assert manager.restore(like=TREE)["x"].tolist() == [0, 0]
+        with pytest.raises(CheckpointError, match="has the steps 1, 2, and no step 3"):
+            manager.delete(3)
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None, {"x": 1}])
+def test_a_step_is_a_whole_number(step: Any, tmp_path: Path) -> None:
+    for call in (lambda manager: manager.save(step, TREE), lambda manager: manager.delete(step)):
+        with pytest.raises(CheckpointError, match="A step is a whole number from 0, got"):
+            call(CheckpointManager(tmp_path))
+    with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # what loops count with
+        assert manager.all_steps() == (1, 2, 3)
+
+
+def test_folders_of_other_names_are_not_steps(tmp_path: Path) -> None:
+    for name in ("007", "step_8", "\uff19", "2x"):
+        (tmp_path / "steps" / name).mkdir(parents=True)
+    with saved(tmp_path, 1, 2, keep=1) as manager:
+        assert manager.all_steps() == (2,)
+    assert {path.name for path in (tmp_path / "steps").iterdir()} >= {"007", "step_8", "\uff19", "2x"}
+
+
+def test_a_save_below_a_step_that_is_there_is_a_warning(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20).close()
+    with (
+        CheckpointManager(tmp_path / "steps") as manager,
+        pytest.warns(CheckpointWarning, match="has the steps 20, which are above step 11: a run that resumes takes"),
+    ):
+        manager.save(11, {"x": 1})
+
+
+# Where
+
+
+def test_a_folder_that_is_not_there_has_no_steps_and_a_run_that_resumes_hears_of_it(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "none") as manager:
+        assert manager.all_steps() == ()
+        assert manager.latest_step() is None
+        with pytest.warns(CheckpointWarning, match=r"There is no folder .*none, so no step was restored\."):
+            assert manager.restore_latest_valid(like=1) is None
+        with pytest.raises(CheckpointError, match=r"none does not exist\.$"):
+            manager.restore(like=1)
+    assert not list(tmp_path.iterdir())
+    assert CheckpointManager(tmp_path).restore_latest_valid(like=1) is None  # without a word
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with saved(tmp_path, 1, 2) as manager, pytest.raises(CheckpointError, match=r"the steps 1, 2, and no step 3\.$"):
+        manager.restore(3, like=1)
+
+
+def test_a_step_or_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 1).close()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(CheckpointError, match=r"steps/1 is a step\. .*: CheckpointManager\('.*/steps'\)\."):
+        CheckpointManager(tmp_path / "steps" / "1")
+    with pytest.raises(CheckpointError, match="file is a file, and a CheckpointManager needs a folder"):
+        CheckpointManager(tmp_path / "file")
+
+
+def test_a_relative_folder_is_the_one_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with CheckpointManager("run") as manager:
+        manager.save(1, TREE)
+        monkeypatch.chdir("/")
+        manager.wait()
+        assert_same(manager.restore(like=TREE), TREE)
+
+
+def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
+    program = (
+        "import sys; from treewright.checkpoint import save; assert 'orbax' not in sys.modules\n"
+        "sys.modules['orbax.checkpoint'] = None\n"
+        "from treewright.checkpoint import CheckpointManager"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr
+
+
+# In the background
+
+
+def hold_commits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let no step get its name before the event is set."""
+    let_go = threading.Event()
+    rename = os.rename
+
+    def held(source: Any, target: Any, **options: Any) -> None:
+        if "orbax-checkpoint-tmp" in str(source):
+            assert let_go.wait(10)
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", held)
+    return let_go
+
+
+def test_saving_goes_on_in_the_background_and_arrays_may_change_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = hold_commits(monkeypatch)
+    host, donated, ref = np.ones(3), jnp.ones(1 << 20), jax.new_ref(jnp.ones(3))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"host": host, "donated": donated, "ref": ref})
+        host[:] = 5
+        ref[...] += 5
+        for _ in range(3):
+            donated = jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+        assert manager.latest_step() is None
+        let_go.set()
+        manager.wait()
+        found = manager.restore(like={"host": host, "donated": donated, "ref": ref})
+    assert_same(
+        found | {"ref": found["ref"][...]}, {"host": np.ones(3), "donated": jnp.ones(1 << 20), "ref": jnp.ones(3)}
+    )
+
+
+def test_a_loop_may_go_on_while_its_state_is_written(tmp_path: Path) -> None:
+    run = loop(lambda state: (jax.tree.map(lambda leaf: leaf + 1, state), None), {"x": jnp.zeros(1000)})
+    with CheckpointManager(tmp_path / "steps", keep=None) as manager:
+        for step in range(3):
+            manager.save(step, run.state)
+            run()
+        run.state = manager.restore(1, like=run.state)
+        run()
+        assert [float(manager.restore(step, like=run.state)["x"].max()) for step in range(3)] == [0, 1, 2]
+    assert float(run.state["x"].max()) == 2
+
+
+CALLS: dict[str, Callable[[CheckpointManager], object]] = {
+    "restore": lambda manager: manager.restore(like=LIKE)["x"].tolist() == [1, 1],
+    "restore a step": lambda manager: manager.restore(1, like=LIKE)["x"].tolist() == [1, 1],
+    "restore_latest_valid": lambda manager: manager.restore_latest_valid(like=LIKE) is not None,
+    "manifest": lambda manager: manager.manifest().leaves[0].name == "x",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_restoring_waits_for_the_step_that_is_being_saved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = hold_commits(monkeypatch)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": jnp.ones(2, int)})
+        assert manager.latest_step() is None
+        threading.Timer(0.1, let_go.set).start()
+        assert CALLS[name](manager)
+        assert manager.latest_step() == 1
+
+
+def test_a_manager_that_is_not_asynchronous_returns_when_the_step_is_on_disk(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, asynchronous=False) as manager:
+        manager.save(1, TREE)
+        assert (tmp_path / "1").is_dir()
+
+
+def test_a_manager_that_is_dropped_while_it_writes_is_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(ResourceWarning, match=r"was not closed while it wrote step 1\. Use it in a with block"):
+        CheckpointManager(tmp_path).save(1, TREE)
+        time.sleep(1)  # Orbax's threads hold it
+        gc.collect()
+
+
+FAILING = {
+    "all_steps": lambda manager: manager.all_steps(),
+    "manifest": lambda manager: manager.manifest(),
+    "restore": lambda manager: manager.restore(like=1),
+    "restore_latest_valid": lambda manager: manager.restore_latest_valid(like=1),
+    "save": lambda manager: manager.save(3, TREE),
+    "wait": lambda manager: manager.wait(),
+    "close": lambda manager: manager.close(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failure_in_the_background_is_raised_at_the_next_call_and_the_step_is_never_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with saved(tmp_path, 1) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            manager.save(2, LIKE)
+            time.sleep(0.5)
+            with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*steps; .*: .*No space left"):
+                FAILING[name](manager)
+        assert manager.latest_step() == 1
+        manager.save(2, LIKE)
+        manager.wait()
+        assert manager.all_steps() == (1, 2)
+
+
+# On the disk
+
+
+def test_every_file_of_a_step_is_on_the_disk_before_the_step_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, bytes] = {}
+    late: list[str] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        name = str(target.relative_to(tmp_path)).replace("1.orbax-checkpoint-tmp", "1")
+        synced[name] = target.read_bytes() if target.is_file() else b""
+        if (tmp_path / "1").exists():
+            late.append(target.name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with CheckpointManager(tmp_path, metric="loss", mode="min") as manager:
+        manager.save(1, {"x": jnp.ones(3)}, metrics={"loss": 1}, items={"a": 1})
+        manager.wait()
+
+    made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "1").rglob("*")}
+    assert {"1/manifest/metadata", "1/state/_METADATA", "1/metrics/metrics"} <= made
+    assert made - synced.keys() <= {f"1{item}/commit_success.txt" for item in ("", "/manifest", "/state", "/metrics")}
+    for name in made & synced.keys():  # and nothing was written after it was brought there
+        assert (tmp_path / name).is_dir() or (tmp_path / name).read_bytes() == synced[name]
+    assert late == ["_CHECKPOINT_METADATA", "1", tmp_path.name]  # which Orbax writes again last; and the names
+
+
+def test_a_step_that_can_not_be_deleted_is_a_warning_and_the_save_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = saved(tmp_path, 1, 2, keep=1)
+
+    def busy(path: Any, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        manager.save(3, LIKE)
+        with pytest.warns(CheckpointWarning, match=r"\.thrown-out/2, .*, can't be deleted: .*busy"):
+            manager.wait()
+    assert manager.all_steps() == (3,)
+    manager.close()
+    assert not list((tmp_path / "steps" / ".thrown-out").iterdir())
+
+
+def test_a_step_that_can_not_be_moved_aside_is_a_warning_and_the_save_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = saved(tmp_path, 1, keep=1)
+    replace_path = os.replace
+
+    def busy(source: Any, target: Any, **options: Any) -> None:
+        if ".thrown-out" in str(target):
+            raise OSError(errno.EBUSY, "Device or resource busy", str(source))
+        replace_path(source, target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", busy)
+        patch.setattr(os, "rename", busy if os.rename is os.replace else os.rename)
+        manager.save(2, LIKE)
+        with pytest.warns(CheckpointWarning, match="Step 2 is saved, but an old one could not be thrown out: "):
+            manager.wait()
+    assert manager.latest_step() == 2
+    manager.close()
+
+
+def test_a_symbolic_link_in_place_of_a_step_is_moved_and_its_target_stays(tmp_path: Path) -> None:
+    saved(tmp_path, 1).close()
+    (tmp_path / "steps" / "1").rename(tmp_path / "elsewhere")
+    (tmp_path / "steps" / "1").symlink_to(tmp_path / "elsewhere")
+    with CheckpointManager(tmp_path / "steps", keep=1) as manager:
+        manager.save(2, LIKE)
+    assert (tmp_path / "elsewhere" / "manifest").is_dir()
+    assert not os.path.lexists(tmp_path / "steps" / "1")
+
+
+def test_unfinished_steps_of_dead_processes_are_cleared_away(tmp_path: Path) -> None:
+    saved(tmp_path, 1).close()
+    shutil.copytree(tmp_path / "steps" / "1", tmp_path / "steps" / "7.orbax-checkpoint-tmp")
+    with CheckpointManager(tmp_path / "steps") as manager:
+        assert manager.all_steps() == (1,)
+        manager.save(2, LIKE)
+    assert not (tmp_path / "steps" / "7.orbax-checkpoint-tmp").exists()
+
+
+# Beside the state
+
+
+def test_metrics_and_items_come_back_as_they_were(tmp_path: Path) -> None:
+    items = {"data": {"epoch": 2, "seed": 2**70}, "list": [1, None, "a"], "count": np.int64(3)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, TREE, metrics={"loss": np.float32(0.5), "jax": jnp.int32(3), "nan": float("nan")}, items=items)
+        manager.save(2, TREE)
+        assert str(manager.metrics(1)) == "{'loss': 0.5, 'jax': 3, 'nan': nan}"
+        assert manager.items(1) == {**items, "count": 3}
+        assert (manager.metrics(), manager.items()) == ({}, {})
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.ones(2), {(1, 2): 3}, b"a"])
+def test_items_that_are_not_json_are_refused_before_anything_is_written(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="items can't be saved: .* of a data iterator, give its state"):
+        CheckpointManager(tmp_path / "run").save(1, TREE, items={"a": value})
+    assert not list(tmp_path.iterdir())
+
+
+# Damage, and only damage
+
+
+def damage(folder: Path, step: int) -> None:
+    """Flip a bit in the middle of each file with the bytes of arrays."""
+    for file in (folder / "steps" / str(step) / "state").rglob("d/*"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+
+def test_the_latest_valid_step_is_found_and_the_damaged_ones_are_named(tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1, 2, 3)
+    damage(tmp_path, 3)
+    (tmp_path / "steps" / "2" / "manifest" / "metadata").write_text("{")
+
+    with pytest.warns(CheckpointWarning, match=r"Restored step 1 and skipped damaged ones:\n  3: .*\n  2: ") as seen:
+        found = manager.restore_latest_valid(like=LIKE)
+    assert seen[0].filename == __file__
+    assert found is not None
+    assert (found.step, found.tree["x"].tolist(), set(found.skipped)) == (1, [1, 1], {2, 3})
+    with pytest.raises(CheckpointDamagedError, match="Step 3 can't be read|damaged"):
+        manager.restore(like=LIKE)
+    manager.close()
+
+
+@pytest.mark.parametrize("place", ["manifest/metadata", "state/manifest.ocdbt"])
+def test_a_file_that_is_gone_is_damage(place: str, tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1, 2)
+    (tmp_path / "steps" / "2" / place).unlink()
+    with pytest.warns(CheckpointWarning, match="Restored step 1 and skipped"):
+        found = manager.restore_latest_valid(like=LIKE)
+    assert found is not None
+    manager.close()
+
+
+def test_a_damaged_step_takes_no_place_and_can_be_saved_again(tmp_path: Path) -> None:
+    saved(tmp_path, 20, 24, 30, keep=None).close()
+    damage(tmp_path, 30)
+    with CheckpointManager(tmp_path / "steps", keep=2) as manager:
+        with pytest.warns(CheckpointWarning, match="Restored step 24"):
+            manager.restore_latest_valid(like=LIKE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            manager.save(28, LIKE)
+        manager.wait()
+        assert manager.all_steps() == (24, 28, 30)
+        manager.save(30, {"x": jnp.full(2, 8)})
+        manager.wait()
+        assert manager.all_steps() == (28, 30)
+        assert manager.restore(like=LIKE)["x"].tolist() == [8, 8]
+        with pytest.raises(CheckpointError, match="has a step 30 already"):
+            manager.save(30, {"x": 1})
+
+
+def test_if_all_steps_are_damaged_that_is_an_error(tmp_path: Path) -> None:
+    with saved(tmp_path, 1, 2) as manager:
+        damage(tmp_path, 1)
+        damage(tmp_path, 2)
+        with pytest.raises(CheckpointDamagedError, match=r"All steps in .*steps are damaged:\n  2: .*\n  1: "):
+            manager.restore_latest_valid(like=LIKE)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("place", ["read_text", "restore"])
+def test_an_error_of_the_file_system_is_no_damage_and_the_step_stays(
+    number: int, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = saved(tmp_path, 1, 2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        if place == "restore":  # as TensorStore words it
+            raise ValueError(f"Error reading local file: [OS error {number}: {os.strerror(number)}] at x.cc:1")
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((Path, "read_text", fail) if place == "read_text" else (ocp.PyTreeCheckpointHandler, place, fail))
+        )
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            manager.restore_latest_valid(like=LIKE)
+        assert caught.value.errno == number
+    with pytest.raises(CheckpointError, match="has a step 2 already"):
+        manager.save(2, LIKE)
+    found = manager.restore_latest_valid(like=LIKE)
+    assert found is not None
+    assert found.step == 2
+    manager.close()
+
+
+def test_an_error_of_the_target_is_raised_as_it_is(tmp_path: Path) -> None:
+    odd = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
+    abstract = NamedSharding(jax.sharding.AbstractMesh((2,), ("a",)), spec("a"))  # type: ignore[no-untyped-call]
+    struct: Any = jax.ShapeDtypeStruct
+    with saved(tmp_path, 1) as manager:
+        for sharding in (odd, abstract):
+            with pytest.raises(ValueError, match=r"divisible|[aA]bstract|device") as caught:
+                manager.restore_latest_valid(like={"x": struct((2,), jnp.int32, sharding=sharding)})
+            assert not isinstance(caught.value, CheckpointDamagedError)
+
+
+def test_a_whole_step_that_does_not_fit_is_not_skipped(tmp_path: Path) -> None:
+    with saved(tmp_path, 1, 2) as manager, pytest.raises(CheckpointMismatchError, match=r"\['x'\]: shape"):
+        manager.restore_latest_valid(like={"x": jnp.zeros(3, int)})
+    with CheckpointManager(tmp_path / "net") as manager:
+        manager.save(1, net())
+        with pytest.raises(CheckpointMismatchError, match=r"\.width: static 3 saved, 5 in the tree"):
+            manager.restore_latest_valid(like=replace(net(), width=5))
+
+
+def test_a_step_that_is_deleted_while_it_is_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, evaluator = saved(tmp_path, 1, keep=1), CheckpointManager(tmp_path / "steps")
+    read = Path.read_text
+
+    def saves_meanwhile(path: Path, *args: Any, **options: Any) -> str:
+        monkeypatch.setattr(Path, "read_text", read)
+        trainer.save(2, {"x": jnp.full(2, 2)})
+        trainer.wait()
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", saves_meanwhile)
+    found = evaluator.restore_latest_valid(like=LIKE)
+    assert found is not None
+    assert (found.step, found.skipped) == (2, {})
+    trainer.close()
+
+
+# Plain Orbax
+
+
+def test_plain_orbax_opens_it_and_finds_the_flat_names(tmp_path: Path) -> None:
+    state = train_state()
+    with CheckpointManager(tmp_path, metric="loss", mode="min") as manager:
+        manager.save(1, state, metrics={"loss": 0.5})
+
+    with ocp.CheckpointManager(tmp_path, item_names=("state", "manifest")) as plain:
+        both = ocp.args.Composite(state=ocp.args.StandardRestore(), manifest=ocp.args.JsonRestore())
+        found: Any = plain.restore(1, args=both)
+        assert plain.metrics(1) == {"loss": 0.5}
+    np.testing.assert_array_equal(found.state["params.layers.0.kernel"], state.params.layers[0].kernel)
+    assert_same(from_names(found.state, like=state), state)
+    assert json.loads(found.manifest["treewright"])["nodes"][0]["class"] == "treewright.train:TrainState"
+
+
+def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as plain:
+        plain.save(1, args=ocp.args.StandardSave({"a": jnp.ones(1)}))
+        plain.wait_until_finished()
+        restored = plain.restore(1, args=ocp.args.StandardRestore())
+
+    for restore in (CheckpointManager(tmp_path).restore, CheckpointManager(tmp_path).restore_latest_valid):
+        with pytest.raises(CheckpointError, match=r"Step 1 in .* has no manifest: another program") as caught:
+            restore(like={"a": jnp.ones(1)})
+        assert not isinstance(caught.value, CheckpointDamagedError)
+    assert_same(from_names(to_names(restored), like={"a": jnp.zeros(1)}), {"a": jnp.ones(1)})
+
+
+# Shardings
+
+
+def split_over(devices: Any, *axes: Any) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), ("a",)), spec(*(axes or ("a",))))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_sharded_step_comes_back_on_any_number_of_devices(count: int, tmp_path: Path) -> None:
+    x = jnp.arange(64.0).reshape(8, 8)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": jax.device_put(x, split_over(jax.devices()))})
+        assert set(manager.manifest().leaves[0].digests) == {f"{i}:{i + 2},0:8" for i in range(0, 8, 2)}
+        sharding = split_over(jax.devices()[:count])
+        found = manager.restore(like={"x": jax.device_put(x * 0, sharding)})["x"]
+    assert found.sharding == sharding
+    np.testing.assert_array_equal(found, x)
+
+
+def test_a_flipped_bit_is_found_in_every_saved_block_that_lies_whole_in_a_block_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = jax.device_put(jnp.zeros((8, 4)), split_over(jax.devices()))
+    whole, half = np.zeros((8, 4), np.float32), jax.device_put(x, split_over(jax.devices()[:2]))
+    cut = jax.device_put(x, split_over(jax.devices(), None, "a"))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        manager.wait()
+        plain = ocp.PyTreeCheckpointHandler.restore
+
+        def flipped(self: Any, *args: Any, **options: Any) -> Any:
+            found = plain(self, *args, **options)
+            place = np.arange(32).reshape(8, 4) == 21
+            return {"x": found["x"] + jax.device_put(place.astype(np.float32), found["x"].sharding)}
+
+        def flipped_on_host(self: Any, *args: Any, **options: Any) -> Any:
+            return {"x": plain(self, *args, **options)["x"] + (np.arange(32).reshape(8, 4) == 21)}
+
+        for like, patched in ((x, flipped), (half, flipped), (whole, flipped_on_host)):
+            monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", patched)
+            with pytest.raises(CheckpointDamagedError, match=r"\['x'\]\[4:6,0:4\] is damaged: its bytes have"):
+                manager.restore(like={"x": like})
+        monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", flipped)
+        assert float(manager.restore(like={"x": cut})["x"].sum()) == 1  # cut in all its blocks: the docs say so

@@ -1,0 +1,105 @@
+"""A converter that an annotation names runs however it is spelt, or the class is refused."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar
+from typing import Annotated, Any, ClassVar, Final, Optional, Union
+
+import jax
+import numpy as np
+import pytest
+from typing_extensions import TypeAliasType
+
+from treewright import AsArray, Converted, Converter, Module, Static, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError, StaticFieldError
+
+Alias: Any = TypeAliasType("Alias", AsArray)  # type: ignore[misc, unused-ignore]
+AliasOfAlias: Any = TypeAliasType("AliasOfAlias", Alias)  # type: ignore[misc, unused-ignore]
+StaticAlias: Any = TypeAliasType("StaticAlias", Static[str])  # type: ignore[misc, unused-ignore]
+AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
+
+RUNS: dict[str, Any] = {
+    "AsArray": AsArray,
+    "Final": Final[AsArray],
+    "an alias": Alias,
+    "an alias of an alias": AliasOfAlias,
+    "Final of an alias": Final[Alias],
+    "or None": AsArray | None,
+    "Optional": Optional[AsArray],  # noqa: UP045
+    "Union": Union[None, AsArray],  # noqa: UP007
+    "an alias or None": Alias | None,
+    "a string": "AsArray",
+    "a string inside": Final["AsArray"],
+    "Annotated again": Annotated[AsArray, "metres"],
+    "Annotated or None": Annotated[AsArray | None, "metres"],
+}
+REFUSED: dict[str, Any] = {
+    "inside a tuple": tuple[AsArray, ...],
+    "inside a list of an alias": list[Alias],
+    "one of two": AsArray | tuple[int, ...],
+    "inside a function": Callable[[AsArray], None],
+}
+
+
+def made(annotation: Any) -> Any:
+    return type("Net", (Module,), {"__annotations__": {"x": annotation}, "__module__": __name__})
+
+
+@pytest.mark.parametrize("annotation", RUNS.values(), ids=RUNS)
+def test_the_converter_runs(annotation: Any) -> None:
+    net = made(annotation)
+
+    assert isinstance(net(2.0).x, jax.Array)
+    assert isinstance(replace(net(2.0), x=3.0).x, jax.Array)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "or None" in name or name in {"Optional", "Union"}])
+def test_a_none_that_the_annotation_allows_is_kept(name: str) -> None:
+    assert made(RUNS[name])(None).x is None
+
+
+@pytest.mark.parametrize("annotation", REFUSED.values(), ids=REFUSED)
+def test_where_it_is_not_about_the_whole_value_the_class_is_refused(annotation: Any) -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Net\.x: the converter inside .* would not run, since it is not"):
+        made(annotation)
+
+
+def test_an_argument_that_is_no_field_has_no_converter() -> None:
+    with pytest.raises(NodeDefinitionError, match=r"Net\.x: .*InitVar.* Convert it in __post_init__"):
+        made(InitVar[AsArray])
+
+
+def test_an_unknown_name_is_no_converter_by_its_letters() -> None:
+    assert made("UnitConverter")(2.0).x == 2.0
+    with pytest.raises(NodeDefinitionError, match=r"Net\.x: the annotation 'Final\[Unknown\[AsArray\]\]' can't be"):
+        made("Final[Unknown[AsArray]]")
+
+
+def test_a_static_is_converted_and_checked_behind_an_alias() -> None:
+    given: Any = TypeAliasType("given", AsTuple)  # type: ignore[misc, unused-ignore]
+    lists: Any = TypeAliasType("lists", list[int])  # type: ignore[misc, unused-ignore]
+
+    @pytree_dataclass
+    class Layer:
+        sizes: given = static()
+
+    assert Layer(range(3)).sizes == (0, 1, 2)
+    with pytest.raises(NodeDefinitionError, match=r"Net\.n is static, but its annotation holds list"):
+        type("Net", (Module,), {"__annotations__": {"n": Final[lists]}, "n": static()})
+
+
+@pytest.mark.parametrize("annotation", [StaticAlias, Final[StaticAlias], StaticAlias | None, "StaticAlias"])
+def test_static_takes_no_plain_value_behind_an_alias(annotation: Any) -> None:
+    with pytest.raises(StaticFieldError, match=r"Net\.x is annotated with Static"):
+        made(annotation)("relu")
+    assert made(annotation)(Static("relu")).x.value == "relu"
+
+
+def test_a_class_variable_is_no_field() -> None:
+    net: Any = type("Net", (Module,), {"__annotations__": {"x": ClassVar[np.ndarray]}, "x": np.ones(2)})
+
+    assert jax.tree.leaves(net()) == []
+
+
+def test_a_static_in_a_condition_is_its_value() -> None:
+    assert not Static(False)
+    assert Static("train")

@@ -1,0 +1,323 @@
+"""What reports lose where JAX lacks something private: what `jax_private.py` says, and never in silence."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import config, dispatch, monitoring
+
+import treewright
+from tests.retrace.support import details, fresh
+from treewright.errors import RetraceWarning, TooManyTracesError
+from treewright.retrace import jax_private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from treewright import RetraceReport
+
+COUNTED = "the arguments could not be read, so traces are only counted, by the function's name"
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def power(x: Any, exponent: int) -> Any:
+    return x**exponent
+
+
+def explained(*calls: Callable[[], object]) -> list[RetraceReport]:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        for call in calls:
+            call()
+    return reports
+
+
+def lengths(jitted: Any, *numbers: int) -> list[Callable[[], object]]:
+    return [functools.partial(jitted, np.ones(number, np.float32)) for number in numbers]
+
+
+@pytest.fixture(autouse=True)
+def what_jax_shows_is_looked_up_in_each_test() -> Iterator[None]:
+    yield from _forgotten()
+
+
+def _forgotten() -> Iterator[None]:
+    remembered: list[Any] = [
+        jax_private.capabilities,
+        jax_private.tells_of_compilations,
+        jax_private._names_of_settings,
+    ]
+    for function in remembered:
+        function.cache_clear()
+    yield
+    for function in remembered:
+        function.cache_clear()
+
+
+def test_in_this_version_of_jax_nothing_is_missing() -> None:
+    can = jax_private.capabilities()
+    jitted: Any = jax.jit(fresh(double))
+    jitted(1.0)
+
+    assert (can.events, can.calls, can.outcomes, jax_private.tells_of_compilations()) == (True,) * 4
+    if jax.__version_info__ >= (0, 10):
+        assert [held.avals[0].shape for held in jax_private.held_calls(jitted.__wrapped__)] == [()]
+
+
+def test_looking_needs_no_device() -> None:
+    program = (
+        "from treewright.retrace.jax_private import capabilities; assert capabilities().calls; "
+        "from jax._src import xla_bridge; print(xla_bridge.backends_are_initialized())"
+    )
+
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert run.stdout == "False\n"
+
+
+def test_a_watch_whose_own_look_is_the_first_trace_of_jax_ends() -> None:
+    program = "import jax, treewright\nwith treewright.explain_retraces(): jax.jit(lambda x: x)(1.0)\nprint('done')"
+
+    for command in ([sys.executable, "-c", program], [sys.executable, "-m", "treewright", "retraces", "/dev/stdin"]):
+        run = subprocess.run(command, input=program, capture_output=True, text=True, check=True, timeout=60)
+        assert run.stdout == "done\n"
+
+
+def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> None:
+    seen: list[Any] = []
+
+    def look(x: Any) -> Any:
+        jax_private.capabilities.cache_clear()
+        seen.append(jax_private.capabilities())
+        return x
+
+    with jax.disable_jit():
+        look(1.0)
+    jax.eval_shape(look, 1.0)
+    jax.vmap(look)(jnp.ones(2))
+
+    assert seen == [jax_private.Capabilities(events=True, calls=True, outcomes=True)] * 3
+
+
+def test_without_its_options_a_jitted_function_is_explained_with_a_reservation() -> None:
+    jitted: Any = jax.jit(power, static_argnums=1)
+    assert details(treewright.explain(jitted, (1.0, 2), (1.0, 3)))[0] == "exponent (static): 2 -> 3"
+
+    jitted._jit_info = SimpleNamespace()
+
+    report = treewright.explain(jitted, (1.0,), (2.0,))
+    unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
+    assert details(report) == [unseen]
+    assert str(report).startswith("power would not retrace, as far as can be seen")
+
+
+# Events
+
+
+def test_without_the_event_of_traces_a_block_says_that_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "JAXPR_TRACE_EVENT", "/renamed")
+
+    with pytest.warns(RetraceWarning, match="does not tell of traces .*: no retrace is reported") as told:
+        explained()
+    assert told[0].filename == __file__
+    for count in (lambda: treewright.max_traces(1).__enter__(), lambda: treewright.max_traces(1)(fresh(double))):
+        with pytest.raises(RuntimeError, match=r"max_traces can't count: JAX .* does not tell of traces"):
+            count()
+
+
+def test_without_the_event_of_compilations_a_block_says_what_it_did_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "BACKEND_COMPILE_EVENT", "/renamed")
+    jitted: Any = jax.jit(fresh(double))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not explained(lambda: None)
+    lost = "does not tell of compilations .*: neither recompiles nor traces under grad or vmap alone were seen"
+    with pytest.warns(RetraceWarning, match=lost) as told:
+        reports = explained(*lengths(jitted, 2, 3))
+
+    assert told[0].filename == __file__
+    assert [report.event for report in reports] == ["trace"]
+    with pytest.raises(RuntimeError, match=r"can't count recompiles: JAX .* Drop recompiles=, or update Treewright"):
+        treewright.max_traces(1, recompiles=0).__enter__()
+
+
+def test_without_a_way_to_stop_it_a_listener_does_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(jax.monitoring, "unregister_event_duration_listener")
+    jitted: Any = jax.jit(fresh(double))
+
+    reports = explained(*lengths(jitted, 2))
+    jitted(jnp.ones(3))
+
+    assert not reports
+
+
+def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -> None:
+    outer, jitted = treewright.explain_retraces(on_report=str), jax.jit(fresh(double))
+    reports: list[RetraceReport] = []
+
+    with outer, treewright.explain_retraces(on_report=reports.append):
+        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__())
+        inner.__enter__()
+        for call in lengths(jitted, 2, 3, 4):
+            call()
+
+    assert len(reports) == 2
+
+
+def test_without_the_list_of_listeners_a_block_works_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(monitoring, "get_event_duration_listeners")
+    jitted: Any = jax.jit(fresh(double))
+
+    for _ in range(2):
+        reports = explained(*lengths(jitted, 2, 3))
+        jitted.clear_cache()
+        assert len(reports) == 1
+
+
+# Settings, pmap, and what became of a call
+
+
+def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "trace_context_names", lambda: (), raising=False)
+    jitted: Any = jax.jit(fresh(double))
+    [call] = lengths(jitted, 2)
+
+    def under(setting: Any) -> None:
+        with setting:
+            call()
+
+    named, unnamed = explained(
+        call,
+        lambda: under(jax.default_matmul_precision("float32")),
+        lambda: under(config.softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009
+    )
+
+    assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
+    assert len(named.differences) == 1
+    assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
+
+
+@pytest.mark.parametrize("missing", ["trace_context_names", "trace_context"])
+def test_without_what_tells_settings_the_known_ones_are_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(config, missing, raising=False)
+
+    names = list(jax_private.trace_settings())
+
+    assert names[:2] == ["jax.config.jax_enable_x64", "jax.config.jax_default_matmul_precision"]
+    assert names[-1] in {"the mesh in use", jax_private.UNNAMED_SETTINGS}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_the_filter_of_tracebacks_or_its_variable_transformations_have_the_names_of_functions_in_them(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*jax_private.BOUNDARY]
+    names[missing] = "renamed"
+    monkeypatch.setattr(jax_private, "BOUNDARY", names)
+    twice: Any = fresh(double)
+
+    [report] = explained(lambda: jax.jit(jax.grad(twice))(1.0), lambda: jax.jit(jax.value_and_grad(twice))(1.0))
+
+    assert "the function itself" in str(report)
+    assert "grad -> value_and_grad" not in str(report)
+
+
+def test_without_its_module_or_its_variables_calls_of_pmap_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: Any = jax.pmap(fresh(double))
+    assert len(explained(*(functools.partial(mapped, np.ones((1, length))) for length in (2, 3)))) == 1
+
+    monkeypatch.setattr(jax_private, "PMAP", "renamed")
+    assert not explained(*(functools.partial(mapped, np.ones((1, length))) for length in (4, 5)))
+
+
+def test_without_the_outcome_of_a_call_signatures_tell_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_private, "TRACE_LOCALS", ("fun", "dbg", "renamed"))
+    jitted: Any = jax.jit(fresh(double))
+
+    with pytest.warns(RetraceWarning, match="does not show .* whether a call was traced or got the trace of another"):
+        reports = explained(
+            *lengths(jitted, 2, 3),
+            *lengths(jax.jit(jitted.__wrapped__, keep_unused=True), 3),
+            jitted.clear_cache,
+            *lengths(jitted, 3),
+        )
+
+    assert [(report.event, report.number) for report in reports][:1] == [("trace", 2)]
+    assert reports[-1].event == "trace"
+
+
+def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax_private, "CALLS_CACHE", "renamed")
+    jitted: Any = jax.jit(fresh(double))
+    jitted(jnp.ones(2))
+
+    assert not explained(*lengths(jitted, 3))
+
+
+# Frames
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CALL_FRAMES", frozenset({"renamed"})),
+        ("CALL_LOCALS", ("fun", "args", "renamed")),
+        ("OPTIONS_LOCALS", ("renamed",)),
+    ],
+)
+def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_private, name, value)
+    jitted: Any = jax.jit(fresh(power), static_argnums=1)
+
+    with pytest.warns(RetraceWarning, match=r"can't be read in JAX .*: traces are only counted, .* nor traces under"):
+        [report] = explained(*(functools.partial(jitted, jnp.ones(2), exponent) for exponent in (2, 3)))
+
+    assert (report.event, report.function, report.number) == ("count", "power", 2)
+    assert details(report) == [COUNTED]
+    with (
+        pytest.warns(RetraceWarning, match="can't be read"),
+        pytest.raises(TooManyTracesError, match="power may not be traced here, and is"),
+        treewright.max_traces(0, only="power"),
+    ):
+        jitted(jnp.ones(5), 2)
+
+
+@pytest.mark.parametrize(("name", "others"), [("EQUINOX_JIT", "static[1][1]"), ("FLAX_NNX", "model._graphdef")])
+def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_these(
+    name: str, others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    def apply(model: Any, x: jax.Array) -> Any:
+        return model(x)
+
+    def lines() -> list[str]:
+        jitted = (eqx.filter_jit if name == "EQUINOX_JIT" else nnx.jit)(fresh(apply))
+        if name == "EQUINOX_JIT":
+            models = [eqx.nn.Linear(2, 3, use_bias=bias, key=jax.random.key(0)) for bias in (True, False)]
+        else:
+            models = [nnx.Linear(2, 3, use_bias=bias, rngs=nnx.Rngs(0)) for bias in (True, False)]
+        [report] = explained(*(functools.partial(jitted, model, jnp.ones(2)) for model in models))
+        return details(report)
+
+    assert any(line.startswith("model.use_bias (static): True -> False") for line in lines())
+    monkeypatch.setattr(jax_private, name, "renamed")
+    assert any(line.startswith(others) for line in lines())

@@ -1,0 +1,300 @@
+"""Settings and masks in trees of the same treedef; partition and combine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from treewright import (
+    Module,
+    buffer,
+    combine,
+    field,
+    partition,
+    pytree_dataclass,
+    replace,
+    spec_like,
+    static,
+    trainable,
+)
+from treewright.errors import MissingPlaceError
+
+
+class Layer(Module):
+    kernel: Any = field(converter=jnp.asarray)
+    bias: Any = None
+    activation: str = static(default="relu")
+
+    def __check_init__(self) -> None:
+        if self.kernel.ndim != 2:
+            raise ValueError("kernel must be a matrix")
+
+
+@pytree_dataclass
+class Norm:
+    scale: Any = field()
+    mean: Any = buffer(default=0.0)
+    inner: Any = buffer(default=None)
+
+
+class Net(Module):
+    layers: tuple[Layer, ...]
+    norm: Norm
+    rest: Any = None
+
+
+def small_net() -> Net:
+    layers = Layer(jnp.ones((2, 3)), jnp.zeros(3)), Layer(jnp.ones((3, 1)))
+    return Net(layers, Norm(jnp.ones(3), jnp.zeros(3), {"layer": Layer(jnp.ones((1, 1)))}), [1.0, None])
+
+
+def settings_of(spec: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(spec, is_leaf=lambda leaf: leaf is None)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+PARTIAL: Any = jax.tree_util.Partial
+ALL = [
+    *(".layers[0].kernel", ".layers[0].bias", ".layers[1].kernel", ".norm.scale", ".norm.mean"),
+    *(".norm.inner['layer'].kernel", ".rest[0]"),
+]
+
+
+# spec_like
+
+
+def test_a_spec_has_the_treedef_of_the_tree_and_runs_no_code_of_it() -> None:
+    net = small_net()
+    spec = spec_like(net, 0)
+
+    assert jax.tree.structure(spec) == jax.tree.structure(net)
+    assert jax.tree.leaves(spec) == [0] * len(ALL)
+    assert type(spec.layers[0]) is Layer
+
+
+@pytest.mark.parametrize(
+    ("where", "places"),
+    [
+        ("**.bias", [".layers[0].bias"]),
+        ("mean", [".norm.mean"]),
+        ("layers", [".layers[0].kernel", ".layers[0].bias", ".layers[1].kernel"]),
+        (".layers[-1]", [".layers[1].kernel"]),
+        (".layers[*].kernel", [".layers[0].kernel", ".layers[1].kernel"]),
+        ("**.k*", [".layers[0].kernel", ".layers[1].kernel", ".norm.inner['layer'].kernel"]),
+        (lambda net: (net.layers[0], net.rest), [".layers[0].kernel", ".layers[0].bias", ".rest[0]"]),
+        (lambda path, leaf: np.ndim(leaf) == 1, [".layers[0].bias", ".norm.scale", ".norm.mean"]),
+        (lambda path, leaf: path.startswith(".norm"), ALL[3:6]),
+        (lambda path, leaf: False, []),
+        (".layers[1].bias", []),
+        ("", ALL),
+    ],
+)
+def test_a_rule_is_for_all_below_its_places(where: Any, places: list[str]) -> None:
+    found = settings_of(spec_like(small_net(), "default", {where: "rule"}))
+
+    assert [place for place, setting in found.items() if setting == "rule"] == places
+
+
+def test_a_later_rule_wins() -> None:
+    spec = spec_like(small_net(), 0, {"**.kernel": 1, ".layers": 2, ".layers[0].kernel": None})
+
+    assert settings_of(spec.layers) == {"[0].kernel": None, "[0].bias": 2, "[1].kernel": 2, "[1].bias": None}
+    assert spec.norm.inner["layer"].kernel == 1
+
+
+def test_the_default_may_be_a_prefix() -> None:
+    net = small_net()
+    prefix = Net.tree_unflatten(net.tree_flatten()[1], (("a", None), Norm("b", "c"), "d"))
+    spec = spec_like(net, prefix, {"mean": "e"})
+
+    assert settings_of(spec) == {
+        ".layers[0].kernel": "a",
+        ".layers[0].bias": "a",
+        ".layers[1].kernel": None,
+        ".layers[1].bias": None,
+        ".norm.scale": "b",
+        ".norm.mean": "e",
+        ".norm.inner['layer'].kernel": None,
+        ".norm.inner['layer'].bias": None,
+        ".rest[0]": "d",
+        ".rest[1]": None,
+    }
+    with pytest.raises(
+        ValueError, match=r"^default= is not a prefix of the tree\. (pytree structure error: different leng|List arity)"
+    ):
+        spec_like([1, 2], [3])
+
+
+def test_a_place_that_is_not_there_takes_no_setting_and_neither_does_a_static_or_one_of_many() -> None:
+    with pytest.raises(
+        MissingPlaceError,
+        match=r"^Net has no place bais \(did you mean bias\?\)\. The names in it: \.activation, \.bias",
+    ):
+        spec_like(small_net(), 0, {"bais": 1})
+    with pytest.raises(
+        ValueError, match=r"^\.layers\[0\]\.activation, .* of a Net is static\. It is not part of the t"
+    ):
+        spec_like(small_net(), 0, {"**.activation": 1})
+    with pytest.raises(
+        ValueError, match=r"^'bias' leads to 3 places in Net: \.layers\[0\]\.bias, .*write \"\*\*\.bias\""
+    ):
+        spec_like(small_net(), 0, where={"bias": 1})
+    with pytest.raises(ValueError, match=r"^'bias' leads to 3 places in Net: "):
+        partition(small_net(), where="bias")
+
+
+# trainable
+
+
+@pytest.mark.parametrize("value", [None, (), "relu", 0.5, (1, 2), len])
+def test_a_static_takes_no_setting_whatever_it_holds(value: Any) -> None:
+    layer = replace(small_net().layers[0], activation=value)
+    places: list[Any] = ["activation", ".activation", lambda layer: layer.activation, "**.activation"]
+
+    for where in places:
+        with pytest.raises(ValueError, match=r"^\.activation of a Layer is static\. It is not part of the tree"):
+            spec_like(layer, default=True, where={where: False})
+    empty: Any = replace(layer, bias=None)
+    assert jax.tree.leaves(spec_like(empty, default=True, where={"bias": False})) == [True]
+
+
+@pytest.mark.parametrize("where", ["bias", ["bias"], lambda _path, _leaf: True])
+def test_a_place_without_a_setting_is_refused(where: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes a mapping from places to settings as where, got .* Write spec_like\("):
+        spec_like(small_net(), True, where)
+
+
+def test_what_is_in_a_buffer_is_not_trainable() -> None:
+    net = small_net()
+    mask = trainable(net)
+
+    assert jax.tree.structure(mask) == jax.tree.structure(net)
+    assert [place for place, is_trained in settings_of(mask).items() if is_trained is False] == ALL[4:6]
+    assert jax.tree.leaves(trainable({"a": [1, PARTIAL(len, net.norm)], "b": None})) == [*(True, True, False, False)]
+
+
+def test_optax_takes_the_mask_and_the_function() -> None:
+    net: Any = small_net()
+    updates: Any
+    for mask in (trainable, trainable(net)):
+        tx = optax.chain(optax.masked(optax.sgd(1.0), mask), optax.masked(optax.set_to_zero(), optax_not(mask)))
+        updates, _ = tx.update(jax.tree.map(jnp.ones_like, net), tx.init(net), net)
+        assert float(jnp.max(jnp.abs(updates.norm.mean))) == 0.0
+        assert updates.norm.scale.tolist() == [-1.0] * 3
+
+
+def optax_not(mask: Any) -> Any:
+    return (
+        (lambda tree: jax.tree.map(lambda leaf: not leaf, mask(tree)))
+        if callable(mask)
+        else optax_not(lambda _: mask)(0)
+    )
+
+
+# partition and combine
+
+
+@pytest.mark.parametrize(
+    ("where", "places"),
+    [
+        (trainable, ALL[:4] + ALL[6:]),
+        (lambda path, leaf: "kernel" in path, [ALL[0], ALL[2], ALL[5]]),
+        ("**.kernel", [ALL[0], ALL[2], ALL[5]]),
+        ("scale", [ALL[3]]),
+        (".norm", ALL[3:6]),
+        (True, ALL),
+        (np.False_, []),
+        (spec_like(small_net(), False, {".norm": True}), ALL[3:6]),
+    ],
+)
+def test_partition_gives_the_chosen_leaves_and_the_others(where: Any, places: list[str]) -> None:
+    net = small_net()
+    chosen, rest = partition(net, where)
+
+    assert list(settings_without_none(chosen)) == places
+    assert list(settings_without_none(rest)) == [place for place in ALL if place not in places]
+    assert chosen.layers[0].activation == rest.layers[0].activation == "relu"
+    assert combine(chosen, rest) == net == combine(rest, chosen)
+
+
+def settings_without_none(tree: Any) -> dict[str, Any]:
+    return {place: leaf for place, leaf in settings_of(tree).items() if leaf is not None}
+
+
+def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
+    assert partition([[1, 2], 3], [True, False]) == ([[1, 2], None], [[None, None], 3])
+    with pytest.raises(ValueError, match=r"^where= is not a prefix of the tree\. (pytree structure error|List arity)"):
+        partition([1, 2], [True])
+    with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got 1\.$"):
+        partition([1, 2], [True, 1])
+    with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got None\.$"):
+        partition([1, 2], [True, None])
+
+
+@pytest.mark.parametrize("answer", [False, True, np.True_])
+def test_a_predicate_of_leaves_alone_is_not_taken_for_a_mask_of_the_tree(answer: Any) -> None:
+    chosen = "all" if answer else "none"
+    with pytest.raises(
+        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, and would choose {chosen} "
+    ):
+        partition(small_net(), lambda leaf: answer)
+    with pytest.raises(AttributeError) as caught:
+        partition(small_net(), lambda leaf: leaf.ndim == 2)
+
+    (note,) = caught.value.__notes__
+    assert note == (
+        "partition calls a function of one argument with the whole tree; one of two with the path and each leaf: "
+        "lambda path, leaf: ..."
+    )
+    assert partition(jnp.ones(2), trainable)[1] is None
+
+
+def test_combine_takes_any_number_of_trees() -> None:
+    net = small_net()
+    kernels, rest = partition(net, "**.kernel")
+    biases, rest = partition(rest, "**.bias")
+
+    assert combine(biases, kernels, rest) == net
+    assert combine(None, None) is None
+    with pytest.raises(TypeError, match=r"^combine\(\) takes both trees that partition\(\) has split: first, rest = "):
+        combine(net)
+
+
+def test_a_mask_may_be_a_tree_that_can_be_called() -> None:
+    class Callable(Module):
+        w: Any
+
+        def __call__(self, x: Any) -> Any:
+            return x @ self.w
+
+    mlp: Any = eqx.nn.MLP(1, 1, 1, 1, key=jax.random.key(0))
+    for tree in (Callable(jnp.ones(2)), mlp):
+        arrays, rest = partition(tree, jax.tree.map(eqx.is_array, tree))
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(arrays))
+        assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(rest))
+
+
+def test_gradients_are_computed_for_the_chosen_leaves_only() -> None:
+    net = Net((), Norm(jnp.ones(3), jnp.arange(3)))
+    weights, rest = partition(net, trainable)
+    grads = jax.grad(lambda weights: jnp.sum(combine(weights, rest).norm.scale * net.norm.mean))(weights)
+
+    assert grads.norm.scale.tolist() == [0.0, 1.0, 2.0]
+    assert grads.norm.mean is None
+
+
+def test_leaves_that_two_trees_have_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^\['w'\] has a value in 2 of the trees: 1, f32\[2\]\. combine\(\) takes tree"
+    ):
+        combine({"w": 1}, {"w": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"^The whole tree has a value in 2 of the trees: 1, 2"):
+        combine(1, 2)
+    with pytest.raises(ValueError, match=r"activation='gelu'"):
+        combine(spec_like(Layer(jnp.ones((1, 1)))), spec_like(Layer(jnp.ones((1, 1)), activation="gelu")))
