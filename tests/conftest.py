@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
@@ -64,6 +65,11 @@ def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
         jitted(make(jnp.ones(2), setting))
         counts.append(counted.count)
     return counts
+
+
+def one_line(value: object) -> str:
+    """The representation of a value without its line breaks."""
+    return re.sub(r"(?<=[(\[{]) |,? (?=[)\]}])", "", re.sub(r"\s*\n\s*", " ", repr(value)))
 
 
 def skip_before_jax(*release: int) -> None:

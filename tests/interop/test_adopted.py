@@ -25,7 +25,6 @@ from treewright import (
     static,
     trainable,
 )
-from treewright._core.jax_private import path_text
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointMismatchError, MissingPlaceError, StaticFieldError
 
@@ -163,7 +162,7 @@ def test_another_setting_or_function_retraces_and_is_named_by_its_path() -> None
 
     assert counted.count == 2
     (difference,) = diff(net(), net(jax.nn.gelu))
-    assert [path_text(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
+    assert [jax.tree_util.keystr(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
 
 
 def test_attributes_items_and_methods_are_those_of_the_layer() -> None:

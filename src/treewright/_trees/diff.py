@@ -11,10 +11,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import NoExactKeyError, exact_key, flat_form, spec_of
-from treewright._core.functions import public
+from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, public, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees, path_text, typeof
-from treewright._core.methods import leaves_equal
 from treewright._core.text import counted, cut_text, mesh_text, names_in, short_text, short_texts
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 
