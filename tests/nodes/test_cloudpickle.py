@@ -174,7 +174,7 @@ def test_anything_arrives_by_itself(pickles: dict[str, bytes]) -> None:
 def test_nodes_arrive_by_value(sent: Any) -> None:
     assert type(sent.layer) is sent.Layer
     assert one_line(sent.layer) == (
-        "Layer(kernel=f32(0.0), bias=[0.0], mean=0.5, total=7.0, name='first', activation=doubled)"
+        "Layer(kernel=f32(3.0), bias=[0.0], mean=0.5, total=7.0, name='first', activation=doubled)"
     )
     assert sent.point == sent.Point(2.0)
     assert sent.named.name == "second"
