@@ -317,7 +317,7 @@ def _bare(tree: Any) -> Any:
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """Pairs of children that are still to be compared, and those that only one has."""
     if len(old.children) == len(new.children):
-        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks/test_retrace.py).
+        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks: retrace).
         pairs = [(x, y) for x, y in zip(old.children, new.children, strict=True) if x is not y]
         if all(key == other for (key, _), (other, _) in pairs):
             return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []
