@@ -12,10 +12,12 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import Module, TrainState, replace, spec_like, static
 
-flax: Any = package_or_absent("flax", "flax.linen", "flax.training.train_state")
+pytestmark = pytest.mark.slow
+
+flax: Any = importorskip("flax", "flax.linen", "flax.training.train_state")
 nn: Any = flax.linen
 
 

@@ -19,6 +19,8 @@ from treewright import pytree_dataclass, static
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "moving" / "index.md"
 SOURCES = {
     "flax.struct": (

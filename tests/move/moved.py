@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from treewright.move import command
+from treewright.__main__ import main as treewright
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -133,7 +133,7 @@ def moved_script(name: str, folder: Path) -> tuple[str, str]:
 def _written(path: Path, *, statuses: set[int]) -> str:
     """The diff of what the command changes in a file or a folder."""
     with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
-        status = command.main([str(path), "--write"])
+        status = treewright(["move", str(path), "--write"])
     assert status in statuses
     return diff.getvalue()
 

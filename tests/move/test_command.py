@@ -11,6 +11,8 @@ import pytest
 
 from treewright.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 BEFORE = "from flax import struct\n\n\n@struct.dataclass\nclass A:\n    x: int\n"
 AFTER = "from treewright import pytree_dataclass\n\n\n@pytree_dataclass\nclass A:\n    x: int\n"
 

@@ -12,6 +12,8 @@ from tests.move.moved import RELEASED, CanNotFetchError, moved, moved_script
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RELEASED)
