@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treewright._core.text import counted
-from treewright.move.libraries import LIBRARIES, WORDS
+from treewright.move.libraries import PAGES
 
 if TYPE_CHECKING:
     from treewright.move.program import Source
@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> int:
     from treewright.move.program import Program
     from treewright.move.rewrite import moved
 
-    chosen = [library for library in LIBRARIES if options.library in {library.name, "auto"}]
+    libraries = [*PAGES] if options.library == "auto" else [options.library]
     try:
-        program = Program({path: path.read_bytes() for path in _files(options.paths)}, chosen, WORDS)
+        program = Program({path: path.read_bytes() for path in _files(options.paths)}, libraries)
         texts = list(moved(program))
         changed = {source.path: text for source, text in texts if text != source.content}
     except (OSError, ValueError) as error:
@@ -64,11 +64,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [library.name for library in LIBRARIES]
     parser = argparse.ArgumentParser(prog="python -m treewright move", description=_HELP, epilog=_STATUS)
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a Python file, or a folder of them")
     origin = "the library to move from; auto, the default, is all of them"
-    parser.add_argument("--from", choices=[*names, "auto"], default="auto", dest="library", help=origin)
+    parser.add_argument("--from", choices=[*PAGES, "auto"], default="auto", dest="library", help=origin)
     parser.add_argument("--write", action="store_true", help="change the files")
     return parser
 

@@ -7,7 +7,6 @@ from typing import Literal
 import libcst as cst
 
 from treewright.move import libraries
-from treewright.move.libraries import Base, Marker, Specifier
 from treewright.move.program import NodeClass, Program, Source, items_of, unsubscripted
 
 Kind = Literal["child", "static", "unclear"]
@@ -53,10 +52,11 @@ def field_of(node: NodeClass, line: cst.AnnAssign, program: Program) -> Field | 
     if "typing.ClassVar" in program.names_of(source, outer):
         return None
     items = items_of(annotation)
-    marked = len(items) == 1 and isinstance(program.rule_of(source, outer)[0], Marker)
+    rule, _ = program.rule_of(source, outer)
+    marked = len(items) == 1 and rule is not None and rule.kind == "marker"
     annotation = items[0] if marked else annotation
     kind, arguments, markers = _declaration(source, line.value, program)
-    filtered = isinstance(node.rule, Base) and node.rule.filtered and kind == "child"
+    filtered = node.rule.filtered and kind == "child"
     parts = _parts(source, annotation, program)
     inferred = filtered and bool(parts) and all(part & libraries.NEVER_ARRAYS for part in parts)
     kind = "static" if marked or inferred else kind
@@ -86,12 +86,12 @@ def _declaration(
         return "child", None, ()
     rule, _ = program.rule_of(source, value.func)
     given = tuple(value.args)
-    if not isinstance(rule, Specifier):
+    if rule is None or rule.kind != "specifier":
         is_field = "dataclasses.field" in program.names_of(source, value.func)
         return "child", given if is_field else None, ()
     if rule.static:
         return "static", given, ()
-    markers = tuple(arg for arg in given if arg.star or keyword_of(arg) in {None, rule.marker})
+    markers = tuple(arg for arg in given if arg.star or keyword_of(arg) in {None, rule.argument})
     words = {arg.value.value if isinstance(arg.value, cst.Name) and not arg.star else "" for arg in markers}
     if words == {rule.static_if}:
         return "static", given, markers
@@ -124,5 +124,5 @@ def _default_can_change(source: Source, line: cst.AnnAssign, program: Program) -
     default, factory = argument(given, "default") or line.value, argument(given, "default_factory")
     if isinstance(factory, cst.Lambda):
         default = factory.body
-    by_factory = factory is not None and program.names_of(source, factory) & libraries.MUTABLE_FACTORIES
+    by_factory = factory is not None and program.names_of(source, factory) & libraries.CAN_CHANGE
     return bool(by_factory) or isinstance(default, cst.List | cst.Dict | cst.Set)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import libcst as cst
 from libcst import helpers, metadata
 
-from treewright.move.libraries import Base, Decorator, Library, Rule
+from treewright.move.libraries import PAGES, RULES, Rule
 
 
 class Notice(NamedTuple):
@@ -76,35 +76,43 @@ class Source:
         dots = len(name.name) - len(bare)
         return ".".join([*self.package.split(".")[: 1 - dots or None], bare]) if dots else bare
 
-    def note(self, node: cst.CSTNode, text: str, page: str, *, undecided: bool = False) -> None:
-        """Note a place to look at, by its line."""
+    def note(self, node: cst.CSTNode, text: str, name: str, *, undecided: bool = False) -> None:
+        """Note a place to look at, by its line, with the page about the library of a full name."""
+        page = PAGES[name.partition(".")[0]]
         positions: Any = self._wrapper.resolve(metadata.PositionProvider)
         self.notices.add(Notice(positions[node].start.line, text, page, undecided))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class NodeClass:
-    """A class that becomes a node, by a decorator or a base; `by` is None for a subclass of one."""
+    """A class that becomes a node, by a decorator or a base of this full name; `by` is None for a subclass of one."""
 
     source: Source
     definition: cst.ClassDef
-    page: str
-    rule: Base | Decorator
+    origin: str
     by: cst.CSTNode | None
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.origin]
+
+    @property
+    def name(self) -> str:
+        return self.definition.name.value
 
 
 class Program:
     """The files of a program, and the classes in them that become nodes."""
 
-    def __init__(self, files: dict[Path, bytes], chosen: Iterable[Library], words: Iterable[str]) -> None:
-        self._rules = {name: (rule, library.page) for library in chosen for name, rule in library.rules.items()}
+    def __init__(self, files: dict[Path, bytes], libraries: Iterable[str]) -> None:
+        words = {*libraries}
+        self._rules = {name: rule for name, rule in RULES.items() if name.partition(".")[0] in words}
         self.sources: dict[Path, Source] = {}
         self.nodes: dict[cst.ClassDef, NodeClass] = {}
         self.passed_on = set[str]()  # full names that a file imports from another one
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
-        words = {*words}
         while found := [path for path, content in waiting.items() if _has_word(content, words)]:
             for path in found:
                 self._load(path, waiting.pop(path))
@@ -153,17 +161,17 @@ class Program:
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:
-        """The rule for a name and the page about it; no rule where the name may also be something else.
+        """The rule for a name and its full name; no rule where the name may also be something else.
 
         The standard library's `dataclass` is no other meaning: libraries stand in for it `if TYPE_CHECKING`.
         """
         names = self.names_of(source, node) - {"dataclasses.dataclass"}
-        pages = [self._rules[name] for name in names if name in self._rules]
-        return pages[0] if len(names) == len(pages) == 1 else (None, pages[0][1] if pages else "")
+        full = next((name for name in names if name in self._rules), "")
+        return (self._rules.get(full) if len(names) == 1 else None), full
 
-    def page_of_module(self, module: str) -> str | None:
-        """The page about the library that a module belongs to."""
-        return next((page for name, (_, page) in self._rules.items() if name.rpartition(".")[0] == module), None)
+    def has_rules_for(self, module: str) -> bool:
+        """Whether a module of a library has names that move."""
+        return any(name.rpartition(".")[0] == module for name in self._rules)
 
     # Classes
 
@@ -182,13 +190,13 @@ class Program:
     def _begin(self, source: Source, definition: cst.ClassDef) -> None:
         """Add a class that a decorator or a base makes a node."""
         for each in definition.decorators:
-            rule, page = self.rule_of(source, function_of(each.decorator))
-            if isinstance(rule, Decorator):
-                self.nodes[definition] = NodeClass(source, definition, page, rule, each.decorator)
+            rule, name = self.rule_of(source, function_of(each.decorator))
+            if rule is not None and rule.kind == "decorator":
+                self.nodes[definition] = NodeClass(source, definition, name, each.decorator)
         for base in definition.bases:
-            rule, page = self.rule_of(source, unsubscripted(base.value))
-            if isinstance(rule, Base) and not self._mixes(source, definition):
-                self.nodes[definition] = NodeClass(source, definition, page, rule, base)
+            rule, name = self.rule_of(source, unsubscripted(base.value))
+            if rule is not None and rule.kind == "base" and not self._mixes(source, definition):
+                self.nodes[definition] = NodeClass(source, definition, name, base)
 
     def _mixes(self, source: Source, definition: cst.ClassDef) -> bool:
         """Whether a class also extends one of a library that does not move, as `equinox.nn.Linear`."""
@@ -196,19 +204,20 @@ class Program:
         bases = {name for base in definition.bases for name in self.names_of(source, unsubscripted(base.value))}
         return any(name.partition(".")[0] in packages for name in bases - self._rules.keys())
 
-    def above(self, source: Source, definition: cst.ClassDef) -> Iterator[NodeClass | None]:
-        """The nodes that a class extends; None for each base that may be one, and may be something else."""
+    def above(self, source: Source, definition: cst.ClassDef) -> Iterator[tuple[NodeClass, bool]]:
+        """The nodes that a class extends, and whether each base can't be something else."""
         for base in definition.bases:
             names = self.names_of(source, unsubscripted(base.value))
-            nodes = {self.nodes.get(other) for name in names for other in self._classes.get(name, [])}
-            if any(nodes):
-                yield nodes.pop() if len(nodes) == 1 else None
+            classes = {other for name in names for other in self._classes.get(name, [])}
+            nodes = [self.nodes[other] for other in classes if other in self.nodes]
+            if nodes:
+                yield nodes[0], len(classes) == 1
 
     def _extend(self, source: Source, definition: cst.ClassDef) -> None:
         """Add a class that extends one which becomes a `Module`."""
-        above = next(filter(None, self.above(source, definition)), None)
-        if above is not None and isinstance(above.rule, Base):
-            self.nodes[definition] = NodeClass(source, definition, above.page, above.rule, None)
+        for above, is_sure in self.above(source, definition):
+            if is_sure and above.rule.kind == "base":
+                self.nodes[definition] = NodeClass(source, definition, above.origin, None)
 
 
 def _has_word(content: bytes, words: Iterable[str]) -> bool:

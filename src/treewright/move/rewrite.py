@@ -9,7 +9,6 @@ from libcst import matchers
 from treewright.move import libraries
 from treewright.move.fields import Field, argument, field_of, keyword_of
 from treewright.move.imports import imports_without_use, with_imports
-from treewright.move.libraries import Base, Decorator, Marker, Renamed, Rule, Specifier, Stays
 from treewright.move.program import NodeClass, Program, Source, first_name, function_of, items_of, unsubscripted
 
 
@@ -27,18 +26,16 @@ def moved(program: Program) -> Iterator[tuple[Source, bytes]]:
 def _note_unresolved(source: Source, program: Program) -> None:
     """Note star imports of a library, and subclasses of nodes that do not become nodes."""
     for module, line in source.stars.items():
-        page = program.page_of_module(module)
-        if page is not None:
+        if program.has_rules_for(module):
             text = f"from {module} import *: what this brings can't be followed; import it by name"
-            source.note(line, text, page, undecided=True)
+            source.note(line, text, module, undecided=True)
     for definition in source.classes:
-        for above in program.above(source, definition) if definition not in program.nodes else ():
+        for above, is_sure in program.above(source, definition) if definition not in program.nodes else ():
             name = definition.name.value
-            text = f"{name} was left: its base may be a class that moves, or another one of this name"
-            if above is not None:
-                base = above.definition.name.value
-                text = f"{name} was a leaf, and extends a node, {base}: decorate it with @pytree_dataclass"
-            source.note(definition, text, "docs/nodes.md" if above is None else above.page, undecided=True)
+            text = f"{name} was left: its base, {above.name}, may be something else here"
+            if is_sure:
+                text = f"{name} was a leaf, and extends a node, {above.name}: decorate it with @pytree_dataclass"
+            source.note(definition, text, above.origin, undecided=True)
 
 
 class Rewriter(cst.CSTTransformer):
@@ -51,18 +48,19 @@ class Rewriter(cst.CSTTransformer):
         self._gone = set[int]()  # the ids of the names that are gone
         self._needed = set[tuple[str, str | None]]()
         self._aliases: list[tuple[cst.ImportAlias, cst.ImportAlias]] = []
-        self._left: list[tuple[cst.BaseExpression, Rule, str]] = []
+        self._left: list[tuple[cst.BaseExpression, str]] = []
         self._annotations = 0
         self._fields = dict(self._fields_by_line())
 
     def text(self) -> bytes:
         """The file rewritten; its content as it was where nothing has to change."""
         module = self._source.module.visit(self)
-        for expression, rule, page in self._left:
+        for expression, name in self._left:
             if id(first_name(expression)) not in self._gone:
-                text, undecided = _advice(rule)
+                rule = libraries.RULES[name]
+                text, undecided = libraries.LEFT.get(rule.kind, (rule.advice, True))
                 text = f"{self._source.module.code_for_node(expression)}: {text}"
-                self._source.note(expression, text, page, undecided=undecided)
+                self._source.note(expression, text, name, undecided=undecided)
         if not self._gone and not self._needed:
             return self._source.content
         names = imports_without_use(self._source, self._gone, self._program)
@@ -71,10 +69,10 @@ class Rewriter(cst.CSTTransformer):
 
     # Names
 
-    def _ours(self, module: str, name: str, *instead_of: cst.BaseExpression) -> cst.BaseExpression:
+    def _ours(self, full: str, *instead_of: cst.BaseExpression) -> cst.BaseExpression:
         """A name of ours in place of others; with its module where the file has another meaning for it."""
         self._gone.update(id(first_name(each)) for each in instead_of)
-        full = f"{module}.{name}"
+        module, _, name = full.rpartition(".")
         is_taken = any(each.name == name for each in self._source.assignments)
         if is_taken and self._source.names_of(self._source.module, name) != {full}:
             self._needed.add((module, None))
@@ -102,21 +100,21 @@ class Rewriter(cst.CSTTransformer):
     def _renamed(self, original: cst.Name | cst.Attribute, updated: cst.BaseExpression) -> cst.BaseExpression:
         if id(first_name(original)) not in self._uses:
             return updated
-        rule, page = self._program.rule_of(self._source, original)
-        if isinstance(rule, Renamed):
-            return self._ours(rule.module, rule.name, original)
-        if isinstance(rule, Base) and self._annotations:
-            return self._ours("treewright", "Module", original)
+        rule, name = self._program.rule_of(self._source, original)
+        if rule is not None and rule.kind == "renamed":
+            return self._ours(rule.becomes, original)
+        if rule is not None and rule.kind == "base" and self._annotations:
+            return self._ours("treewright.Module", original)
         if rule is not None:
-            self._left.append((original, rule, page))
-        elif page:
+            self._left.append((original, name))
+        elif name:
             text = f"{self._source.module.code_for_node(original)}: left, since it may be something else here"
-            self._source.note(original, text, page, undecided=True)
+            self._source.note(original, text, name, undecided=True)
         return updated
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         rule, _ = self._program.rule_of(self._source, original_node.func)
-        if not isinstance(rule, Renamed) or not rule.drops:
+        if rule is None or rule.kind != "renamed" or not rule.drops:
             return updated_node
         kept = [each for each in updated_node.args if keyword_of(each) not in rule.drops]
         return updated_node.with_changes(args=_joined(kept, original_node.args))
@@ -127,13 +125,11 @@ class Rewriter(cst.CSTTransformer):
         node = self._program.nodes.get(original_node)
         if node is None:
             return updated_node
-        if isinstance(node.rule, Base):
-            return self._with_base(node, node.rule, updated_node)
-        return self._with_decorator(node, node.rule, updated_node)
+        return (self._with_base if node.rule.kind == "base" else self._with_decorator)(node, updated_node)
 
-    def _with_decorator(self, node: NodeClass, rule: Decorator, updated: cst.ClassDef) -> cst.ClassDef:
+    def _with_decorator(self, node: NodeClass, updated: cst.ClassDef) -> cst.ClassDef:
         """The class with `@pytree_dataclass` in place of its decorator."""
-        name, by = node.definition.name.value, node.by
+        rule, by = node.rule, node.by
         given = by.args if isinstance(by, cst.Call) else ()
         option = argument(tuple(given), rule.keyword_only or "")
         keywords_only = rule.keyword_only is not None and getattr(option, "value", None) != "False"
@@ -144,27 +140,27 @@ class Rewriter(cst.CSTTransformer):
         for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
             made = after.decorator
             if before.decorator is by:
-                made = self._ours("treewright", "pytree_dataclass", function_of(before.decorator))
+                made = self._ours("treewright.pytree_dataclass", function_of(before.decorator))
                 call = before.decorator if isinstance(by, cst.Call) else cst.Call(made)
                 made = call.with_changes(func=made, args=_joined(arguments, given)) if arguments else made
             decorators.append(after.with_changes(decorator=made))
-        if rule.note is not None:
-            self._source.note(node.definition, f"{name} {rule.note}", node.page)
+        if rule.advice is not None:
+            self._source.note(node.definition, f"{node.name} {rule.advice}", node.origin)
         for part in node.definition.body.body:
             if isinstance(part, cst.FunctionDef) and part.name.value == "__post_init__":
                 text = "runs where an instance is made, and no longer where JAX puts one together, under vmap or in "
-                self._source.note(part, f"{name}.__post_init__ {text}tree.map", node.page)
+                self._source.note(part, f"{node.name}.__post_init__ {text}tree.map", node.origin)
         return updated.with_changes(decorators=decorators)
 
-    def _with_base(self, node: NodeClass, rule: Base, updated: cst.ClassDef) -> cst.ClassDef:
+    def _with_base(self, node: NodeClass, updated: cst.ClassDef) -> cst.ClassDef:
         """The class with `Module` as its base, and the options of a `@dataclass` in the class statement."""
         bases, decorators = list(updated.bases), list[cst.Decorator]()
         if isinstance(node.by, cst.Arg):
             place = node.definition.bases.index(node.by)
-            value, module = bases[place].value, self._ours("treewright", "Module", unsubscripted(node.by.value))
+            value, module = bases[place].value, self._ours("treewright.Module", unsubscripted(node.by.value))
             value = value.with_changes(value=module) if isinstance(value, cst.Subscript) else module
             bases[place] = bases[place].with_changes(value=value)
-        keywords = [each for each in updated.keywords if keyword_of(each) not in rule.drops]
+        keywords = [each for each in updated.keywords if keyword_of(each) not in node.rule.drops]
         for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
             function = function_of(before.decorator)
             if self._program.names_of(self._source, function) != {"dataclasses.dataclass"}:
@@ -189,9 +185,9 @@ class Rewriter(cst.CSTTransformer):
                 is_field = isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name)
                 field = field_of(node, line, self._program) if is_field else None
                 if field is not None:
-                    name = f"{node.definition.name.value}.{line.target.value}"
+                    name = f"{node.name}.{line.target.value}"
                     for text, undecided in field.notes():
-                        self._source.note(line, f"{name} {text}", node.page, undecided=undecided)
+                        self._source.note(line, f"{name} {text}", node.origin, undecided=undecided)
                     yield line, field
 
     def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
@@ -231,8 +227,8 @@ class Rewriter(cst.CSTTransformer):
         elif updated is not None:
             arguments = [_keyword("default", updated)]
         if field.freezes:
-            arguments.append(_keyword("converter", self._ours("treewright", "freeze")))
-        function = self._ours("treewright", "static" if static else "field")
+            arguments.append(_keyword("converter", self._ours("treewright.freeze")))
+        function = self._ours("treewright.static" if static else "treewright.field")
         return call.with_changes(func=function, args=_joined(arguments, call.args))
 
 
@@ -252,18 +248,3 @@ def _joined(arguments: Sequence[cst.Arg], before: Sequence[cst.Arg]) -> list[cst
         for each in arguments
     ]
     return [each.with_changes(comma=comma) for each, comma in zip(arguments, [*own[:-1], end], strict=False)]
-
-
-def _advice(rule: Rule) -> tuple[str, bool]:
-    """The advice about a name that was left, and whether it has to be changed by hand."""
-    match rule:
-        case Stays():
-            return rule.advice, True
-        case Marker():
-            return "left here, where it marks no field", False
-        case Specifier():
-            return "left outside of a class that moves: nodes read its static mark, and nothing else", False
-        case Base():
-            return "left here: a Module of ours is not an instance of it", True
-        case _:
-            return "left here, where it is used in a way that the command does not know", True
