@@ -90,7 +90,7 @@ class NodeClass:
     source: Source
     definition: cst.ClassDef
     origin: str
-    by: cst.CSTNode | None
+    by: Any
 
     @property
     def rule(self) -> Rule:

@@ -113,7 +113,8 @@ class Rewriter(cst.CSTTransformer):
         return updated
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        rule, _ = self._program.rule_of(self._source, original_node.func)
+        is_used = id(first_name(original_node.func)) in self._uses
+        rule = self._program.rule_of(self._source, original_node.func)[0] if is_used else None
         if rule is None or rule.kind != "renamed" or not rule.drops:
             return updated_node
         kept = [each for each in updated_node.args if keyword_of(each) not in rule.drops]
@@ -136,14 +137,13 @@ class Rewriter(cst.CSTTransformer):
         dropped = {None, *libraries.WITHOUT_USE, rule.keyword_only, *(["kw_only"] if keywords_only else [])}
         arguments = [each for each in given if keyword_of(each) not in dropped]
         arguments += [_keyword("kw_only", cst.Name("True"))] if keywords_only else []
-        decorators: list[cst.Decorator] = []
-        for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
-            made = after.decorator
-            if before.decorator is by:
-                made = self._ours("treewright.pytree_dataclass", function_of(before.decorator))
-                call = before.decorator if isinstance(by, cst.Call) else cst.Call(made)
-                made = call.with_changes(func=made, args=_joined(arguments, given)) if arguments else made
-            decorators.append(after.with_changes(decorator=made))
+        place = [each.decorator for each in node.definition.decorators].index(by)
+        decorators = list(updated.decorators)
+        made = self._ours("treewright.pytree_dataclass", function_of(by))
+        if arguments:
+            call = by if isinstance(by, cst.Call) else cst.Call(made)
+            made = call.with_changes(func=made, args=_joined(arguments, given))
+        decorators[place] = decorators[place].with_changes(decorator=made)
         if rule.advice is not None:
             self._source.note(node.definition, f"{node.name} {rule.advice}", node.origin)
         for part in node.definition.body.body:
