@@ -121,15 +121,6 @@ def moved(name: str, folder: Path) -> Moved:
     return Moved(_run(program, old), _run(program, new), (len(lines) - files, by_hand), files)
 
 
-def moved_script(name: str, folder: Path) -> tuple[str, str]:
-    """What a script of `programs/` gives, and what it gives when it has itself been moved, with nothing by hand."""
-    script = folder / "script.py"
-    script.write_bytes((PROGRAMS / f"{name}.txt").read_bytes())
-    before = _run(script.read_text(encoding="utf-8"), folder)
-    assert _written(script, statuses={0})
-    return before, _run(script.read_text(encoding="utf-8"), folder)
-
-
 def _written(path: Path, *, statuses: set[int]) -> str:
     """The diff of what the command changes in a file or a folder."""
     with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
