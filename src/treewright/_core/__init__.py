@@ -2,10 +2,10 @@
 
 from treewright._core.fields import buffer, field, static
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
-from treewright._core.functions import captured, defaults, import_path, innermost
-from treewright._core.functions import read_by as globals_read
+from treewright._core.functions import captured, defaults, globals_read, import_path, innermost
 from treewright._core.instance import flat_form, from_flat_form, is_node, replace
 from treewright._core.keys import NoExactKeyError, exact_key
+from treewright._core.kinds import parts_of
 from treewright._core.module import Module
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
@@ -30,6 +30,7 @@ __all__ = [
     "import_path",
     "innermost",
     "is_node",
+    "parts_of",
     "replace",
     "spec_of",
     "static",
