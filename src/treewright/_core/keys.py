@@ -38,7 +38,7 @@ from treewright._core.functions import (
     state_of,
 )
 from treewright._core.jax_private import is_key_dtype, node_data
-from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, field_values, is_frozen_mapping, kind_of
+from treewright._core.kinds import DATACLASS, DTYPE, KINDS, NAMEDTUPLE, Kind, field_values, is_frozen_mapping, kind_of
 from treewright._core.text import first_names, short_text, text, text_with_class
 from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
@@ -134,6 +134,9 @@ class Keys:
 
     def extended(self, cls: type[Any], value: Any) -> Hashable:
         """A value of a class that extends a plain one, or that no table knows."""
+        kind = kind_of(cls)
+        if kind is DTYPE:
+            return self.of_kind(kind, value)
         if issubclass(cls, functools.partial):
             return self.whole(value, self.call)
         base = next((base for base in cls.__mro__ if base in KINDS), None)
@@ -143,7 +146,6 @@ class Keys:
             return self.itself(value, "has attributes of its own")
         if base in _BASES and cls.__eq__ is base.__eq__:
             return (_class_key(cls), self.of_kind(KINDS[base], value))
-        kind = kind_of(cls)
         if kind not in _BY_FIELDS:
             return self.of_kind(kind, value)
         if issubclass(cls, np.void):  # a row of a structured array, which can change in place
@@ -229,10 +231,11 @@ class Keys:
 
     def call(self, value: Any) -> Hashable:
         """A partial, or what `operator` makes like one."""
-        if isinstance(value, functools.partial) and state_of(value):
+        if not isinstance(value, functools.partial):
+            return self.of_kind(KINDS[type(value)], value)
+        if state_of(value):
             raise OpenError(f"{short_text(value)} has attributes of its own")
-        kind = KINDS[functools.partial] if isinstance(value, functools.partial) else KINDS[type(value)]
-        return self.of_kind(kind, value)
+        return self.of_kind(KINDS[functools.partial], value)
 
     def jitted(self, value: Any) -> Hashable:
         return (type(value), self.key(value.__wrapped__), inspected.jit_options(value))
@@ -282,7 +285,7 @@ class Keys:
 
     def of_kind(self, kind: Kind, value: Any) -> Hashable:
         """By its class and its parts."""
-        cls = _class_key(type(value))
+        cls = type(value)
         if kind.key is not None:
             return (cls, *kind.key(value, self.key))
         parts = kind.parts(value)
@@ -349,13 +352,15 @@ class Keys:
 
     def opaque(self, value: Any) -> Hashable:
         """An object without `==`: a jitted function, a class, an instance with attributes."""
+        if inspected.library_object(value):
+            return by_identity(value)
         if inspected.jit_options(value) is not None and (self.met is not None or import_path(value) is None):
             return self.whole(value, self.jitted)
         if isinstance(value, _BUILT_IN) and type(value.__self__) in BY_VALUE:  # "a".join
             return (type(value), value.__name__, self.key(value.__self__))
         of_library = self.in_library and isinstance(value, types.ModuleType) and inspected.is_library(value.__name__)
         fixed = isinstance(value, type | jax.Device) or type(value) is object or value in _SINGLE
-        return by_identity(value) if fixed or of_library or inspected.library_object(value) else self.itself(value)
+        return by_identity(value) if fixed or of_library else self.itself(value)
 
     def itself(self, value: Any, problem: str = "can change") -> Hashable:
         """What goes by identity, and what holds it too."""
