@@ -220,13 +220,12 @@ def freeze(value: Any) -> Any:
         keeps_class = is_frozen_mapping(cls) and is_library(cls.__module__)  # such as flax's FrozenDict
         return cls(items) if keeps_class else FrozenMapping(items)
     if cls is tuple or is_namedtuple(cls):
-        items = tuple(map(freeze, tuple.__iter__(value)))
-        return value if all(map(operator.is_, items, tuple.__iter__(value))) else tuple.__new__(cls, items)
+        parts = tuple(map(freeze, tuple.__iter__(value)))
+        return value if all(map(operator.is_, parts, tuple.__iter__(value))) else tuple.__new__(cls, parts)
     if is_frozen_dataclass(cls):
         fields = dict(field_values(value))
-        frozen = {name: freeze(part) for name, part in fields.items()}
-        is_same = all(map(operator.is_, fields.values(), frozen.values()))
-        return value if is_same else with_fields(cls, frozen)
+        changed = {name: frozen for name, part in fields.items() if (frozen := freeze(part)) is not part}
+        return with_fields(cls, fields | changed) if changed else value
     return value
 
 

@@ -177,7 +177,8 @@ class Keys:
         """The key, and where the same object is met again the number of its first visit: there are cycles."""
         met: Any = self.met
         if id(value) in met:
-            return met[id(value)][0]
+            number: int = met[id(value)][0]
+            return number
         met[id(value)] = len(met), value
         return read(value)
 
@@ -208,7 +209,7 @@ class Keys:
         if (free not in _NOTHING or value.__dict__) and not self.content:
             raise OpenError(f"it {'captures' if free else 'has the attributes'} {first_names(free or value.__dict__)}")
         reads = [ThisObject(read) for read in inspected.closed_reads(value)]
-        origin = (inspected.code_key(id(code), code), id(value.__globals__), _annotations(value))
+        origin: Hashable = (inspected.code_key(id(code), code), id(value.__globals__), _annotations(value))
         if import_path(value) is not None:
             origin = by_identity(value)
         key = (origin, *reads, *self.held(value, contents(value) if free else ()))

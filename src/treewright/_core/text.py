@@ -102,7 +102,7 @@ def _is_here(value: Any, until: float) -> bool:
     return True
 
 
-def function_text(value: object, *, with_module: bool = False) -> str | None:
+def function_text(value: Any, *, with_module: bool = False) -> str | None:
     """The name of a function or class, the place of a lambda; None for anything that has no name of its own."""
     name = getattr(value, "__qualname__", None)
     if isinstance(value, types.MethodType) or not callable(value) or not isinstance(name, str):
@@ -149,6 +149,10 @@ class _Container(str):
 
     __slots__ = ("closing", "opening", "parts")
 
+    opening: str
+    parts: list[str]
+    closing: str
+
     def __new__(cls, opening: str, parts: list[str], closing: str) -> Self:
         self = super().__new__(cls, f"{opening}{', '.join(parts)}{closing}")
         self.opening, self.parts, self.closing = opening, parts, closing
@@ -187,7 +191,7 @@ class _Walk:
 
     def opened(self, value: Any) -> str:
         """The text of a container by its parts, of anything else as a whole."""
-        kind = type(value)
+        kind: Any = type(value)
         is_node = hasattr(kind, "__node_spec__")
         name = kind.__qualname__ if is_node else kind.__name__
         if kind is tuple:
@@ -214,7 +218,7 @@ class _Walk:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
         if self.until is not None:
             return repr(value)
-        kind, shown = type(value), ""
+        kind: Any = type(value)
         if self.most is None:
             shown = repr(value)
             return " ".join(shown.split()) if "\n" in shown else shown
@@ -235,8 +239,10 @@ class _Walk:
     ) -> Iterator[str]:
         for name, value in pairs:
             label, shown = f"{key(name)}{sign}", self.of(value)
-            is_container = isinstance(shown, _Container)
-            yield _Container(label + shown.opening, shown.parts, shown.closing) if is_container else label + shown
+            if isinstance(shown, _Container):
+                yield _Container(label + shown.opening, shown.parts, shown.closing)
+            else:
+                yield label + shown
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
