@@ -56,8 +56,8 @@ _ESCAPES = frozenset(
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _WRITES_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-CONSTANTS = frozenset({str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType})
-_BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
+BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
+CONSTANTS = BY_EQUALITY | {float, complex}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
@@ -215,16 +215,9 @@ def library_object(value: Any) -> bool:
 # What code reads
 
 
-class CodeReads(NamedTuple):
-    """What a code object and the code nested in it read by name, as the code stands."""
-
-    globals: tuple[tuple[str, str], ...]  # each with the attribute that follows, if any
-    problem: str | None  # why that may not be all
-
-
 @functools.lru_cache(maxsize=4096)
-def code_reads(code: types.CodeType) -> CodeReads:
-    """The globals that code reads, and whether it reads what it does not name."""
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str | None]:
+    """The globals that code reads, each with the attribute that follows, and why these may not be all."""
     reads: dict[tuple[str, str], None] = {}
     problem = None
     instructions = list(dis.get_instructions(code))
@@ -243,10 +236,10 @@ def code_reads(code: types.CodeType) -> CodeReads:
             problem = problem or f"it calls {name}()"
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            inner = code_reads(nested)
-            reads |= dict.fromkeys(inner.globals)
-            problem = problem or inner.problem
-    return CodeReads(tuple(reads), problem)
+            inner, why = code_reads(nested)
+            reads |= dict.fromkeys(inner)
+            problem = problem or why
+    return tuple(reads), problem
 
 
 class Read(NamedTuple):
@@ -257,9 +250,9 @@ class Read(NamedTuple):
     is_closed: bool  # whether it is Python's or a library's own, under its own name
 
 
-def reads_of(function: types.FunctionType) -> Iterator[Read]:
+def reads_of(function: Any) -> Iterator[Read]:
     """The globals that a function reads, with what they are now."""
-    for name, attribute in code_reads(function.__code__).globals:
+    for name, attribute in code_reads(function.__code__)[0]:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
             value = function.__builtins__.get(name, MISSING)
@@ -281,15 +274,11 @@ def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:
     Raises:
         OpenError: If it reads a global of the user's, or may read something that it does not name.
     """
-    values = []
-    for read in reads_of(function):
-        if not read.is_closed:
-            raise OpenError(code_reads(function.__code__).problem or f"it reads the global {read.name}")
-        values.append(read.value)
-    problem = code_reads(function.__code__).problem
-    if problem is not None:
-        raise OpenError(problem)
-    return tuple(values)
+    reads, problem = list(reads_of(function)), code_reads(function.__code__)[1]
+    opened = next((read.name for read in reads if not read.is_closed), None)
+    if problem is not None or opened is not None:
+        raise OpenError(problem or f"it reads the global {opened}")
+    return tuple([read.value for read in reads])
 
 
 def globals_read(function: types.FunctionType) -> dict[str, Any]:
@@ -319,16 +308,12 @@ def _constant_key(value: Any) -> Hashable:
         return code_key(id(value), value)
     if isinstance(value, tuple | frozenset):
         return (type(value), *map(_constant_key, value))
-    return (type(value), value if type(value) in _BY_EQUALITY else repr(value))
+    return (type(value), value if type(value) in BY_EQUALITY else repr(value))
 
 
 def contents(function: types.FunctionType) -> tuple[Any, ...]:
     """The values of the captured variables; `MISSING` before they are bound."""
-    cells = function.__closure__ or ()
-    try:
-        return tuple([cell.cell_contents for cell in cells])
-    except ValueError:  # one is not bound yet
-        return tuple(map(_content_of, cells))
+    return tuple(map(_content_of, function.__closure__ or ()))
 
 
 def _content_of(cell: types.CellType) -> Any:

@@ -42,12 +42,7 @@ from treewright._core.kinds import DATACLASS, DTYPE, KINDS, NAMEDTUPLE, Kind, fi
 from treewright._core.text import first_names, short_text, text, text_with_class
 from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
-BY_VALUE = frozenset(
-    {
-        *(str, int, bool, bytes, types.NoneType, types.EllipsisType),
-        type(getattr(functools, "Placeholder", None)),  # a partial's, from Python 3.14 on
-    }
-)
+BY_VALUE = inspected.BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _TEXTS = frozenset({str, types.NoneType})
