@@ -229,7 +229,7 @@ class Keys:
         """A partial, or what `operator` makes like one."""
         if not isinstance(value, functools.partial):
             return self.of_kind(KINDS[type(value)], value)
-        if state_of(value):
+        if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
             raise OpenError(f"{short_text(value)} has attributes of its own")
         return self.of_kind(KINDS[functools.partial], value)
 
