@@ -5,13 +5,20 @@ A form is a plain scalar, or a list of the name of a kind and its parts, each of
 written by its name, `module:qualname`. Equal values have equal forms, whatever the order of a set.
 """
 
+import datetime as dt
+import decimal
+import enum
+import fractions
 import functools
 import hashlib
 import importlib
 import json
 import math
+import pathlib
 import re
 import types
+import uuid
+import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,11 +26,21 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
-from treewright._core.freeze import FrozenArray, FrozenMapping
-from treewright._core.functions import found_at, import_path, is_cached_property, state_of
+from treewright._core.freeze import FrozenMapping, frozen_array
+from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
 from treewright._core.instance import finished_pair, from_pair
 from treewright._core.jax_private import is_key_dtype
-from treewright._core.kinds import BUILTIN_KINDS, DATACLASS, ENUM, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.kinds import (
+    DATACLASS,
+    ENUM,
+    NAMEDTUPLE,
+    Kind,
+    fields_of,
+    is_frozen_dataclass,
+    is_namedtuple,
+    kind_of,
+    with_fields,
+)
 from treewright._core.spec import spec_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
@@ -33,6 +50,9 @@ Find = Callable[[str], Any]
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
 _LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
 _KEPT = 2000  # characters of a description
+_LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
+_LONGEST_FRACTION = 60  # bits of its numerator and denominator: hashes of longer ones can be forged
+_sharding: Any = jax.sharding
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 
 
@@ -54,25 +74,113 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
     return from_pair(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
 
 
-NODE = Kind("node", _node_parts, _make_node)
+# What makes a value of its parts. They may come from a forged file
+
+
+def _make_dtype(name: str) -> Any:
+    """The dtype of this name."""
+    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # numpy's own reader takes whole structures
+        raise ValueError(f"{name!r} is not a dtype of a static array")
+    return np.dtype(name)
+
+
+def _make_fraction(numerator: int, denominator: int) -> fractions.Fraction:
+    if max(numerator.bit_length(), denominator.bit_length()) > _LONGEST_FRACTION:
+        raise ValueError("a fraction of such long numbers")
+    return fractions.Fraction(numerator, denominator)
+
+
+def _make_clock(cls: Any) -> Callable[..., Any]:
+    return lambda text, fold, zone: cls.fromisoformat(text).replace(fold=fold, tzinfo=zone)
+
+
+def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
+    if len(pattern) > _LONGEST_PATTERN or flags & re.DEBUG:
+        raise ValueError("such a regular expression")
+    return re.compile(pattern, flags)
+
+
+def _make_uuid(digits: str, is_safe: str) -> uuid.UUID:
+    return uuid.UUID(digits, is_safe=uuid.SafeUUID[is_safe])
+
+
+def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
+    return functools.partial(function, *args, **dict(keywords))
+
+
+def _make_mesh(make: Any) -> Callable[..., Any]:
+    return lambda sizes, names, kinds: make(sizes, names, tuple(_sharding.AxisType[kind] for kind in kinds))
+
+
+def _make_spec(axes: tuple[Any, ...], unreduced: Any, reduced: Any) -> Any:
+    given = {name: value for name, value in (("unreduced", unreduced), ("reduced", reduced)) if value}
+    return _sharding.PartitionSpec(*axes, **given)
+
+
+def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
+    """Past its constructor, which would run code of whoever forged a file."""
+    _expect(cls, "a frozen dataclass", isinstance(cls, type) and is_frozen_dataclass(cls))
+    _expect(cls, f"of the fields {', '.join(name for name, _ in fields)}", {*fields_of(cls)} == {n for n, _ in fields})
+    return with_fields(cls, dict(fields))
+
+
+def _make_namedtuple(cls: Any, *items: Any) -> Any:
+    _expect(cls, "a named tuple", is_namedtuple(cls) and len(cls._fields) == len(items))
+    return tuple.__new__(cls, items)
+
+
+def _make_member(cls: Any, value: Any) -> Any:
+    _expect(cls, "an enum", isinstance(cls, enum.EnumMeta))
+    return cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value]
+
+
+def _make_scalar(dtype: Any, data: bytes) -> Any:
+    return np.frombuffer(data, dtype)[0]
+
+
+def _expect(cls: Any, what: str, is_so: bool) -> None:  # noqa: FBT001
+    if not is_so:
+        raise ValueError(f"{cls.__qualname__ if isinstance(cls, type) else type(cls).__name__} is not {what}")
+
+
+NODE = Kind("node", _node_parts)
 _OF_OTHERS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
-    {
-        list: Kind("list", list, lambda *items: list(items)),
-        dict: Kind("dict", dict.items, lambda *items: dict(items)),
-        set: Kind("set", set, lambda *items: set(items), is_ordered=False),
-    }
+    {list: Kind("list", list), dict: Kind("dict", dict.items), set: Kind("set", set, is_ordered=False)}
 )
 _OF_CLASS = frozenset({kind.name for kind in (ENUM, NAMEDTUPLE, DATACLASS, NODE)})  # whose first part is a class
+# How the parts of a kind become a value again; what is not here is opaque.
 _MAKERS: types.MappingProxyType[str, Callable[..., Any]] = types.MappingProxyType(
     {
-        kind.name: kind.make
-        for kind in (
-            *BUILTIN_KINDS,
-            *_OF_OTHERS.values(),
-            *(vars(cls)["_kind_"] for cls in (FrozenArray, FrozenMapping)),
-            NODE,
-        )
-        if kind.make is not None
+        **{cls.__name__: cls for cls in (float, complex, str, slice, range, decimal.Decimal, dt.timedelta)},
+        **{cls.__name__: cls for cls in (dt.timezone, zoneinfo.ZoneInfo, jax.tree_util.DictKey)},
+        **{cls.__name__: cls for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
+        "int": lambda digits: int(digits, 16),
+        "bytes": bytes.fromhex,
+        "tuple": lambda *items: items,
+        "frozenset": lambda *items: frozenset(items),
+        "list": lambda *items: list(items),
+        "dict": lambda *items: dict(items),
+        "set": lambda *items: set(items),
+        "partial": _make_partial,
+        "Fraction": _make_fraction,
+        "date": dt.date.fromisoformat,
+        "time": _make_clock(dt.time),
+        "datetime": _make_clock(dt.datetime),
+        "UUID": _make_uuid,
+        "Pattern": _make_pattern,
+        "dtype": _make_dtype,
+        "scalar": _make_scalar,
+        "enum": _make_member,
+        "namedtuple": _make_namedtuple,
+        "dataclass": _make_dataclass,
+        "node": _make_node,
+        "FrozenArray": frozen_array,
+        "FrozenMapping": lambda *items: FrozenMapping(dict(items)),
+        "UNCONSTRAINED": lambda: _sharding.PartitionSpec.UNCONSTRAINED,
+        "PartitionSpec": _make_spec,
+        "Mesh": _make_mesh(jax.make_mesh),
+        "AbstractMesh": _make_mesh(_sharding.AbstractMesh),
+        "NamedSharding": lambda mesh, spec, memory: _sharding.NamedSharding(mesh, spec, memory_kind=memory),
     }
 )
 
@@ -134,7 +242,7 @@ class _Encoder:
         if cls in _PLAIN and is_plain:
             return value
         kind = NODE if hasattr(cls, "__node_spec__") else kind_of(cls) or _OF_OTHERS.get(cls)
-        parts = None if kind is None or kind.make is None or _holds_more(kind, value) else kind.parts(value)
+        parts = None if kind is None or kind.name not in _MAKERS or _holds_more(kind, value) else kind.parts(value)
         if kind is not None and parts is not None:
             return self.of_kind(kind, value, parts)
         return self.name(value) or self.opaque(value)
@@ -229,7 +337,7 @@ class _Describer(_Encoder):
         if isinstance(value, np.ndarray | jax.Array):
             return ["array", shape_text(value.dtype, value.shape), _array_digest(value)]
         if isinstance(value, types.FunctionType):
-            held = inspected.held_by(value) | inspected.read_by(value) | vars(value)
+            held = inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value) | vars(value)
             return ["function", self.full_name(value), self.code(value.__code__), *self.pairs(held)]
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
@@ -237,7 +345,7 @@ class _Describer(_Encoder):
             return ["class", self.full_name(value), self.code_of_class(value)]
         if hasattr(value, "__func__") and hasattr(value, "__self__"):
             return ["method", self.encode(value.__func__), self.encode(value.__self__)]
-        wrapped = inspected.wrapped_by(value)
+        wrapped = getattr(value, "__wrapped__", None)
         if callable(value) and wrapped is not None:
             options = _ADDRESS.sub("", repr(inspected.jit_options(value)))
             return ["wrapped", self.full_name(cls), options, self.encode(wrapped), *self.pairs(_own(value))]
@@ -279,9 +387,21 @@ class _Describer(_Encoder):
 
     def code_of_class(self, cls: type[Any]) -> str:
         """A digest of the functions that the user wrote into a class."""
-        functions = [(name, inspected.functions_of(value) or ()) for _, name, value in inspected.class_body(cls)]
-        codes = [(name, self.code(function.__code__)) for name, found in functions for function in found]
+        codes = [
+            (name, self.code(innermost(function).__code__))
+            for base in cls.__mro__
+            if not inspected.library_class(base) and not inspected.of_python(base)
+            for name, value in list(vars(base).items())
+            for function in (value.fget if isinstance(value, property) else value,)
+            if hasattr(innermost(function), "__code__") and not _is_generated(innermost(function))
+        ]
         return _digest(json.dumps(sorted(codes)).encode()) if codes else ""
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether `dataclasses`, `NamedTuple` or Treewright wrote it for a class of the user's."""
+    written = function.__code__.co_qualname.startswith("__create_fn__.")
+    return written or function.__code__.co_filename.startswith("<treewright: ") or inspected.library_made(function)
 
 
 def _own(value: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_the_same_holds_by_content(kind: tuple[str, str, str], story: list[Step]
 
 @pytest.mark.parametrize(("form", "body"), list(itertools.product(sorted(FORMS), ["a global", "nothing"])))
 def test_each_form_holds_the_law_when_what_it_reads_is_changed_and_changed_back(form: str, body: str) -> None:
-    for what in ("K", "config.v", "table['v']", "items[0]", "Mode.A.value[0]", "captures"):
+    for what in ("K", "config.v", "table['v']", "items[0]", "captures"):
         there, back = ("change", what, 1), ("change", what, 0)
         tell(Plainly, (form, body, "construction"), [("check",), there, ("build",), ("check",), back])
 

@@ -5,13 +5,13 @@ from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import (
     captured,
     defaults,
+    globals_read,
     import_path,
     innermost,
     is_cached_property,
     of_earlier_class,
     public,
 )
-from treewright._core.functions import read_by as globals_read
 from treewright._core.instance import (
     LEAVES,
     PAIR,
@@ -24,6 +24,7 @@ from treewright._core.instance import (
     with_fields,
 )
 from treewright._core.keys import NoExactKeyError, exact_key
+from treewright._core.kinds import parts_of
 from treewright._core.methods import leaves_equal
 from treewright._core.module import Module
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
@@ -57,6 +58,7 @@ __all__ = [
     "is_node",
     "leaves_equal",
     "of_earlier_class",
+    "parts_of",
     "public",
     "replace",
     "spec_of",

@@ -13,7 +13,14 @@ import jax
 import numpy as np
 
 from treewright._core.functions import is_library, kept_in_pickles, public
-from treewright._core.kinds import DATACLASS, NAMEDTUPLE, Kind, is_frozen_mapping, kind_of
+from treewright._core.kinds import (
+    Kind,
+    field_values,
+    is_frozen_dataclass,
+    is_frozen_mapping,
+    is_namedtuple,
+    with_fields,
+)
 from treewright._core.text import short_text
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
@@ -136,11 +143,8 @@ class FrozenArray(np.ndarray[Any, Any]):
         return (self.dtype, self.shape, self.tobytes())
 
 
-def _items_as_parts(value: Any) -> tuple[Any, ...]:
-    return tuple(value.items())
-
-
-FrozenMapping._kind_ = Kind("FrozenMapping", _items_as_parts, lambda *items: FrozenMapping(dict(items)))
+FrozenMapping._kind_ = Kind("FrozenMapping", lambda value: tuple(value.items()))
+FrozenArray._kind_ = Kind("FrozenArray", lambda value: value._content())
 
 
 class ComputedArray(np.ndarray[Any, Any]):
@@ -215,15 +219,14 @@ def freeze(value: Any) -> Any:
         items = {key: freeze(item) for key, item in value.items()}
         keeps_class = is_frozen_mapping(cls) and is_library(cls.__module__)  # such as flax's FrozenDict
         return cls(items) if keeps_class else FrozenMapping(items)
-    kind = kind_of(cls)
-    return _frozen_parts(kind, value) if cls is tuple or kind in {NAMEDTUPLE, DATACLASS} else value
-
-
-def _frozen_parts(kind: Any, value: Any) -> Any:
-    """The value itself, where all its parts are frozen already."""
-    parts = tuple(kind.parts(value))
-    frozen = tuple(part if isinstance(part, type) else freeze(part) for part in parts)
-    return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
+    if cls is tuple or is_namedtuple(cls):
+        parts = tuple(map(freeze, tuple.__iter__(value)))
+        return value if all(map(operator.is_, parts, tuple.__iter__(value))) else tuple.__new__(cls, parts)
+    if is_frozen_dataclass(cls):
+        fields = dict(field_values(value))
+        changed = {name: frozen for name, part in fields.items() if (frozen := freeze(part)) is not part}
+        return with_fields(cls, fields | changed) if changed else value
+    return value
 
 
 @kept_in_pickles
@@ -232,6 +235,3 @@ def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
     array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
     return array
-
-
-FrozenArray._kind_ = Kind("FrozenArray", lambda value: value._content(), frozen_array)

@@ -7,14 +7,13 @@ import builtins
 import contextlib
 import dataclasses
 import dis
-import enum
 import functools
 import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -57,11 +56,9 @@ _ESCAPES = frozenset(
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _WRITES_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-CONSTANTS = frozenset({str, int, float, complex, bool, bytes, types.NoneType, types.EllipsisType})
-_BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
+BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
+CONSTANTS = BY_EQUALITY | {float, complex}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
-_OURS = "<treewright: "  # the file name of what Treewright writes
-_GENERATED = "__create_fn__."  # the qualified name of what `dataclasses` writes
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,11 +97,6 @@ class ThisObject:
 
 
 # Classes, and the names of values
-
-
-def class_of(value: object) -> type[Any]:
-    """`type(value)`, of which any attribute may be read: to pyright, `type` of an `Any` is `type[Unknown]`."""
-    return type(value)
 
 
 def class_attribute(cls: type[Any], name: str) -> Any:
@@ -170,11 +162,6 @@ def import_path(value: Any) -> tuple[str, str] | None:
 # Whose code
 
 
-def home_of(function: types.FunctionType) -> types.ModuleType | None:
-    """The module whose globals a function reads; None if it is not imported."""
-    return sys.modules.get(function.__globals__.get("__name__", ""))
-
-
 def is_library(module: object) -> bool:
     """Whether a module of this name belongs to a library, as the lists above and a package's own mark say."""
     if not isinstance(module, str):
@@ -228,16 +215,9 @@ def library_object(value: Any) -> bool:
 # What code reads
 
 
-class CodeReads(NamedTuple):
-    """What a code object and the code nested in it read by name, as the code stands."""
-
-    globals: tuple[tuple[str, str], ...]  # each with the attribute that follows, if any
-    problem: str | None  # why that may not be all
-
-
 @functools.lru_cache(maxsize=4096)
-def code_reads(code: types.CodeType) -> CodeReads:
-    """The globals that code reads, and whether it reads what it does not name."""
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str | None]:
+    """The globals that code reads, each with the attribute that follows, and why these may not be all."""
     reads: dict[tuple[str, str], None] = {}
     problem = None
     instructions = list(dis.get_instructions(code))
@@ -256,10 +236,10 @@ def code_reads(code: types.CodeType) -> CodeReads:
             problem = problem or f"it calls {name}()"
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            inner = code_reads(nested)
-            reads |= dict.fromkeys(inner.globals)
-            problem = problem or inner.problem
-    return CodeReads(tuple(reads), problem)
+            inner, why = code_reads(nested)
+            reads |= dict.fromkeys(inner)
+            problem = problem or why
+    return tuple(reads), problem
 
 
 class Read(NamedTuple):
@@ -270,9 +250,9 @@ class Read(NamedTuple):
     is_closed: bool  # whether it is Python's or a library's own, under its own name
 
 
-def reads_of(function: types.FunctionType) -> Iterator[Read]:
+def reads_of(function: Any) -> Iterator[Read]:
     """The globals that a function reads, with what they are now."""
-    for name, attribute in code_reads(function.__code__).globals:
+    for name, attribute in code_reads(function.__code__)[0]:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
             value = function.__builtins__.get(name, MISSING)
@@ -294,18 +274,14 @@ def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:
     Raises:
         OpenError: If it reads a global of the user's, or may read something that it does not name.
     """
-    values = []
-    for read in reads_of(function):
-        if not read.is_closed:
-            raise OpenError(code_reads(function.__code__).problem or f"it reads the global {read.name}")
-        values.append(read.value)
-    problem = code_reads(function.__code__).problem
-    if problem is not None:
-        raise OpenError(problem)
-    return tuple(values)
+    reads, problem = list(reads_of(function)), code_reads(function.__code__)[1]
+    opened = next((read.name for read in reads if not read.is_closed), None)
+    if problem is not None or opened is not None:
+        raise OpenError(problem or f"it reads the global {opened}")
+    return tuple([read.value for read in reads])
 
 
-def read_by(function: types.FunctionType) -> dict[str, Any]:
+def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """What a user's function reads by name that is neither a library's nor Python's own."""
     if library_made(function):
         return {}
@@ -315,17 +291,12 @@ def read_by(function: types.FunctionType) -> dict[str, Any]:
 # What a function is made of
 
 
-def code_key(code: types.CodeType) -> Hashable:
+@functools.lru_cache(maxsize=4096)
+def code_key(address: int, code: types.CodeType) -> Hashable:  # noqa: ARG001  without it the cache would go by `==`
     """The exact key of a code object: equal for code made by running the same text of the same file again.
 
     `==` of code leaves out the file and the order of constant sets.
     """
-    return _code_key(ThisObject(code))
-
-
-@functools.lru_cache(maxsize=4096)
-def _code_key(this: ThisObject) -> Hashable:
-    code = this.reference()
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_qualname)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_stacksize)
     place = (code.co_filename, code.co_firstlineno, code.co_linetable)
@@ -334,46 +305,15 @@ def _code_key(this: ThisObject) -> Hashable:
 
 def _constant_key(value: Any) -> Hashable:
     if isinstance(value, types.CodeType):
-        return code_key(value)
+        return code_key(id(value), value)
     if isinstance(value, tuple | frozenset):
         return (type(value), *map(_constant_key, value))
-    return (type(value), value if type(value) in _BY_EQUALITY else repr(value))
-
-
-def code_of(value: Any) -> types.CodeType | None:
-    """The code of a Python function; None for anything else."""
-    return value.__code__ if isinstance(value, types.FunctionType) else None
-
-
-def file_of(code: types.CodeType) -> str:
-    return code.co_filename
-
-
-def name_of(code: types.CodeType) -> str:
-    return code.co_qualname
-
-
-def place_of(function: types.FunctionType | types.CodeType) -> str:
-    """`train.py:12`, where a function is defined."""
-    code = function if isinstance(function, types.CodeType) else function.__code__
-    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
-
-
-def required_arguments(function: types.FunctionType) -> int:
-    return function.__code__.co_argcount - len(function.__defaults__ or ())
-
-
-def free_names(function: types.FunctionType) -> tuple[str, ...]:
-    return function.__code__.co_freevars
+    return (type(value), value if type(value) in BY_EQUALITY else repr(value))
 
 
 def contents(function: types.FunctionType) -> tuple[Any, ...]:
-    """The values of the captured variables, in the order of `free_names`; `MISSING` before they are bound."""
-    cells = function.__closure__ or ()
-    try:
-        return tuple([cell.cell_contents for cell in cells])
-    except ValueError:  # one is not bound yet
-        return tuple(map(_content_of, cells))
+    """The values of the captured variables; `MISSING` before they are bound."""
+    return tuple(map(_content_of, function.__closure__ or ()))
 
 
 def _content_of(cell: types.CellType) -> Any:
@@ -385,7 +325,7 @@ def _content_of(cell: types.CellType) -> Any:
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    pairs = zip(free_names(function), contents(function), strict=True)
+    pairs = zip(function.__code__.co_freevars, contents(function), strict=True)
     return {name: value for name, value in pairs if value is not MISSING}
 
 
@@ -394,16 +334,6 @@ def defaults(function: types.FunctionType) -> dict[str, Any]:
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
     last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)  # there may be too many
     return dict(reversed(list(last))) | (function.__kwdefaults__ or {})
-
-
-def held_by(function: types.FunctionType) -> dict[str, Any]:
-    """What a function holds: its captured variables and its defaults."""
-    return captured(function) | defaults(function)
-
-
-def wrapped_by(value: Any) -> Any:
-    """What `jit`, `functools.wraps` or another wrapper made this callable of; None for anything else."""
-    return None if isinstance(value, type) else getattr(value, "__wrapped__", None)
 
 
 def innermost(function: Any) -> Any:
@@ -417,11 +347,6 @@ def innermost(function: Any) -> Any:
             function = function.__wrapped__
         else:
             return function
-
-
-def innermost_code(function: Any) -> types.CodeType | None:
-    """The code of the function that a partial, a method or a wrapper calls in the end; None if that has none."""
-    return getattr(innermost(function), "__code__", None)
 
 
 def jit_options(value: Any) -> tuple[Any, ...] | None:
@@ -438,76 +363,9 @@ def jit_options(value: Any) -> tuple[Any, ...] | None:
 # Classes and their instances
 
 
-def class_body(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
-    """What the user's own classes among the bases hold: the base, the name, the value."""
-    for base in kind.__mro__:
-        if not library_class(base) and not (of_python(base) and import_path(base) is not None):
-            for name, value in list(vars(base).items()):
-                yield base, name, value
-
-
 def is_linen(cls: type[Any]) -> bool:
     """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
     return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
-
-
-def is_of_python(base: type[Any], name: str) -> bool:
-    """Whether Python, `enum`, `abc`, `NamedTuple` or flax put this name into a class."""
-    is_special = name.startswith("__") and name.endswith("__")
-    of_enum = isinstance(base, enum.EnumMeta) and name.startswith("_") and name.endswith("_")
-    of_namedtuple = issubclass(base, tuple) and name in {"_fields", "_field_defaults"}
-    of_linen = is_linen(base) and name in {"scope", "_state", "_parent_ref", "_compact_name_scope_methods"}
-    return is_special or of_enum or of_namedtuple or of_linen or name == "_abc_impl"
-
-
-def functions_of(value: Any) -> tuple[types.FunctionType, ...] | None:
-    """The user's functions behind a method, property or the like; None for anything else."""
-    if isinstance(value, types.FunctionType):
-        return () if _is_generated(value) else None if library_made(value) else (value,)
-    if isinstance(value, types.BuiltinFunctionType | _SLOTS) or library_object(value):
-        return ()
-    if isinstance(value, property | enum.property):
-        parts = [part for part in (value.fget, value.fset, value.fdel) if part is not None]
-    elif isinstance(value, staticmethod | classmethod):
-        parts = [value.__func__]
-    elif isinstance(value, functools.cached_property):
-        parts = [value.func]
-    elif type(value).__name__ in _VIEWS and is_library(type(value).__module__):
-        parts = []
-    elif type(value).__name__ in _WRAPPERS and library_class(type(value)):
-        parts = [wrapped_by(value)]
-    else:
-        return None
-    found = [functions_of(part) for part in parts]
-    return None if None in found else tuple(function for functions in found for function in functions or ())
-
-
-_VIEWS = frozenset(
-    {"ChildView", "FieldView", "ParentDescriptor", "StaticView", "_tuplegetter", "NodeSpec", "StaticTable"}
-)
-_WRAPPERS = frozenset({"ModuleMethod", "PjitFunction", "_lru_cache_wrapper"})
-_SLOTS = (
-    types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType | types.MethodDescriptorType
-)
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Whether `dataclasses`, `NamedTuple` or Treewright wrote it for a class of the user's."""
-    code, module = function.__code__, str(function.__globals__.get("__name__"))
-    of_namedtuple = module.startswith("namedtuple_") or (module == "collections" and library_made(function))
-    ours = code.co_filename.startswith(_OURS) or module.startswith("treewright.")
-    return of_namedtuple or ours or code.co_qualname.startswith(_GENERATED)
-
-
-def equality_of(kind: type[Any]) -> Literal["generated", "library"] | None:
-    """Who wrote the `==` of a dataclass: `dataclasses` for its very fields, a library for a base; None for others."""
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    code, fields = code_of(vars(owner)["__eq__"]), vars(owner).get("__dataclass_fields__")
-    generated = code is not None and code.co_qualname.startswith(_GENERATED)
-    if generated and fields is class_attribute(kind, "__dataclass_fields__"):
-        return "generated"
-    # Such as `equinox.Module`, whose `==` looks at all fields.
-    return "library" if owner is not kind and dataclasses.is_dataclass(owner) and library_class(owner) else None
 
 
 def state_of(value: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ neither ours nor that of a static value.
 
 import enum
 import threading
+import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -182,7 +183,9 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
     kind = type(value)
     if kind in CONSTANTS or issubclass(kind, enum.Enum):
         return compared_by_itself(value, key)
-    identical = all(class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__"))
+    identical = kind is types.FunctionType or all(
+        class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__")
+    )
     return identical and callable(value) and import_path(value) is not None
 
 

@@ -18,6 +18,8 @@ MUTABLE: tuple[type[Any], ...] = (
     *(np.ndarray, jax.Array, jax.Ref),
 )
 _IN_PLACE = "jit compares statics and never copies them, so a change in place would give stale results."
+_UNHASHED = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
+_OWN_HASH = "a hashable form, such as a tuple, or its class __hash__ and __eq__, as dataclass(frozen=True) does"
 # The call that makes a config static, by the class that it is an instance of.
 _CONFIGS = types.MappingProxyType(
     {
@@ -38,8 +40,7 @@ class NoExactKeyError(TypeError):
         self,
         found: str,
         consequence: str,
-        instead: str | None = "Give it a hashable form, such as a tuple, or its class __hash__ and __eq__, as "
-        "dataclass(frozen=True) does",
+        instead: str | None = f"Give it {_OWN_HASH}",
         *,
         freezes: bool = False,
     ) -> None:
@@ -70,20 +71,16 @@ def problem_of(value: Any) -> NoExactKeyError:
             "Give it treewright.freeze(...) of a table that never changes" if isinstance(value, np.ndarray) else None,
             freezes=isinstance(value, np.ndarray),
         )
-    found, (instead, freezes) = text_with_class(value), _cure(value)
-    unhashed = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
-    consequence = _IN_PLACE if isinstance(value, MUTABLE) else unhashed
-    return (
-        NoExactKeyError(found, consequence)
-        if instead is None
-        else NoExactKeyError(found, consequence, f"Give it {instead}", freezes=freezes)
-    )
+    instead, freezes = _cure(value)
+    consequence = _IN_PLACE if isinstance(value, MUTABLE) else _UNHASHED
+    return NoExactKeyError(text_with_class(value), consequence, f"Give it {instead}", freezes=freezes)
 
 
-def _cure(value: Any) -> tuple[str | None, bool]:
+def _cure(value: Any) -> tuple[str, bool]:
     """What to give instead of a value, and whether that is what `freeze` makes of it."""
     cls = type(value)
-    call = next((_CONFIGS[name] for base in cls.__mro__ if (name := _name(base)) in _CONFIGS), None)
+    names = [(str(base.__module__).partition(".")[0], base.__name__) for base in cls.__mro__]
+    call = next((_CONFIGS[name] for name in names if name in _CONFIGS), None)
     if call is not None:
         return call, isinstance(value, MutableMapping | argparse.Namespace | types.SimpleNamespace)
     if hasattr(cls, "__attrs_attrs__"):
@@ -96,11 +93,7 @@ def _cure(value: Any) -> tuple[str | None, bool]:
         return "a frozenset", True
     if isinstance(value, MutableMapping):
         return f"treewright.freeze(...) of the {'dict' if isinstance(value, dict) else 'mapping'}", True
-    return None, False
-
-
-def _name(cls: type[Any]) -> tuple[str, str]:
-    return str(cls.__module__).partition(".")[0], cls.__name__
+    return _OWN_HASH, False
 
 
 def unanswered(value: Any, why: Exception | object) -> NoExactKeyError:

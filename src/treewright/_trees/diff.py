@@ -4,16 +4,17 @@ import collections
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Generator, Iterator, Mapping
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, public, spec_of
-from treewright._core.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees, path_text, typeof
-from treewright._core.text import counted, cut_text, mesh_text, names_in, short_text, short_texts
+from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
+from treewright._core.jax_private import Key, Path, SequenceKey, jax_trees, path_text, typeof
+from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -93,6 +94,35 @@ class Difference:
         if self.kind in _BY_VALUE or (self.kind == "value" and not hasattr(self.left, "shape")):
             return " -> ".join(short_texts(self.left, self.right))
         return f"{shown(self.left)} -> {shown(self.right)}"
+
+
+def short_texts(left: Any, right: Any) -> tuple[str, str]:
+    """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
+    texts = short_text(left), short_text(right)
+    if texts[0] != texts[1]:
+        return texts
+    if isinstance(left, str) and isinstance(right, str):
+        start = _excerpt_start((left, right), LENGTH // 2)
+        old, new = excerpts((left, right), LENGTH // 2, show=repr)
+        return f"{old} at character {start}", f"{new} at character {start}"
+    return short_text(left, with_module=True), short_text(right, with_module=True)
+
+
+def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
+    """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
+    start = _excerpt_start(texts, width)
+    end = start + width
+    return [
+        text
+        if len(text) <= width
+        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
+        for text in texts
+    ]
+
+
+def _excerpt_start(texts: Sequence[str], width: int) -> int:
+    same = os.path.commonprefix(texts)  # noqa: RUF071  by characters is what is asked
+    return max(0, len(same) - width // 3)
 
 
 def shown(tree: Any) -> str:
@@ -208,17 +238,6 @@ def same_exactly(left: Any, right: Any, content: bool = False) -> bool:  # noqa:
         return bool(exact_key(left, content=content) == exact_key(right, content=content))
     except NoExactKeyError:
         return type(left) is type(right) and same_to_jit(left, right)
-
-
-def parts_of(value: Any) -> Mapping[Key, Any] | None:
-    """What a value consists of, by key; None for what is not a container."""
-    kind = type(value)
-    if isinstance(value, Mapping):
-        return {jax_trees.DictKey(name): part for name, part in value.items()}
-    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else names_in(kind)
-    if not names and isinstance(value, list | tuple):
-        return {SequenceKey(index): part for index, part in enumerate(value)}
-    return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)} if names else None
 
 
 def alike_reason(left: Any, right: Any) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._core.text import cut_text, excerpts, first_names
+from treewright._core.text import cut_text, first_names
+from treewright._trees.diff import excerpts
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST, Form
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest
 from treewright.checkpoint.tree import ABSENT, is_same_name, likeness, may_be_same_name, shown_static

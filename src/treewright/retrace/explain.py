@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import jax
 
+from treewright._arguments import cured, options_cure
 from treewright._core import innermost
 from treewright._core.jax_private import is_jitted, options_of
-from treewright._core.text import cured, did_you_mean, options_cure, short_text
+from treewright._core.text import did_you_mean, short_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import Call, capabilities, jit_call, tells_of_compilations, user_frame
 from treewright.retrace.report import Event, RetraceReport, tell, to_log_and_stderr, too_many

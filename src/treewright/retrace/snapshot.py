@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core import FrozenArray, captured, defaults, globals_read
+from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
-from treewright._trees.diff import ABSENT, parts_of, same_exactly, same_to_jit
+from treewright._trees.diff import ABSENT, same_exactly, same_to_jit
 from treewright.retrace.jax_private import inside_of_boundary, is_of_a_library
 
 _DEPTH = 8  # levels of a value that are looked into
