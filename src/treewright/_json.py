@@ -21,7 +21,7 @@ import numpy as np
 from treewright._core import functions as inspected
 from treewright._core.freeze import FrozenArray, FrozenMapping
 from treewright._core.functions import found_at, import_path, is_cached_property, state_of
-from treewright._core.instance import finished_pair, from_pair
+from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import BUILTIN_KINDS, DATACLASS, ENUM, NAMEDTUPLE, Kind, fields_of, kind_of
 from treewright._core.spec import spec_of
@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 
 
 def _node_parts(node: Any) -> tuple[Any, ...]:
-    children, statics = finished_pair(node)
+    children, statics = flat_form(node)
     return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
 
 
@@ -51,7 +51,7 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
     names = [field.name for field in spec.statics]
     if {*values} != {*names} or len(children) != len(spec.children):
         raise ValueError(f"{cls.__qualname__} has other fields now")
-    return from_pair(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
+    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
 
 
 NODE = Kind("node", _node_parts, _make_node)

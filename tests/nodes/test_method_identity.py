@@ -151,20 +151,6 @@ def test_a_method_of_a_decorated_node_with_only_statics_can_be_a_static() -> Non
         jax.jit(lambda x: Trainer(1.0, DataScale(weight=x).times).weight)(1.0)
 
 
-# A method of a node in the node itself
-
-
-STORED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "a child": (field, lambda method: method),
-    "a list": (field, lambda method: [1.0, method]),
-    "a dict": (field, lambda method: {"f": (method,)}),
-    "a node": (field, lambda method: DataScale(weight=method)),
-    "a method of a node that holds it": (field, lambda method: Trainer(method, len).__call__),
-    "a static": (static, lambda method: method),
-    "a tuple in a static": (static, lambda method: (1, (method,))),
-}
-
-
 def test_a_method_can_be_called_while_init_runs() -> None:
     class Net(Module):
         weight: Any

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._core.functions import is_library, kept_in_pickles, public
+from treewright._core.functions import is_library, public
 from treewright._core.kinds import DATACLASS, NAMEDTUPLE, Kind, is_frozen_mapping, kind_of
 from treewright._core.text import short_text
 
@@ -226,7 +226,6 @@ def _frozen_parts(kind: Any, value: Any) -> Any:
     return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
 
 
-@kept_in_pickles
 def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
     """The frozen array with these bytes, which are in C order."""
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.

@@ -64,7 +64,6 @@ _OURS = "<treewright: "  # the file name of what Treewright writes
 _GENERATED = "__create_fn__."  # the qualified name of what `dataclasses` writes
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
-F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
 
 
@@ -148,12 +147,6 @@ def public(module: str) -> Callable[[C], C]:
         return cls
 
     return moved
-
-
-def kept_in_pickles(function: F) -> F:
-    """Let pickles name a function by `treewright._pickled`, which lists it and never moves."""
-    function.__module__ = "treewright._pickled"
-    return function
 
 
 def import_path(value: Any) -> tuple[str, str] | None:

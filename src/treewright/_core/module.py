@@ -16,8 +16,8 @@ from treewright._core.class_body import is_special
 from treewright._core.converters import own_annotations
 from treewright._core.definition import MODULE, class_options, make_node_class, refuse_keywords
 from treewright._core.fields import buffer, field, specifier_in, static
-from treewright._core.functions import kept_in_pickles, public
-from treewright._core.instance import PAIR, ReplaceMethod, replaced
+from treewright._core.functions import public
+from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import Keys, NoExactKeyError, method_key
 from treewright._core.registration import register_function_node, register_once
@@ -101,16 +101,10 @@ class BoundMethod:
         return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (bound_method, (self.__func__, self.__self__))
+        return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: Keys) -> Hashable:
         return keys.method(BoundMethod, self.__func__, self.__self__)
-
-
-@kept_in_pickles
-def bound_method(function: Callable[..., Any], instance: Any) -> BoundMethod:
-    """A method that comes back from a pickle."""
-    return BoundMethod(function, instance)
 
 
 def wrap_methods(cls: type[Any]) -> None:
@@ -208,12 +202,9 @@ class Module:
         replace: ClassVar[ReplaceMethod]
 
         def __replace__(self, /, **changes: Any) -> Self: ...
-    else:
+    elif TYPE_CHECKING:
 
-        def replace(self, /, **changes: Any) -> Self:
-            """A copy with some fields replaced: `treewright.replace` as a method."""
-            copy: Self = replaced(self, **changes)
-            return copy
+        def replace(self, /, **changes: Any) -> Self: ...
 
     if TYPE_CHECKING:
         # ty refuses `del net.kernel` by this one; the other checkers have no way to know.
@@ -223,9 +214,8 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        for _name, _method in {**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS}.items():
-            locals()[_name] = _method
-        del _name, _method
+        replace = methods.replace
+        locals().update({**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS})
 
 
 class _Bare(Module):
