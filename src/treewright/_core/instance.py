@@ -494,15 +494,19 @@ def register(cls: Any) -> None:
     # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks: node).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
         node: Any = _new(cls)
-        if store_in_slot is None:
-            _store(node, "_node", (children, statics))
-        else:
-            store_in_slot(node, (children, statics))
+        _store(node, "_node", (children, statics))
         return node
 
-    # A Module has a slot, and storing past its name is a sixth faster.
-    store_in_slot: Any = getattr(class_attribute(cls, PAIR), "__set__", None)
-    jax_trees.register_pytree_with_keys(cls, flatten_with_keys, unflatten, operator.attrgetter(PAIR))
+    def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node: Any = _new(cls)
+        store_in_slot(node, (children, statics))
+        return node
+
+    slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
+    store_in_slot: Any = getattr(slot, "__set__", None)
+    jax_trees.register_pytree_with_keys(
+        cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
+    )
 
 
 P = ParamSpec("P")
