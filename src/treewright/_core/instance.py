@@ -64,17 +64,16 @@ def stored_pair(node: Any) -> Pair | Unfinished | None:
 
 
 def flat_form(node: Any) -> Pair:
-    """`(children, statics)` of a node.
+    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields.
 
     Raises:
-        UnfinishedNodeError: If its `__init__` has not returned.
+        UnfinishedNodeError: If the node's `__init__` has not returned.
     """
     stored = stored_pair(node)
     if isinstance(stored, tuple):
         return stored
-    never_filled = (
-        f"an unfinished {type(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
-    )
+    cls = type(node).__qualname__
+    never_filled = f"an unfinished {cls}: no __init__ of a node has run, so its fields have no values"
     raise UnfinishedNodeError(f"This is {stored or never_filled}.")
 
 

@@ -12,7 +12,6 @@ from jax.core import Tracer
 
 from treewright._core.instance import (
     PAIR,
-    Pair,
     delete_attribute,
     flat_form,
     from_flat_form,
@@ -39,11 +38,6 @@ from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
 _store = object.__setattr__
-
-
-def tree_flatten(self: Any) -> Pair:
-    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields."""
-    return flat_form(self)
 
 
 def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
@@ -311,7 +305,7 @@ FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__":
 COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of, "__repr__": node_repr})
 OTHERS: Methods = MappingProxyType(
     {
-        "tree_flatten": tree_flatten,
+        "tree_flatten": flat_form,
         "tree_unflatten": classmethod(tree_unflatten),
         "__copy__": copy,
         "__deepcopy__": deepcopy,

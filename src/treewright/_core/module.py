@@ -219,7 +219,7 @@ class Module:
 
 
 class _Bare(Module):
-    """A node without fields, as `Module()` itself is."""
+    """A node without fields."""
 
 
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -229,15 +229,10 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
     super(Module, self).__init__(*args, **kwargs)
 
 
-def _make_node(cls: Any, like: type[Module]) -> None:
-    """Make `Module` itself what a class without fields is.
-
-    But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
-    """
-    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), (), ()))
-    cls.__init__ = _init
-    cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
-    register_once(cls)
-
-
-_make_node(Module, like=_Bare)
+# `Module` itself is what a class without fields is, but no dataclass: then all other bases of a subclass that are
+# dataclasses would have to be frozen.
+_module: Any = Module
+_module.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), (), ()))
+_module.__init__ = _init
+_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
+register_once(Module)

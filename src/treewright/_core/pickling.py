@@ -87,7 +87,7 @@ def imported(module: str, name: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def partial_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def partial_of(arguments: Any, keywords: dict[str, Any]) -> Any:
     """A partial that comes back from a pickle."""
     return functools.partial(*arguments, **keywords)
 
