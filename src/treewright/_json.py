@@ -26,9 +26,9 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
-from treewright._core.freeze import FrozenMapping, frozen_array
+from treewright._core.freeze import FrozenMapping
 from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
-from treewright._core.instance import finished_pair, from_pair
+from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import (
     DATACLASS,
@@ -60,7 +60,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 
 
 def _node_parts(node: Any) -> tuple[Any, ...]:
-    children, statics = finished_pair(node)
+    children, statics = flat_form(node)
     return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
 
 
@@ -71,7 +71,7 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
     names = [field.name for field in spec.statics]
     if {*values} != {*names} or len(children) != len(spec.children):
         raise ValueError(f"{cls.__qualname__} has other fields now")
-    return from_pair(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
+    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
 
 
 # What makes a value of its parts. They may come from a forged file

@@ -178,8 +178,10 @@ def test_copy_shares_the_children_and_deepcopy_copies_them_once() -> None:
     assert both[0] is both[1] is not box
 
 
-def test_methods_and_treedefs_are_pickled() -> None:
+def test_methods_and_treedefs_are_copied_and_pickled() -> None:
     net = Net(3)
+    for copied in (copy.copy, copy.deepcopy):
+        assert jnp.array_equal(copied(net.__call__)(2.0), net(2.0))
     for dumps in (pickle.dumps, cloudpickle.dumps):
         assert jnp.array_equal(pickle.loads(dumps(net.__call__))(2.0), net(2.0))
         treedef = pickle.loads(dumps(jax.tree.structure(net)))

@@ -17,7 +17,6 @@ import rich
 
 import treewright
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
-from treewright._core.methods import set_state
 from treewright._json import decode, encode
 from treewright.errors import UnfinishedNodeError
 
@@ -104,13 +103,6 @@ def test_what_jax_cannot_flatten_is_left_for_jax_to_refuse(make: str) -> None:
             self.w = value
 
     assert Net().w is value
-
-
-def test_a_finished_node_is_not_filled_by_a_pickle() -> None:
-    box = Box(1.0)
-    with pytest.raises(dataclasses.FrozenInstanceError, match="__setstate__"):
-        set_state(box, ({"value": 2.0, "setting": None}, box.tree_flatten()[1]))  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    assert box.value == 1.0
 
 
 def test_a_traced_value_that_is_no_array_is_named_by_its_class() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import pickle
 import weakref
@@ -153,20 +152,6 @@ def test_a_method_of_a_decorated_node_with_only_statics_can_be_a_static() -> Non
         jax.jit(lambda x: Trainer(1.0, DataScale(weight=x).times).weight)(1.0)
 
 
-# A method of a node in the node itself
-
-
-STORED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "a child": (field, lambda method: method),
-    "a list": (field, lambda method: [1.0, method]),
-    "a dict": (field, lambda method: {"f": (method,)}),
-    "a node": (field, lambda method: DataScale(weight=method)),
-    "a method of a node that holds it": (field, lambda method: Trainer(method, len).__call__),
-    "a static": (static, lambda method: method),
-    "a tuple in a static": (static, lambda method: (1, (method,))),
-}
-
-
 def test_a_method_can_be_called_while_init_runs() -> None:
     class Net(Module):
         weight: Any
@@ -190,15 +175,6 @@ def test_a_method_can_be_called_while_init_runs() -> None:
 # Copies, pickles, the end of a model
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_copied_method_works_on_its_own(copied: Any) -> None:
-    method = copied(linear().step)
-
-    np.testing.assert_array_equal(method(X), [2.0, 40.0])
-    assert jax.tree.structure(method) == jax.tree.structure(linear().step)
-    assert copied(Settings().schedule) == Settings().schedule
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickled_method_works(protocol: int) -> None:
     method = pickle.loads(pickle.dumps(linear().step, protocol))
@@ -216,18 +192,6 @@ def test_a_method_is_pickled_by_value_with_a_class_that_is() -> None:
             return self.weight * x
 
     assert cloudpickle.loads(cloudpickle.dumps(Local(3.0).times))(2.0) == 6.0
-
-
-def test_a_model_with_a_jitted_method_is_copied_and_pickled_without_it() -> None:
-    model = linear()
-    jax.jit(model.step)(X)
-
-    copies: list[Linear] = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    for again in (*copies, model.replace(scale=3.0)):
-        looked_up: Any = again.step
-        assert looked_up.__self__ is again
-        np.testing.assert_array_equal(jax.jit(again.step)(X), [again.scale, 20.0 * again.scale])
-    assert jax.tree.flatten(model)[1] == jax.tree.structure(linear())
 
 
 USES: dict[str, Callable[[Any], Any]] = {

@@ -1,7 +1,9 @@
-"""A class may say itself how its nodes are compared and hashed."""
+"""A class may say itself how its nodes are compared, hashed and printed."""
+
+from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import pytest
@@ -9,201 +11,114 @@ import pytest
 from tests.conftest import one_line
 from treewright import Module, pytree_dataclass
 
-# Comparison of one's own
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def test_without_eq_a_node_is_compared_and_hashed_by_identity() -> None:
-    @pytree_dataclass(eq=False)
-    class Decorated:
-        value: Any
+class Own:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
 
-    class Subclass(Module, eq=False):
-        value: Any
+    def __hash__(self) -> int:
+        return 7
 
-    for cls in (Decorated, Subclass):
-        node = cls([jnp.ones(2)])
-        assert node == node != cls(node.value)
-        assert hash(node) == object.__hash__(node)
+    def __repr__(self) -> str:
+        return "own"
 
 
-def test_own_comparison_and_hash_are_kept_and_inherited_by_modules() -> None:
-    class Cell(Module):
-        value: Any
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, str)
-
-        def __hash__(self) -> int:
-            return 7
-
-    class BigCell(Cell):
-        size: int = 3
-
-    for node in (Cell(1), BigCell(1)):
-        assert "anything" == node != 1
-        assert hash(node) == 7
+class OwnEquality:  # noqa: PLW1641  that is the point
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
 
 
-def test_own_comparison_and_hash_are_kept_on_decorated_classes() -> None:
-    @pytree_dataclass
-    class Cell:
-        value: Any
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, str)
-
-        def __hash__(self) -> int:
-            return 7
-
-    assert Cell(1) == "anything"
-    assert hash(Cell(1)) == 7
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
 
-def test_a_mixin_before_module_brings_its_comparison() -> None:
-    class ByName:
-        def __eq__(self, other: object) -> bool:
-            return type(self).__name__ == type(other).__name__
-
-        def __hash__(self) -> int:
-            return 5
-
-    class First(ByName, Module):
-        value: Any
-
-    class Last(Module, ByName):
-        value: Any
-
-    assert First(1) == First(2)
-    assert hash(First(1)) == 5
-    assert Last(1) != Last(2)
+class Empty:
+    pass
 
 
-def test_a_class_that_says_it_has_no_hash_has_none_nor_has_a_subclass_of_a_module() -> None:
-    @pytree_dataclass
-    class Decorated:
-        x: Any
-        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-    class Model(Module):
-        x: Any
-        __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-    class Deeper(Model):
-        y: Any = 2
-
-    for node in (Decorated(1), Model(1), Deeper(1)):
-        with pytest.raises(TypeError, match=f"^unhashable type: '{type(node).__name__}'$"):
-            hash(node)
+def made(body: type[Any], *bases: type[Any], decorate: bool = False, **options: bool) -> Any:
+    """A node class with the field `value` and the methods of `body`; decorated, or made by the class statement."""
+    methods = {name: value for name, value in vars(body).items() if name in {"__eq__", "__hash__", "__repr__"}}
+    namespace = {"__annotations__": {"value": Any}, "__module__": __name__, **methods}
+    if decorate:
+        return pytree_dataclass(**options)(type("Net", bases, namespace))
+    make: Callable[..., Any] = type(Module)
+    return make("Net", bases or (Module,), namespace, **options)
 
 
-def test_a_class_with_an_eq_of_its_own_and_no_word_on_its_hash_is_hashed_by_value() -> None:
-    @pytree_dataclass
-    class Decorated:  # noqa: PLW1641  that is the point
-        x: Any
-
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    class Model(Module):  # noqa: PLW1641  that is the point
-        x: Any
-
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    assert hash(Decorated(1)) == hash(Model(1)) == hash((1,))
-
-
-# One rule for every way to a node class
+def behaviour(cls: Any) -> tuple[str, str, str]:
+    """How nodes of a class are compared, hashed and printed: by the class itself, by value, or as Python does."""
+    node, again = cls([1]), cls([1])
+    equality = "own" if node == "a" else "value" if node == again else "python"
+    number = cls(1)
+    if cls.__hash__ is None:
+        with pytest.raises(TypeError, match=r"^unhashable type: 'Net'$"):
+            hash(number)
+        hashed = "none"
+    else:
+        code = hash(number)
+        hashed = {7: "own", hash((1,)): "value", object.__hash__(number): "python"}[code]
+    shown = repr(number)
+    return equality, hashed, "own" if shown == "own" else "value" if shown == "Net(value=1)" else "python"
 
 
-def test_without_the_option_a_subclass_goes_back_to_pythons_own_methods() -> None:
-    @pytree_dataclass
-    class Decorated:
-        value: Any
+VALUE, OWN, PYTHON = ("value",) * 3, ("own",) * 3, ("python",) * 3
+SILENT = {"eq": False, "repr": False}
+RULES: dict[str, tuple[Callable[[bool], Any], tuple[str, str, str], tuple[str, str, str]]] = {
+    "nothing said": (lambda d: made(Empty, decorate=d), VALUE, VALUE),
+    "the options off": (lambda d: made(Empty, decorate=d, **SILENT), PYTHON, PYTHON),
+    "all of its own": (lambda d: made(Own, decorate=d), OWN, OWN),
+    "all of a base": (lambda d: made(Empty, made(Own, decorate=d), decorate=d), VALUE, OWN),
+    "all of a base, and the options off": (
+        lambda d: made(Empty, made(Own, decorate=d), decorate=d, **SILENT),
+        OWN,
+        OWN,
+    ),
+    "below a node, the options off": (
+        lambda d: made(Empty, made(Empty, decorate=d), decorate=d, **SILENT),
+        PYTHON,
+        PYTHON,
+    ),
+    "an equality": (lambda d: made(OwnEquality, decorate=d), ("own", "value", "value"), ("own", "value", "value")),
+    "an equality, and eq=False": (
+        lambda d: made(OwnEquality, decorate=d, eq=False),
+        ("own", "none", "value"),
+        ("own", "none", "value"),
+    ),
+    "no hash": (lambda d: made(Unhashable, decorate=d), ("value", "none", "value"), ("value", "none", "value")),
+    "a base without a hash": (
+        lambda d: made(Empty, made(Unhashable, decorate=d), decorate=d),
+        VALUE,
+        ("value", "none", "value"),
+    ),
+}
 
-    @pytree_dataclass(eq=False, repr=False)
-    class Below(Decorated):
-        pass
 
-    class Model(Module):
-        value: Any
-
-    class BelowModel(Model, eq=False, repr=False):
-        pass
-
-    for cls in (Below, BelowModel):
-        assert cls(1) != cls(1)
-        assert hash(cls(1)) != hash((1,))
-        assert "object at 0x" in repr(cls(1))
+@pytest.mark.parametrize(("make", "decorated", "module"), RULES.values(), ids=RULES)
+def test_the_body_comes_first_then_the_options_and_a_module_keeps_what_a_base_wrote(
+    make: Callable[[bool], Any], decorated: tuple[str, str, str], module: tuple[str, str, str]
+) -> None:
+    assert behaviour(make(True)) == decorated
+    assert behaviour(make(False)) == module
 
 
-def test_what_dataclasses_generated_for_a_base_is_generated_anew() -> None:
+def test_a_mixin_counts_by_its_place_among_the_bases() -> None:
+    assert behaviour(made(Empty, Own, Module)) == OWN
+    assert behaviour(made(Empty, Module, Own)) == VALUE
+    assert behaviour(made(Empty, Own, decorate=True)) == VALUE
+    assert behaviour(made(Empty, Own, decorate=True, **SILENT)) == OWN
+
+
+def test_methods_that_dataclasses_generated_for_a_base_are_generated_for_a_node() -> None:
     @dataclasses.dataclass
     class Plain:
         value: Any
 
-    @pytree_dataclass  # pyright: ignore[reportGeneralTypeIssues]
-    class Decorated(Plain):  # type: ignore[misc]  # it is frozen, and Plain is not
-        pass
-
-    class Model(Plain, Module):
-        pass
-
-    class ByIdentity(Plain, Module, eq=False):
-        pass
-
-    for cls in (Decorated, Model):
+    for cls in (made(Empty, Plain, decorate=True), made(Empty, Plain, Module)):
         assert cls(jnp.ones(2)) == cls(jnp.ones(2))
         assert hash(cls(1)) == hash((1,))
         assert one_line(cls(jnp.ones(2))).endswith("(value=f32[2])")
-    assert ByIdentity(1) != ByIdentity(1)
-
-
-def test_a_decorator_generates_over_an_inherited_method_as_dataclasses_does_and_other_ways_keep_it() -> None:
-    class Own:
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, str)
-
-        def __hash__(self) -> int:
-            return 7
-
-        def __repr__(self) -> str:
-            return "own"
-
-    @pytree_dataclass
-    class Decorated(Own):
-        value: Any
-
-    @pytree_dataclass(eq=False, repr=False)
-    class Silent(Own):
-        value: Any
-
-    class Model(Own, Module):
-        value: Any
-
-    assert (Decorated(1) == "a", hash(Decorated(1)), one_line(Decorated(1)).endswith("(value=1)")) == (
-        False,
-        hash((1,)),
-        True,
-    )
-    for cls in (Silent, Model):
-        assert (cls(1) == "a", hash(cls(1)), repr(cls(1))) == (True, 7, "own")
-
-
-def test_with_an_eq_of_its_own_and_eq_false_a_class_has_no_hash() -> None:
-    @pytree_dataclass(eq=False)
-    class Decorated:  # noqa: PLW1641  that is the point
-        x: Any
-
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    class Model(Module, eq=False):  # noqa: PLW1641  that is the point
-        x: Any
-
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    for node in (Decorated(1), Model(1)):
-        with pytest.raises(TypeError, match=f"^unhashable type: '{type(node).__name__}'$"):
-            hash(node)
+    assert behaviour(made(Empty, Plain, Module, eq=False))[0] == "python"

@@ -159,8 +159,6 @@ def test_asdict_and_astuple_look_into_nodes_and_containers() -> None:
 
 def test_replace_of_dataclasses_goes_through_the_constructor_as_ever() -> None:
     assert dataclasses.replace(Layer(1, 2), bias=5, width=4) == Layer(1, 5, 4)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'layer'"):
-        dataclasses.replace(Net(2), name="a")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="copy.replace is new in Python 3.13")

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
 from treewright._core.fields import JDC_MARK, MISSING, specifier_in
-from treewright._core.functions import kept_in_pickles, public
+from treewright._core.functions import public
 from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
 
@@ -223,7 +223,6 @@ def _parts(hint: Any, cls: type[Any]) -> list[Any]:
     return parts
 
 
-@kept_in_pickles
 def unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
     """The converter of a field that is annotated with `... | None`."""
     return None if value is None else convert(value)
@@ -246,7 +245,6 @@ def _refuse_specifiers(hint: Any, cls: type[Any], name: str) -> None:
             )
 
 
-@kept_in_pickles
 def only_static(place: str, line: str, value: Any) -> Any:
     """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
     if value is None or hasattr(type(value), "_is_static_wrapper_"):
@@ -301,13 +299,3 @@ def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
     if kind is jax.Array or kind.__hash__ is None:
         return {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}.get(kind, kind.__name__)
     return None
-
-
-# Until the stubs of `typed` import them from elsewhere.
-Ref: Any = jax.Ref
-new_ref: Any = jax.new_ref
-
-
-def as_ref(value: Any) -> Any:
-    """A ref as it is; of an array or a number a new one."""
-    return value if isinstance(value, jax.Ref) else jax.new_ref(jnp.asarray(value))

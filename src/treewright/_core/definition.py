@@ -29,7 +29,7 @@ from treewright._core.fields import (
 )
 from treewright._core.functions import class_attribute, innermost, public
 from treewright._core.init import make_init
-from treewright._core.instance import FieldView, install_views, replaced, sealing, with_close_matches
+from treewright._core.instance import FieldView, install_views, replace, sealing, with_close_matches
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.registration import earlier_class, refuse_builtin_base, refuse_registered, register_once
 from treewright._core.spec import FieldSpec, NodeSpec, Options
@@ -360,7 +360,7 @@ def _install_methods(cls: type[Any], flavor: Flavor) -> None:
         if name not in body and inherited is not method and (name in flavor.methods or _is_of_dataclass(cls, name)):
             setattr(cls, name, method)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
-        cls.replace = replaced
+        cls.replace = replace
 
 
 def _enforce_abstract_methods(cls: type[Any]) -> None:

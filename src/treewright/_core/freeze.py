@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._core.functions import is_library, kept_in_pickles, public
+from treewright._core.functions import is_library, public
 from treewright._core.kinds import (
     Kind,
     field_values,
@@ -229,7 +229,6 @@ def freeze(value: Any) -> Any:
     return value
 
 
-@kept_in_pickles
 def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
     """The frozen array with these bytes, which are in C order."""
     # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.

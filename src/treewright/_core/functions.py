@@ -61,7 +61,6 @@ CONSTANTS = BY_EQUALITY | {float, complex}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
-F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
 
 
@@ -140,12 +139,6 @@ def public(module: str) -> Callable[[C], C]:
         return cls
 
     return moved
-
-
-def kept_in_pickles(function: F) -> F:
-    """Let pickles name a function by `treewright._pickled`, which lists it and never moves."""
-    function.__module__ = "treewright._pickled"
-    return function
 
 
 def import_path(value: Any) -> tuple[str, str] | None:

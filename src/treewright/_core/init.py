@@ -12,7 +12,7 @@ from typing import Any
 
 from treewright._core.fields import MISSING
 from treewright._core.functions import class_attribute
-from treewright._core.instance import PAIR, assign_all, assign_given, checked
+from treewright._core.instance import PAIR, assign_all, checked
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
@@ -23,13 +23,8 @@ if sys.version_info >= (3, 14):
 class _Factory:
     """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
 
-    __module__ = "treewright._pickled"
-
     def __repr__(self) -> str:
         return "<factory>"
-
-    def __reduce__(self) -> str:
-        return "FACTORY"  # by name, so that it stays one object through cloudpickle
 
 
 FACTORY = _Factory()
@@ -108,17 +103,15 @@ class _InitText:
         return lines
 
     def assigning(self, self_name: str) -> str:
-        """The line for a node whose fields are assigned one by one: see `assign_all`."""
-        given = [field for field in self.spec.fields if field.init or not field.is_left_open]
-        values = ", ".join(f"{field.name!r}: {field.name}" for field in given)
+        """The call for a node whose fields are assigned one by one: see `assign_all`."""
+        values = ", ".join(f"{field.name!r}: {field.name}" for field in self.spec.fields if not field.is_left_open)
         variables = f"({''.join(f'{name}, ' for name in self.init_vars)})" if self.spec.has_post_init else "None"
         return f"{self.helper('assign_all', assign_all)}({self_name}, {{{values}}}, {variables})"
 
     def storing(self, self_name: str) -> list[str]:
         """The lines that build the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
         kind, cls = self.helper("type_", type), self.helper("class_", self.spec.cls)
-        values = ", ".join([cls, self_name, *self.spec.by_name])
-        lines = [f"if {kind}({self_name}) is not {cls}: return {self.helper('assign_given', assign_given)}({values})"]
+        lines = [f"if {kind}({self_name}) is not {cls}: return {self.assigning(self_name)}"]
         lines += [
             f"{field.name} = {self.helper(f'convert_{field.name}', field.converter)}({field.name})"
             for field in self.spec.fields
@@ -141,15 +134,10 @@ class _InitText:
             lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, {pair})")
         else:
             lines.append(f"{self.helper('store_in_slot', slot.__set__)}({self_name}, {pair})")
-        lines += self.checking(self_name)
-        return lines
-
-    def checking(self, self_name: str) -> list[str]:
-        """The lines that check a node; without a check of the user's only the first nodes of the class."""
         call = f"{self.helper('checked', checked)}({self_name})"
-        if self.spec.checks:
-            return [call]
-        return [f"if {self.helper('unseen', self.spec.unseen)}: {call}"]
+        # Without a check of the user's only the first nodes of the class are looked at.
+        lines.append(call if self.spec.checks else f"if {self.helper('unseen', self.spec.unseen)}: {call}")
+        return lines
 
     def body(self, self_name: str) -> list[str]:
         lines = [line for field in self.spec.fields for line in self.prepare(field)]

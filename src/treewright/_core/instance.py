@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
 
 import jax
@@ -64,17 +64,16 @@ def stored_pair(node: Any) -> Pair | Unfinished | None:
 
 
 def flat_form(node: Any) -> Pair:
-    """`(children, statics)` of a node.
+    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields.
 
     Raises:
-        UnfinishedNodeError: If its `__init__` has not returned.
+        UnfinishedNodeError: If the node's `__init__` has not returned.
     """
     stored = stored_pair(node)
     if isinstance(stored, tuple):
         return stored
-    never_filled = (
-        f"an unfinished {type(node).__qualname__}: no __init__ of a node has run, so its fields have no values"
-    )
+    cls = type(node).__qualname__
+    never_filled = f"an unfinished {cls}: no __init__ of a node has run, so its fields have no values"
     raise UnfinishedNodeError(f"This is {stored or never_filled}.")
 
 
@@ -96,8 +95,6 @@ def is_open(node: Any) -> bool:
     return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
 
 
-# Until the other folders import from `_core` alone.
-finished_pair, from_pair = flat_form, from_flat_form
 LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 
 
@@ -111,30 +108,28 @@ class FieldView:
     old class, or make an instance of the old class one of the new.
     """
 
-    __slots__ = ("field",)
+    __slots__ = ("field", "index")
     # dataclasses refuses a default that can't be hashed, and so a second @dataclass on a node class, which would take
     # the views for defaults.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, field: FieldSpec) -> None:
         self.field = field
+        self.index = field.index
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         if node is None:
             return self
-        stored = stored_pair(node)
-        return self._value_in(node, stored) if isinstance(stored, tuple) else _waiting_value(node, self.field, stored)
-
-    def _value_in(self, node: Any, pair: Pair) -> Any:
-        children, statics = pair
-        name = self.field.name
-        if name in statics.table.children:
-            return children[statics.table.children.index(name)]
-        if name in statics.names:
-            return statics.values[statics.names.index(name)]
+        stored, name = stored_pair(node), self.field.name
+        if not isinstance(stored, tuple):
+            return _waiting_value(node, self.field, stored)
+        children, statics = stored
+        names = (*statics.table.children, *statics.names)
+        if name in names:
+            return (*children, *statics.values)[names.index(name)]
         raise AttributeError(
             f"This {type(node).__qualname__} has no field {name}: it was made by an earlier class of that name, with "
-            f"the fields {', '.join((*statics.table.children, *statics.names)) or 'none'}. Make the object again."
+            f"the fields {', '.join(names) or 'none'}. Make the object again."
         )
 
     def __set__(self, node: Any, value: Any) -> None:
@@ -150,33 +145,25 @@ class FieldView:
 class ChildView(FieldView):
     """The attribute of a child, which reads it by its index: a third of the time (benchmarks: node)."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, field: FieldSpec) -> None:
-        self.field = field
-        self.index = field.index
+    __slots__ = ()
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         try:
             return node._node[0][self.index]
         except (TypeError, AttributeError):
-            return FieldView(self.field).__get__(node, owner)
+            return FieldView(self.field).__get__(node, owner)  # by name, on the class too: see FieldView
 
 
 class StaticView(FieldView):
     """The attribute of a static, which reads it by its index."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, field: FieldSpec) -> None:
-        self.field = field
-        self.index = field.index
+    __slots__ = ()
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return FieldView(self.field).__get__(node, owner)
+            return FieldView(self.field).__get__(node, owner)  # by name, on the class too: see FieldView
 
 
 def install_views(spec: NodeSpec, *, by_name: bool) -> None:
@@ -292,19 +279,13 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
         if (returned := init(node, *args, **kwargs)) is not None:
             refuse_returned("__init__", spec.cls, returned)
         _seal(node, spec)
-        if spec.checks:
+        if spec.checks or spec.unseen:
             check(node)
     except BaseException as error:
         abandon(node, error)
-        if kwargs and isinstance(error, TypeError) and _was_refused(error, init):
-            raise _wrong_keywords(error, spec, init, kwargs) from None
+        if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
+            raise _wrong_keywords(error, spec, init, kwargs) from None  # Python refused the arguments
         raise
-
-
-def _was_refused(error: TypeError, init: Callable[..., object]) -> bool:
-    """Whether Python refused the arguments of a call, before any code of the function ran."""
-    frames = error.__traceback__
-    return init is not _assign_all and frames is not None and frames.tb_next is None
 
 
 def _wrong_keywords(
@@ -329,11 +310,6 @@ def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | 
     build(node, _assign_all, values, post_init)
 
 
-def assign_given(cls: type[Any], node: Any, *values: Any) -> None:
-    """The same for an instance of a subclass of `cls`, from the values of all fields of `cls`."""
-    assign_all(node, dict(zip(spec_of(cls).by_name, values, strict=True)), None)
-
-
 def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     for name, value in values.items():
         set_attribute(node, name, value)
@@ -342,17 +318,18 @@ def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] |
 
 
 def check(node: Any) -> None:
-    """Run every `__check_init__` of the class, bases first."""
-    for own_check in spec_of(type(node)).checks:  # past what the node may pass on, as a generic alias does
+    """Look at the children of a node that has just been stored, and run every `__check_init__`, bases first."""
+    spec = spec_of(type(node))  # past what the node may pass on, as a generic alias does
+    if spec.unseen:
+        check_children(node)
+    for own_check in spec.checks:
         if (returned := own_check(node)) is not None:
             refuse_returned("__check_init__", type(node), returned)
 
 
 def checked(node: Any) -> None:
-    """The checks of a node that has just been stored: a look at the children, and every `__check_init__`."""
+    """The same where no `build` abandons the node that fails."""
     try:
-        if spec_of(node).unseen:
-            check_children(node)
         check(node)
     except BaseException as error:
         abandon(node, error)
@@ -396,8 +373,6 @@ def _seal(node: Any, spec: NodeSpec) -> None:
     statics = spec.table.find(values)
     waiting.clear()
     _store(node, PAIR, (children, statics))
-    if spec.unseen:
-        check_children(node)
 
 
 def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
@@ -429,7 +404,7 @@ def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
 
 
-def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
+def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> list[str]:
     """Each wrong name with the field it may have meant."""
     return [f"{name}{did_you_mean(name, names)}" for name in wrong]
 
@@ -437,19 +412,21 @@ def with_close_matches(wrong: Iterable[str], names: Sequence[str]) -> list[str]:
 # Changed copies
 
 
-def replaced(node: Any, /, **changes: Any) -> Any:
-    """A copy with some fields replaced: what `treewright.replace`, `node.replace` and `copy.replace` do.
+def _derived(node: Any, spec: NodeSpec, changes: dict[str, Any]) -> Any:
+    """A copy of a node whose constructor runs `__post_init__`, which runs again, so that it derives from the changes.
 
-    Where the constructor runs `__post_init__`, it runs again, so that what it derives follows the changes. That is what
-    `dataclasses.replace` does, which nothing here could change, and all spellings of one thing have to agree.
+    `dataclasses.replace` does that, which nothing here could change, and all spellings of one thing have to agree.
     """
-    spec = spec_of(node)
-    if not changes or not spec.runs_post_init:
-        return with_fields(node, changes)
     pair = flat_form(node)
-    if not changes.keys() <= spec.by_name.keys() | spec.init_vars.keys():
-        _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
-    variables = [_variable(spec, name, changes.pop(name, default)) for name, default in spec.init_vars.items()]
+    _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    for name, default in spec.init_vars.items():
+        if changes.get(name, default) is MISSING:
+            raise TypeError(
+                f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() "
+                f"has to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields "
+                f"without __post_init__."
+            )
+    variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
     # What only `__post_init__` gives a value is left open for it, as in the constructor.
     kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
     copy = _new(type(node))
@@ -460,16 +437,6 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     if all(new is old for new, old in zip(statics.values, pair[1].values, strict=True)):
         return from_flat_form(type(node), (children, pair[1]))
     return copy
-
-
-def _variable(spec: NodeSpec, name: str, value: Any) -> Any:
-    if value is MISSING:
-        raise TypeError(
-            f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() has "
-            f"to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields without "
-            f"__post_init__."
-        )
-    return value
 
 
 def _derive_again(
@@ -494,8 +461,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
     spec = spec_of(node)
     children, statics = flat_form(node)
-    if not changes.keys() <= spec.by_name.keys():
-        _refuse_unknown(spec, changes, tuple(spec.by_name))
+    _refuse_unknown(spec, changes, spec.by_name)
     new_children = list(children)
     new_statics: dict[int, Any] = {}
     for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
@@ -510,12 +476,13 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     return copy
 
 
-def _refuse_unknown(spec: NodeSpec, changes: Mapping[str, Any], names: Sequence[str]) -> Never:
+def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
     wrong = [name for name in changes if name not in names]
-    raise TypeError(
-        f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
-        f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
-    )
+    if wrong:
+        raise TypeError(
+            f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+        )
 
 
 # Registration
@@ -597,10 +564,11 @@ else:
             >>> replace(Layer(1.0), activation="gelu")
             Layer(kernel=1.0, activation='gelu')
         """
-        if not hasattr(type(node), "__node_spec__"):
+        if not is_node(node):
             raise TypeError(
                 f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
                 f"got {type(node).__name__!r}."
             )
-        copy: T = replaced(node, **changes)
+        spec = spec_of(node)
+        copy: T = _derived(node, spec, changes) if changes and spec.runs_post_init else with_fields(node, changes)
         return copy

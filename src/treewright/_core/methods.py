@@ -10,19 +10,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.functions import kept_in_pickles
 from treewright._core.instance import (
     PAIR,
-    Pair,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
     is_open,
-    refuse_change,
-    replaced,
+    replace,
     set_attribute,
-    stored_pair,
 )
 from treewright._core.jax_private import is_key_dtype, jax_trees
 from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
@@ -40,12 +36,8 @@ from treewright._core.text import (
 )
 from treewright.errors import TracedComparisonError
 
+_new: Any = object.__new__
 _store = object.__setattr__
-
-
-def tree_flatten(self: Any) -> Pair:
-    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields."""
-    return flat_form(self)
 
 
 def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
@@ -87,45 +79,44 @@ def equal(self: Any, other: object) -> Any:
     if type(other) is not type(self):
         return NotImplemented
     # Not by recursion: nodes may be nested deeper than Python's stack.
-    pairs: list[tuple[Any, Any]] = [(self, other)]
+    nodes: list[tuple[Any, Any]] = [(self, other)]
     leaves: list[tuple[Any, Any, str]] = []
-    while pairs:
-        left, right = pairs.pop()
-        if left is right:
-            continue
+    while nodes:
+        left, right = nodes.pop()
         compare: Any = type(left).__eq__
-        if type(left) is type(right) and compare is equal:
-            parts = _paired(left, right)
-            if parts is None:
+        if type(left) is not type(right) or compare is not equal:
+            if left is not right and left != right:
                 return False
-            pairs += parts[0]
-            leaves += parts[1]
-        elif left != right:
+        elif left is not right and not _same_structure(left, right, nodes, leaves):
             return False
     # Every structure before the first leaf: a difference there needs no values.
     return all(leaves_equal(*leaf) for leaf in leaves)
 
 
-def _paired(left: Any, right: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, str]]] | None:
-    """The nodes and the leaves right below two nodes of one class, in pairs; None if statics or structures differ."""
-    spec, nodes, leaves = spec_of(left), list[tuple[Any, Any]](), list[tuple[Any, Any, str]]()
+def _same_structure(left: Any, right: Any, nodes: list[tuple[Any, Any]], leaves: list[tuple[Any, Any, str]]) -> bool:
+    """Whether two nodes of one class agree but in what is right below them, which is added to nodes and leaves."""
+    spec: NodeSpec = left.__node_spec__
     (children, statics), (others, other_statics) = flat_form(left), flat_form(right)
     if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
-        return None
+        return False
     for field in spec.children:
-        if not field.equal:
+        ours, theirs = children[field.index], others[field.index]
+        if ours is theirs or not field.equal:
             continue
-        ours, treedef = jax_trees.tree_flatten(children[field.index], is_leaf=is_node)
-        theirs, other_treedef = jax_trees.tree_flatten(others[field.index], is_leaf=is_node)
-        if treedef != other_treedef:
-            return None
         place = f"{spec.cls.__qualname__}.{field.name}"
-        for a, b in zip(ours, theirs, strict=True):
+        if isinstance(ours, jax.Array):  # a third of the time of flattening it (benchmarks: against.py, ==)
+            leaves.append((ours, theirs, place))
+            continue
+        parts, treedef = jax_trees.tree_flatten(ours, is_leaf=is_node)
+        other_parts, other_treedef = jax_trees.tree_flatten(theirs, is_leaf=is_node)
+        if treedef != other_treedef:
+            return False
+        for a, b in zip(parts, other_parts, strict=True):
             if is_node(a) or is_node(b):
                 nodes.append((a, b))
             else:
                 leaves.append((a, b, place))
-    return nodes, leaves
+    return True
 
 
 def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
@@ -248,7 +239,7 @@ def copy(self: Any) -> Any:
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A node with deep copies of the children; statics never change and are shared."""
     children, statics = flat_form(self)
-    node = empty_node(type(self))
+    node = _new(type(self))
     memo[id(self)] = node
     _store(node, PAIR, (copying.deepcopy(children, memo), statics))
     return node
@@ -260,21 +251,11 @@ def reduce(self: Any) -> tuple[Any, ...]:
     # The function that fills the node goes with the pickle: an instance that hangs on its own class comes back before
     # the class has its methods.
     state = (dict(zip(statics.table.children, children, strict=True)), statics)
-    return (empty_node, (type(self),), state, None, None, set_state)
+    return (_new, (type(self),), state, None, None, set_state)
 
 
-@kept_in_pickles
-def empty_node(cls: type[Any]) -> Any:
-    """A node without values, for `set_state` to fill."""
-    node: Any = object.__new__(cls)
-    return node
-
-
-@kept_in_pickles
 def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     """Fill a node that comes back from a pickle."""
-    if stored_pair(self) is not None:
-        refuse_change(self, "__setstate__")
     children, statics = state
     table = table_in(type(self))
     if table is not None and (statics.table is not table or {*children} != {*table.children}):
@@ -324,12 +305,12 @@ FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__":
 COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of, "__repr__": node_repr})
 OTHERS: Methods = MappingProxyType(
     {
-        "tree_flatten": tree_flatten,
+        "tree_flatten": flat_form,
         "tree_unflatten": classmethod(tree_unflatten),
         "__copy__": copy,
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
-        "__replace__": replaced,
+        "__replace__": replace,
         "_exact_key_": exact_key_of,
         "__rich_repr__": node_rich_repr,
         "_repr_html_": node_repr_html,

@@ -16,8 +16,8 @@ from treewright._core.class_body import is_special
 from treewright._core.converters import own_annotations
 from treewright._core.definition import MODULE, class_options, make_node_class, refuse_keywords
 from treewright._core.fields import buffer, field, specifier_in, static
-from treewright._core.functions import kept_in_pickles, public
-from treewright._core.instance import PAIR, ReplaceMethod, replaced
+from treewright._core.functions import public
+from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import Keys, NoExactKeyError, method_key
 from treewright._core.registration import register_function_node, register_once
@@ -102,16 +102,10 @@ class BoundMethod:
         return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (bound_method, (self.__func__, self.__self__))
+        return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: Keys) -> Hashable:
         return keys.method(BoundMethod, self.__func__, self.__self__)
-
-
-@kept_in_pickles
-def bound_method(function: Callable[..., Any], instance: Any) -> BoundMethod:
-    """A method that comes back from a pickle."""
-    return BoundMethod(function, instance)
 
 
 def wrap_methods(cls: type[Any]) -> None:
@@ -209,12 +203,9 @@ class Module:
         replace: ClassVar[ReplaceMethod]
 
         def __replace__(self, /, **changes: Any) -> Self: ...
-    else:
+    elif TYPE_CHECKING:
 
-        def replace(self, /, **changes: Any) -> Self:
-            """A copy with some fields replaced: `treewright.replace` as a method."""
-            copy: Self = replaced(self, **changes)
-            return copy
+        def replace(self, /, **changes: Any) -> Self: ...
 
     if TYPE_CHECKING:
         # ty refuses `del net.kernel` by this one; the other checkers have no way to know.
@@ -224,13 +215,12 @@ class Module:
         @classmethod
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
-        for _name, _method in {**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS}.items():
-            locals()[_name] = _method
-        del _name, _method
+        replace = methods.replace
+        locals().update({**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS})
 
 
 class _Bare(Module):
-    """A node without fields, as `Module()` itself is."""
+    """A node without fields."""
 
 
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -240,15 +230,10 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
     super(Module, self).__init__(*args, **kwargs)
 
 
-def _make_node(cls: Any, like: type[Module]) -> None:
-    """Make `Module` itself what a class without fields is.
-
-    But no dataclass: then all other bases of a subclass that are dataclasses would have to be frozen.
-    """
-    cls.__node_spec__ = dataclasses.replace(spec_of(like), cls=cls, table=StaticTable(cls, (), (), ()))
-    cls.__init__ = _init
-    cls.__init__.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
-    register_once(cls)
-
-
-_make_node(Module, like=_Bare)
+# `Module` itself is what a class without fields is, but no dataclass: then all other bases of a subclass that are
+# dataclasses would have to be frozen.
+_module: Any = Module
+_module.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), (), ()))
+_module.__init__ = _init
+_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
+register_once(Module)

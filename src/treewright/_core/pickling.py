@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from treewright._core.functions import captured, import_path, kept_in_pickles, library_made
+from treewright._core.functions import captured, import_path, library_made
 
 
 class Recipe:
@@ -27,23 +27,15 @@ class Recipe:
 
 def portable(value: Any) -> Any:
     """A value, with a recipe in place of each function in it that `pickle` would refuse."""
-    kind = type(value)
-    if kind is list:
-        return [portable(part) for part in value]
+    kind: Any = type(value)
+    if kind in {list, tuple}:
+        return kind(map(portable, value))
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return kind._make(map(portable, value))
     if kind is dict:
         return {name: portable(part) for name, part in value.items()}
-    if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields")):
-        parts = [portable(part) for part in value]
-        if all(map(operator.is_, parts, value)):
-            return value
-        make: Any = tuple if kind is tuple else kind._make
-        return make(parts)
     if kind is functools.partial and not vars(value):
-        parts = [portable(part) for part in (value.func, *value.args, *value.keywords.values())]
-        if all(map(operator.is_, parts, (value.func, *value.args, *value.keywords.values()))):
-            return value
-        count = 1 + len(value.args)
-        return Recipe(partial_of, tuple(parts[:count]), dict(zip(value.keywords, parts[count:], strict=True)))
+        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
@@ -90,19 +82,16 @@ def _codes_in(module: str, maker: str) -> Iterator[tuple[tuple[int, ...], types.
                 yield (*place, index), item
 
 
-@kept_in_pickles
 def imported(module: str, name: str) -> Any:
     """The value at an import path."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-@kept_in_pickles
-def partial_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def partial_of(arguments: Any, keywords: dict[str, Any]) -> Any:
     """A partial that comes back from a pickle."""
     return functools.partial(*arguments, **keywords)
 
 
-@kept_in_pickles
 def closure(  # noqa: PLR0917  a pickle gives them by position
     module: str,
     maker: str,

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import jax.export
 
 from treewright._core.fields import options_of
-from treewright._core.functions import kept_in_pickles
 from treewright._core.instance import flat_form, from_flat_form, register, with_close_matches
 from treewright._core.jax_private import GetAttrKey, is_tree_node, jax_trees
 from treewright._core.statics import Statics, StaticTable, table_in
@@ -69,7 +68,6 @@ class Registration:
         return (register_once, (self.cls,))
 
 
-@kept_in_pickles
 def register_once(cls: type[Any]) -> Registration:
     """Register a node class, unless it is."""
     if "__node_registered__" not in vars(cls):

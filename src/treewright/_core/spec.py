@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._core.fields import MISSING, Compare, FieldKind, Sharding, Stack
-from treewright._core.functions import kept_in_pickles
 from treewright._core.statics import StaticTable
 
 
@@ -55,7 +54,6 @@ class FieldSpec:
         return (field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
 
 
-@kept_in_pickles
 def field_spec(given: dict[str, Any]) -> FieldSpec:
     """A field that comes back from a pickle, which leaves out what is MISSING."""
     return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})

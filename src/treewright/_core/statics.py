@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Hashable
 from typing import Any
 
-from treewright._core.functions import CONSTANTS, class_attribute, import_path, kept_in_pickles
+from treewright._core.functions import CONSTANTS, class_attribute, import_path
 from treewright._core.keys import NoExactKeyError, by_identity, compared_by_itself, exact_key, problem_of, unanswered
 from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
@@ -196,7 +196,6 @@ def table_in(owner: type[Any]) -> StaticTable | None:
     return table
 
 
-@kept_in_pickles
 def table_of(
     owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...], children: tuple[str, ...]
 ) -> StaticTable:
@@ -207,7 +206,6 @@ def table_of(
     return table
 
 
-@kept_in_pickles
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of a class with these values, by name: how pickles come back."""
     by_name = dict(zip(names, values, strict=True))
