@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
-from treewright._core.freeze import FrozenMapping
+from treewright._core.freeze import FrozenMapping, frozen_array
 from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import is_key_dtype
