@@ -19,7 +19,7 @@ from treewright.errors import RetraceWarning
 from treewright.retrace.why import REMEDIES, Cause
 
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
-_BEFORE = "compared with an earlier call that JAX has a trace of: from before the block, or inside of another trace"
+_BEFORE = "compared with an earlier call, which was traced before the block or inside of another trace"
 _NOTHING = (
     "no difference was seen, so the cause was not: JAX's caches were cleared or evicted, or an untracked setting "
     "changed"
