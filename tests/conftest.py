@@ -88,7 +88,7 @@ SLOW = (
     *("checkpoint", "examples", "interop", "move", "testing", "typing"),
     *("nodes/test_cloudpickle", "nodes/test_export", "nodes/test_first_use", "nodes/test_laws"),
     *("nodes/test_method_identity", "nodes/test_static_law", "nodes/test_static_wrapper", "nodes/test_treescope_page"),
-    *("nodes/test_transforms", "retrace/test_command", "retrace/test_explain", "retrace/test_hash_seeds"),
+    *("nodes/test_transforms", "retrace/test_command", "retrace/test_explain", "nodes/test_hash_seeds"),
     *("sharding/test_constrain", "sharding/test_describe", "sharding/test_init", "sharding/test_processes"),
     *("sharding/test_program", "test_docs", "test_import_cost", "test_jit_cache", "test_loop", "test_site"),
     *("test_threads", "test_train", "trees/test_tree_laws"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import threading
@@ -86,17 +85,6 @@ def test_an_error_in_another_thread_is_raised_at_the_end_of_the_block() -> None:
 
     with pytest.raises(TooManyTracesError, match="double may not be traced here"):
         block()
-
-
-def test_an_error_in_a_task_is_raised_at_the_end_of_the_block() -> None:
-    jitted: Any = jax.jit(fresh(double))
-
-    async def main() -> None:
-        with treewright.max_traces(0):
-            await asyncio.gather(asyncio.to_thread(jitted, jnp.ones(2)), return_exceptions=True)
-
-    with pytest.raises(TooManyTracesError, match="double may not be traced here"):
-        asyncio.run(main())
 
 
 def test_another_error_stays_what_it_is() -> None:

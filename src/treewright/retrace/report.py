@@ -38,18 +38,6 @@ _KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
         "option": "option of jit",
     }
 )
-# What to do about a difference of a kind, wherever it is.
-_REMEDIES: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
-    {
-        "passing": "pass it the same way each time: jit tells by position from by keyword",
-        "setting": "set it once, before the first call",
-        "option": "jit the function once, with one set of options",
-        "sharding": "give it one sharding before the loop: jax.device_put",
-        "placement": "put it there once, before the loop: jax.device_put",
-        "added": "keep the structure the same from call to call",
-        "removed": "keep the structure the same from call to call",
-    }
-)
 _NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 _OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
 _OF_FUNCTIONS = types.MappingProxyType(
@@ -210,7 +198,7 @@ def remedy_of(difference: Difference) -> str:
         case "sharding" if str(left) == str(right):
             return "make it under the mesh that it is used with"
         case kind:
-            return _REMEDIES.get(kind, "")
+            return REMEDIES.get(kind, "")
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:

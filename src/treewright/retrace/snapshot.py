@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from treewright._core import FrozenArray, captured, defaults, globals_read
+from treewright._core.functions import place_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
 from treewright._trees.diff import ABSENT, parts_of, same_exactly, same_to_jit
@@ -89,11 +90,6 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return self.text
-
-
-def place_of(code: types.CodeType) -> str:
-    """`train.py:12`, where a function is defined."""
-    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 def _compared(value: Any) -> Literal["parts", "object", "value"]:
