@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -60,26 +59,6 @@ def test_another_sharding_on_automatic_axes_recompiles() -> None:
 
 
 # What is seen, and what is not
-
-
-def test_functions_jitted_by_equinox_are_reported_in_their_own_words() -> None:
-    @eqx.filter_jit
-    def apply(model: eqx.nn.Linear, x: jax.Array, times: int) -> jax.Array:
-        return model(x) * times
-
-    key = jax.random.key(0)
-    [report] = explained(
-        lambda: apply(eqx.nn.Linear(2, 3, key=key), jnp.ones(2), 1),
-        lambda: apply(eqx.nn.Linear(2, 3, use_bias=False, key=key), jnp.ones(2), 2),
-    )
-
-    assert report.function == "apply"
-    assert [line for line in details(report) if not line.startswith(" ")] == [
-        "model.use_bias (static): True -> False",
-        "model.bias: float32[3] -> None",
-        "times (static): 1 -> 2",
-        "compared with trace 1",
-    ]
 
 
 def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Never
@@ -68,23 +67,6 @@ def test_an_error_that_is_caught_in_the_block_is_raised_at_its_end() -> None:
         jitted(jnp.ones(2))
         with contextlib.suppress(Exception):
             jitted(jnp.ones(3))
-
-
-def test_an_error_in_another_thread_is_raised_at_the_end_of_the_block() -> None:
-    jitted: Any = jax.jit(fresh(double))
-
-    def run() -> None:
-        with contextlib.suppress(TooManyTracesError):
-            jitted(jnp.ones(2))
-
-    def block() -> None:
-        with treewright.max_traces(0):
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-
-    with pytest.raises(TooManyTracesError, match="double may not be traced here"):
-        block()
 
 
 def test_another_error_stays_what_it_is() -> None:

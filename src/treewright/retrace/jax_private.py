@@ -353,7 +353,7 @@ def _is_of_a_library(frame: types.FrameType) -> bool:
 
 
 def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
-    return all(name in frame.f_locals for name in names)
+    return frame.f_locals.keys() >= set(names)
 
 
 # What JAX's cache of traces holds

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from treewright._core import FrozenArray, captured, defaults, globals_read
-from treewright._core.functions import place_of
+from treewright._core.functions import place_of, state_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
 from treewright._trees.diff import ABSENT, parts_of, same_exactly, same_to_jit
@@ -152,7 +152,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     elif getattr(value, "__wrapped__", None) is not None:
         yield from _parts_of_wrapper(value)
     else:
-        attributes = ((Part("attribute", name), part) for name, part in attributes_of(value).items())
+        attributes = ((Part("attribute", name), part) for name, part in state_of(value).items())
         yield from (parts_of(value) or dict(attributes)).items()
 
 
@@ -176,21 +176,9 @@ def _parts_of_wrapper(value: Any) -> Iterator[tuple[Any, Any]]:
     wrapped = value.__wrapped__
     yield Part("function", "__wrapped__"), wrapped
     options = options_of(value)
-    named = attributes_of(value) if options is None else options
+    named = state_of(value) if options is None else options
     others = ((name, part) for name, part in named.items() if part is not wrapped and name not in _NOT_OPTIONS)
     yield from ((Part("option", name), part) for name, part in others)
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object itself has, in its `__dict__` and in slots."""
-    found = dict(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
-            if name not in {"__dict__", "__weakref__"} and hasattr(value, private):
-                found[name] = getattr(value, private)
-    return found
 
 
 # Comparing
