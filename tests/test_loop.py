@@ -25,6 +25,8 @@ from treewright.errors import DonatedStateError, LoopStateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).parents[1]
 P: Any = PartitionSpec  # whose constructor has no annotations
@@ -77,9 +79,9 @@ def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
 
-    def hear(event: str, _: float, fun_name: str = "", **__: object) -> None:
+    def hear(event: str, duration_secs: float, **details: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            programs.append(fun_name)
+            programs.append(str(details.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(hear)
     run()

@@ -7,9 +7,12 @@ from typing import Any, Never
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 from tests.retrace.support import details
 from treewright import Module, explain, static
+
+pytestmark = pytest.mark.slow
 
 
 class Layer(Module):

@@ -20,8 +20,9 @@ from treewright._core import (
     import_path,
     innermost,
     is_node,
+    place_of,
+    public,
 )
-from treewright._core.functions import place_of, public
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.diff import parts_of

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core import FrozenArray, captured, defaults, globals_read
-from treewright._core.functions import place_of, state_of
+from treewright._core import FrozenArray, captured, defaults, globals_read, place_of, state_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
 from treewright._trees.diff import ABSENT, parts_of, same_exactly, same_to_jit
