@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,7 +12,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treewright
 from tests.retrace.support import details, fresh
-from treewright import TrainState
 from treewright.errors import TooManyTracesError
 
 if TYPE_CHECKING:
@@ -63,26 +61,6 @@ def test_another_sharding_on_automatic_axes_recompiles() -> None:
 # What is seen, and what is not
 
 
-def test_functions_jitted_by_equinox_are_reported_in_their_own_words() -> None:
-    @eqx.filter_jit
-    def apply(model: eqx.nn.Linear, x: jax.Array, times: int) -> jax.Array:
-        return model(x) * times
-
-    key = jax.random.key(0)
-    [report] = explained(
-        lambda: apply(eqx.nn.Linear(2, 3, key=key), jnp.ones(2), 1),
-        lambda: apply(eqx.nn.Linear(2, 3, use_bias=False, key=key), jnp.ones(2), 2),
-    )
-
-    assert report.function == "apply"
-    assert [line for line in details(report) if not line.startswith(" ")] == [
-        "model.use_bias (static): True -> False",
-        "model.bias: float32[3] -> None",
-        "times (static): 1 -> 2",
-        "compared with trace 1",
-    ]
-
-
 def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:
     from flax import nnx
 
@@ -97,15 +75,6 @@ def test_functions_jitted_by_flax_are_reported_in_their_own_words() -> None:
 
     assert report.function == "apply"
     assert details(report)[:2] == ["model.precision (static): None -> 'high'", "x: float32[1,2] -> float32[4,2]"]
-
-
-def test_static_arguments_of_functions_jitted_by_flax_are_known() -> None:
-    nnx = pytest.importorskip("flax.nnx")
-    jitted = nnx.jit(lambda x, exponent: x**exponent, static_argnums=1)
-
-    [report] = explained(lambda: jitted(jnp.ones(2), 2), lambda: jitted(jnp.ones(2), 3))
-
-    assert details(report)[0] == "exponent (static): 2 -> 3"
 
 
 def test_callers_are_named_past_the_libraries_between() -> None:
@@ -172,17 +141,6 @@ def test_a_function_may_be_traced_as_often_as_the_block_allows() -> None:
     assert "x: float32[4] -> float32[5]" in str(caught.value)
 
 
-def test_calls_that_are_no_traces_are_not_counted() -> None:
-    jitted: Any = jax.jit(fresh(double))
-    jitted(jnp.ones(2))
-
-    with treewright.max_traces(0):
-        jitted(jnp.ones(2))
-        double(jnp.ones(3))
-        jax.vmap(double)(jnp.ones((2, 3)))
-        jax.grad(lambda x: double(x).sum())(jnp.ones(3))
-
-
 def test_a_function_made_again_counts_as_one() -> None:
     def loop(times: int) -> None:
         for factor in range(times):
@@ -212,14 +170,3 @@ def test_the_limit_can_be_for_one_function() -> None:
         other_jitted.clear_cache()
         with pytest.raises(TooManyTracesError, match="other may not"), treewright.max_traces(0, only=only):
             other_jitted(1.0)
-
-
-def test_a_training_state_steps_without_a_retrace() -> None:
-    optax = pytest.importorskip("optax")
-    step: Any = jax.jit(lambda state: state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params)))
-
-    with treewright.max_traces(1):
-        for _ in range(2):
-            state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
-            for _ in range(3):
-                state = step(state)

@@ -7,7 +7,6 @@ from typing import Any, Never
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from tests.retrace.support import details
@@ -87,14 +86,3 @@ def test_abstract_arguments_will_do() -> None:
     assert details(explain(jax.jit(step), (1, abstract), (1, jnp.ones((31, 7)))))[0] == (
         "batch: float32[32,7] -> float32[31,7]"
     )
-
-
-@pytest.mark.parametrize("number", [60])
-def test_a_report_of_very_many_lines_is_cut(number: int) -> None:
-    def tree(length: int) -> dict[str, Any]:
-        return {f"x{index}": np.ones((length, index + 1), np.float32) for index in range(number)}
-
-    lines = details(explain(jax.jit(lambda tree: tree), (tree(4),), (tree(3),)))
-
-    assert len(lines) == 51
-    assert lines[-1] == f"... and {2 * number - 50} more lines"

@@ -414,20 +414,20 @@ TRACED = "it is a child, so jit traces it, and an if on it fails"
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("relu", f".value: 'relu': it is a child, and a str {FAILS}; declare Tagged.value static()"),
-        (named, f".value: named: it is a child, and a function {FAILS}; declare Tagged.value static()"),
+        ("relu", f".value: 'relu': it is a child, a str {FAILS}; declare Tagged.value static()"),
+        (named, f".value: named: it is a child, a function {FAILS}; declare Tagged.value static()"),
         (True, f".value: True: {TRACED}; declare Tagged.value static()"),
         (
             Frozen(1),
-            f".value: Frozen(inner=1): it is a child, and a Frozen {FAILS}; make Frozen a node with @pytree_dataclass,",
+            f".value: Frozen(inner=1): it is a child, a Frozen {FAILS}; declare Tagged.value static()",
         ),
         (
             ["relu"],
-            f".value[0]: 'relu': it is a child, and a str {FAILS}; put Static(...) around it, or declare Tagged.value",
+            f".value[0]: 'relu': it is a child, a str {FAILS}; declare Tagged.value static()",
         ),
         (
             EqxLayer("relu"),
-            f".value.kernel: 'relu': it is a child, and a str {FAILS}; hold the EqxLayer as treewright.adopt(",
+            f".value.kernel: 'relu': it is a child, a str {FAILS}; hold the EqxLayer as treewright.adopt(",
         ),
         ({"flag": EqxLayer(False)}, f".value['flag'].kernel: False: {TRACED}; hold the EqxLayer as treewright.adopt"),
     ],

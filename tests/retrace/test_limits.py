@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Never
@@ -14,18 +12,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import treewright
 from tests.conftest import skip_before_jax
 from tests.retrace.support import details, fresh
-from treewright import TrainState
 from treewright.errors import RetraceWarning, TooManyTracesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from treewright import RetraceReport
 
 
@@ -73,34 +67,6 @@ def test_an_error_that_is_caught_in_the_block_is_raised_at_its_end() -> None:
         jitted(jnp.ones(2))
         with contextlib.suppress(Exception):
             jitted(jnp.ones(3))
-
-
-def test_an_error_in_another_thread_is_raised_at_the_end_of_the_block() -> None:
-    jitted: Any = jax.jit(fresh(double))
-
-    def run() -> None:
-        with contextlib.suppress(TooManyTracesError):
-            jitted(jnp.ones(2))
-
-    def block() -> None:
-        with treewright.max_traces(0):
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-
-    with pytest.raises(TooManyTracesError, match="double may not be traced here"):
-        block()
-
-
-def test_an_error_in_a_task_is_raised_at_the_end_of_the_block() -> None:
-    jitted: Any = jax.jit(fresh(double))
-
-    async def main() -> None:
-        with treewright.max_traces(0):
-            await asyncio.gather(asyncio.to_thread(jitted, jnp.ones(2)), return_exceptions=True)
-
-    with pytest.raises(TooManyTracesError, match="double may not be traced here"):
-        asyncio.run(main())
 
 
 def test_another_error_stays_what_it_is() -> None:
@@ -239,59 +205,23 @@ def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
 # What was called before the block
 
 
-def test_a_block_around_one_slow_call_names_what_differs_from_an_earlier_call() -> None:
+@pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])
+def test_a_block_around_one_slow_call_says_that_the_earlier_trace_was_not_seen(jit: Any) -> None:
     skip_before_jax(0, 10)  # whose cache does not show earlier calls
     reports: list[RetraceReport] = []
-    jitted: Any = jax.jit(fresh(lambda tree, n, scale=1.0: tree["x"] * n * scale), static_argnums=1)
-    jitted({"x": np.ones(2, np.float32)}, 1)
-    jitted({"x": np.ones(2, np.float32), "y": [1.0]}, 2, scale=2.0)
-
-    with treewright.explain_retraces(on_report=reports.append):
-        jitted({"x": np.ones(3, np.float32)}, 1)
-
-    [report] = reports
-    assert str(report).splitlines()[0].startswith("<lambda> retraced (1st trace, ")
-    assert details(report)[0] == "tree['x']: float32[2] -> float32[3]"
-    assert details(report)[-1] == (
-        "compared with an earlier call that JAX has a trace of: from before the block, or inside of another trace"
-    )
-    assert (report.is_retrace, report.compared_with) == (True, 0)
-
-
-def test_of_calls_before_the_block_settings_statics_and_nodes_are_compared_too() -> None:
-    skip_before_jax(0, 10)  # whose cache does not show earlier calls
-    function = fresh(lambda state, *, mode: state)
-    jitted: Any = jax.jit(function, static_argnames="mode")
-    state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))
-    jitted(state, mode="train")
-
-    def told(call: Callable[[], object]) -> list[str]:
-        reports: list[RetraceReport] = []
-        with treewright.explain_retraces(on_report=reports.append):
-            call()
-        return details(reports[0])[:-1]
-
-    assert told(lambda: jitted(state, mode="test")) == ["mode (static): 'train' -> 'test'"]
-    other = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.adam(1e-3))
-    assert told(lambda: jitted(other, mode="test"))[0].startswith("state.params['w']: float32[2] -> float32[3]")
-    with jax.default_matmul_precision("float32"):
-        assert told(lambda: jitted(state, mode="test"))[0] == (
-            "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
-        )
-
-
-def test_of_wrappers_of_libraries_it_is_said_that_earlier_arguments_were_not_seen() -> None:
-    skip_before_jax(0, 10)  # whose cache does not show earlier calls
-    reports: list[RetraceReport] = []
-    jitted: Any = eqx.filter_jit(fresh(double))
+    jitted: Any = jit(fresh(double))
     jitted(jnp.ones(2))
 
     with treewright.explain_retraces(on_report=reports.append):
         jitted(jnp.ones(3))
+        jitted(jnp.ones(4))
 
-    [report] = reports
-    [line] = details(report)
+    first, second = reports
+    assert str(first).splitlines()[0].startswith("double retraced (1st trace, ")
+    assert (first.is_retrace, first.compared_with) == (True, 0)
+    [line] = details(first)
     assert line.startswith("JAX has traces for a call from before the block, whose arguments were not seen; now x: ")
+    assert details(second)[0] == "x: float32[3] -> float32[4]"
 
 
 def test_a_first_call_and_one_after_a_cleared_cache_are_not_reported() -> None:

@@ -10,7 +10,9 @@ from treewright._core.functions import (
     innermost,
     is_cached_property,
     of_earlier_class,
+    place_of,
     public,
+    state_of,
 )
 from treewright._core.instance import (
     LEAVES,
@@ -59,9 +61,11 @@ __all__ = [
     "leaves_equal",
     "of_earlier_class",
     "parts_of",
+    "place_of",
     "public",
     "replace",
     "spec_of",
+    "state_of",
     "static",
     "with_fields",
 ]

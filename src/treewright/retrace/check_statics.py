@@ -21,13 +21,13 @@ from treewright._core import (
     innermost,
     is_node,
     parts_of,
+    place_of,
     public,
 )
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.level import Place, leaf_type_of, walk
 from treewright.retrace.jax_private import is_of_a_library
-from treewright.retrace.snapshot import place_of
 
 HazardKind = Literal[
     "array", "captured array", "function", "global", "identity", "leaf", "mutable", "nan", "unhashable"
@@ -76,15 +76,13 @@ def check_statics(tree: Any) -> list[Hazard]:
     """The hazards in the static fields of a tree, and children that should be static, in the order of the tree.
 
     Found in any class: functions and objects of which one made again is another static, functions that capture arrays,
-    and what can change after `jit` has compiled for it: globals that a function reads, lists and objects that it
-    holds, hashable objects whose attributes can be assigned. A global that never changes is annotated `Final`. In
-    classes of others (flax, equinox, `register_dataclass`) also what our own refuse: values without a hash, arrays and
-    NaN.
+    and what can change after `jit` has compiled for it: globals that a function reads, unless annotated `Final`, lists
+    and objects that it holds, hashable objects whose attributes can be assigned. In classes of others (flax, equinox,
+    `register_dataclass`) also what our own refuse: values without a hash, arrays and NaN.
 
-    What is not an array fails `jit` where it is a child: a text, a function, an instance of a class that is not a
-    pytree. A `bool` is traced, and fails where it is looked at, unless its field is declared `field()` or `buffer()`.
-    Outside of our nodes such leaves are looked at like statics, since `equinox.filter_jit` compares them too.
-    Nothing is unflattened.
+    A child that is not an array fails `jit`, as does a `bool` where it is looked at, unless its field is declared
+    `field()` or `buffer()`. Outside of our nodes such leaves are looked at like statics, since `equinox.filter_jit`
+    compares them too. Nothing is unflattened.
 
     Args:
         tree: Any tree.
@@ -110,30 +108,21 @@ def check_statics(tree: Any) -> list[Hazard]:
     return found
 
 
-def _of_leaf(place: Place) -> Iterator[Hazard]:
+def _of_leaf(place: Place) -> list[Hazard]:
     """Those of a leaf that is not an array, or is a `bool`."""
     way, kind = place.way, type(place.value)
     owners = [index for index, above in enumerate(way[:-1]) if type(above.value) not in _CONTAINERS]
     if not any(is_node(way[index].value) for index in owners):
-        if kind is not bool:
-            yield from _Check(foreign=True).value(place.path, place.value, _DEPTH)
-        return
+        return [] if kind is bool else _Check(foreign=True).value(place.path, place.value, _DEPTH)
     owner, key = way[owners[-1]].value, way[owners[-1] + 1].key
     name = type(owner).__qualname__
-    if not is_node(owner):
-        cure = f"hold the {name} as treewright.adopt(...), which makes it a static"
-    elif kind is bool and type(owner).__dataclass_fields__[key.name].metadata:  # declared field() or buffer()
-        return
-    elif owners[-1] + 2 < len(way):
-        cure = f"put Static(...) around it, or declare {name}.{key.name} static()"
-    else:
-        cure = f"declare {name}.{key.name} static()"
-    if dataclasses.is_dataclass(kind):
-        cure = f"make {kind.__qualname__} a node with @pytree_dataclass, or {cure}"
-    problem = f"it is a child, and a {kind.__name__} is not an array, so jit, grad and vmap fail"
+    cure = f"declare {name}.{key.name} static()" if is_node(owner) else f"hold the {name} as treewright.adopt(...)"
+    problem = f"a {kind.__name__} is not an array, so jit, grad and vmap fail"
     if kind is bool:
-        problem = "it is a child, so jit traces it, and an if on it fails"
-    yield Hazard(place.path, place.value, "leaf", f"{problem}; {cure}")
+        problem = "so jit traces it, and an if on it fails"
+        if is_node(owner) and type(owner).__dataclass_fields__[key.name].metadata:  # declared field() or buffer()
+            return []
+    return [Hazard(place.path, place.value, "leaf", f"it is a child, {problem}; {cure}")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,17 +140,15 @@ class _Check:
         is_partial = isinstance(value, functools.partial)
         function = value if isinstance(value, types.FunctionType) else innermost(value)
         if isinstance(function, types.FunctionType) and not is_partial:
-            found = list(_of_function(path, function))
-        elif not is_partial and (import_path(value) is not None or not depth):
+            return [*_of_function(path, function), *self._of_callable(path, value, function)]
+        if not is_partial and (import_path(value) is not None or not depth):
             return []
-        else:
-            parts = _parts_of_partial(value) if is_partial else dict(parts_of(value) or {})
-            found = [hazard for key, part in parts.items() for hazard in self.value((*path, key), part, depth - 1)]
-            if not is_partial:
-                return found + ([] if isinstance(value, _CONTAINERS) else _of_object(path, value))
-            if any(hazard.kind in {"function", "identity"} for hazard in found):
-                return found
-        return found + self._of_callable(path, value, function)
+        parts = _parts_inside(value).items()
+        found = [hazard for key, part in parts for hazard in self.value((*path, key), part, depth - 1)]
+        if not is_partial:
+            return found + ([] if isinstance(value, _CONTAINERS) else _of_object(path, value))
+        is_told = any(hazard.kind in {"function", "identity"} for hazard in found)
+        return found if is_told else found + self._of_callable(path, value, function)
 
     def _of_callable(self, path: Path, value: Any, function: Any) -> list[Hazard]:
         """Whether one made again in the same way is another static."""
@@ -184,7 +171,7 @@ class _Check:
         return [Hazard(path, value, "function", text)]
 
     def _is_other(self, value: Any) -> bool:
-        if self.foreign:
+        if self.foreign or isinstance(value, types.MethodType):
             return True
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and not isinstance(value, types.FunctionType):  # such as `jit`, of which ours know it
@@ -196,11 +183,9 @@ class _Check:
 
 
 def _made_again(value: Any) -> Any:
-    """Another function, partial or method with the same in it."""
+    """Another function or partial with the same in it."""
     if isinstance(value, functools.partial):
         return functools.partial(value.func, *value.args, **value.keywords)
-    if isinstance(value, types.MethodType):
-        return types.MethodType(value.__func__, object.__new__(type(value.__self__)))
     made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
     for name in _NAMES:
         setattr(made, name, getattr(value, name))
@@ -208,7 +193,9 @@ def _made_again(value: Any) -> Any:
     return made
 
 
-def _parts_of_partial(value: Any) -> dict[Any, Any]:
+def _parts_inside(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, functools.partial):
+        return dict(parts_of(value) or {})
     args = {SequenceKey(index): part for index, part in enumerate(value.args)}
     return {GetAttrKey("func"): value.func, **args, **{DictKey(name): part for name, part in value.keywords.items()}}
 
@@ -276,13 +263,11 @@ def _reads(function: types.FunctionType, seen: list[types.FunctionType]) -> Iter
 
 
 def _is_final(function: types.FunctionType, name: str) -> bool:
-    home: Any = sys.modules.get(function.__globals__.get("__name__", ""))
     *way, last = name.split(".")
-    for part in way:
-        home = getattr(home, part, None)
     try:
-        return "Final" in str(getattr(home, "__annotations__", {}).get(last))
-    except Exception:  # noqa: BLE001  an annotation that can't be read, PEP 649
+        home = functools.reduce(getattr, way, sys.modules[function.__globals__["__name__"]])
+        return "Final" in str(home.__annotations__[last])
+    except Exception:  # noqa: BLE001  no annotation, or one that can't be read, PEP 649
         return False
 
 
@@ -323,8 +308,5 @@ def _can_change(value: Any) -> bool:
 def _holds_array(value: Any, depth: int) -> bool:
     if isinstance(value, _ARRAYS) or not depth:
         return isinstance(value, _ARRAYS)
-    if isinstance(value, types.FunctionType):
-        inside = captured(value)
-    else:
-        inside = _parts_of_partial(value) if isinstance(value, functools.partial) else dict(parts_of(value) or {})
+    inside = captured(value) if isinstance(value, types.FunctionType) else _parts_inside(value)
     return any(_holds_array(part, depth - 1) for part in inside.values())

@@ -353,7 +353,7 @@ def _is_of_a_library(frame: types.FrameType) -> bool:
 
 
 def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
-    return all(name in frame.f_locals for name in names)
+    return frame.f_locals.keys() >= set(names)
 
 
 # What JAX's cache of traces holds
@@ -361,43 +361,21 @@ def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
 CALLS_CACHE = "_infer_params_cached"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class HeldCall:
-    """An earlier call that JAX still has a trace for, as the key of its cache has it."""
+def count_held(function: Any) -> int:
+    """How many earlier calls of a function JAX has traces for; one that is traced now has none yet.
 
-    settings: Any
-    options: Mapping[str, Any]
-    static_args: list[Any]  # those by position, and then those by name
-    static_names: list[str]
-    treedefs: list[Any]  # of the traced arguments, in the same order
-    names: list[str]
-    avals: tuple[Any, ...]
-
-
-def held_calls(function: Any) -> list[HeldCall]:
-    """The earlier calls of a function that JAX has traces for; one that is traced now has none yet.
-
-    Without the cache, or its keys as they are now, there are none: then a block can't say of a function's first trace
-    in it that the function was compiled before. Of calls under other settings, those that raised are among them.
+    Without the cache, or its keys as they are now, it is none: then a block can't say of a function's first trace in it
+    that the function was compiled before. Of calls under other settings, those that raised are counted too.
     """
     from jax._src import pjit
 
-    found: list[HeldCall] = []
+    count = 0
     with contextlib.suppress(Exception):  # a key of another form
-        cache, context = getattr(pjit, CALLS_CACHE), trace_context()
+        cache, context = getattr(pjit, CALLS_CACHE), _trace_context()
         for known, settings, arguments, _ in cache.cache_keys():
-            is_traced = settings != context or known() is not function
-            if known() is function and (is_traced or cache(function, *arguments).pjit_params is not None):
-                found.append(_held_call(settings, arguments))
-    return found
-
-
-def _held_call(context: Any, arguments: Any) -> HeldCall:
-    info, signature, avals, _mesh = arguments
-    options = options_record(info) or {}
-    statics, static_names = list(signature.static_args), list(signature.static_arg_names)
-    treedefs, names = list(signature.dynamic_arg_treedefs), list(signature.dynamic_arg_names)
-    return HeldCall(context, options, statics, static_names, treedefs, names, tuple(avals))
+            if known() is function:
+                count += settings != context or cache(function, *arguments).pjit_params is not None
+    return count
 
 
 # What a trace depends on besides its arguments
@@ -427,31 +405,23 @@ UNNAMED_SETTINGS = f"a setting that JAX {jax.__version__} gives no name"
 def trace_settings() -> dict[str, Any]:
     """The settings of this thread with which JAX keeps its traces, by the names that users know.
 
-    Without `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is in
-    it, as in JAX 0.9, the others are told without a name.
+    Without JAX's `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is
+    in it, as in JAX 0.9, the others are told without a name.
     """
     found = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
     found["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
-    for name, value in named_settings(trace_context()).items():
-        found.setdefault(name, value)
-    return found
+    values, names = _trace_context(), _names_of_settings()
+    named = dict(zip(names, values, strict=True)) if len(names) == len(values) else {UNNAMED_SETTINGS: values}
+    return found | named | found
 
 
-def trace_context() -> tuple[Any, ...]:
+def _trace_context() -> tuple[Any, ...]:
     """The settings of this thread that are part of the key of each trace."""
     from jax._src import config as private
 
     context: Any = getattr(private, "trace_context", tuple[Any, ...])
     values: tuple[Any, ...] = context()
     return values
-
-
-def named_settings(values: tuple[Any, ...]) -> dict[str, Any]:
-    """The values of `trace_context` by the names that users know."""
-    names = _names_of_settings()
-    if len(names) != len(values):
-        return {UNNAMED_SETTINGS: values} if values else {}
-    return dict(zip(names, values, strict=True))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from treewright.errors import RetraceWarning
 from treewright.retrace.why import REMEDIES, Cause
 
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
-_BEFORE = "compared with an earlier call that JAX has a trace of: from before the block, or inside of another trace"
+_BEFORE = "compared with an earlier call, which was traced before the block or inside of another trace"
 _NOTHING = (
     "no difference was seen, so the cause was not: JAX's caches were cleared or evicted, or an untracked setting "
     "changed"
@@ -36,18 +36,6 @@ _KINDS: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
         "passing": "passed",
         "setting": "setting",
         "option": "option of jit",
-    }
-)
-# What to do about a difference of a kind, wherever it is.
-_REMEDIES: types.MappingProxyType[DifferenceKind, str] = types.MappingProxyType(
-    {
-        "passing": "pass it the same way each time: jit tells by position from by keyword",
-        "setting": "set it once, before the first call",
-        "option": "jit the function once, with one set of options",
-        "sharding": "give it one sharding before the loop: jax.device_put",
-        "placement": "put it there once, before the loop: jax.device_put",
-        "added": "keep the structure the same from call to call",
-        "removed": "keep the structure the same from call to call",
     }
 )
 _NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
@@ -210,7 +198,7 @@ def remedy_of(difference: Difference) -> str:
         case "sharding" if str(left) == str(right):
             return "make it under the mesh that it is used with"
         case kind:
-            return _REMEDIES.get(kind, "")
+            return REMEDIES.get(kind, "")
 
 
 def _of_shape(old: LeafType, new: LeafType) -> str:

@@ -16,15 +16,11 @@ from treewright._core.jax_private import Key
 from treewright._core.text import Verbatim, first_names, mesh_text, short_text
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, StaticComparison, differences, static_difference
-from treewright._trees.level import LeafType, Level, Structure, SureLeaves, leaf_type_of, level_of
+from treewright._trees.level import LeafType, Level, SureLeaves, leaf_type_of, level_of
 from treewright.retrace.jax_private import (
     FLAX_NODES,
     UNNAMED_SETTINGS,
     Call,
-    HeldCall,
-    jit_call,
-    named_settings,
-    trace_context,
     trace_settings,
     user_frame,
 )
@@ -110,56 +106,6 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     return Signature(traced, compared, passed, settings, {} if of_loop else call.options, defaults)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
-    """A traced argument of a call that JAX's cache holds: its treedef, and an iterator over the types of all leaves."""
-
-    treedef: Any
-    leaves: Iterator[Any]
-
-
-def held_signature(held: HeldCall, call: Call, now: Signature) -> Signature:
-    """The signature of an earlier call of the same function, as JAX's cache has it.
-
-    Where the arrays of that call lay, and what the cache does not tell of settings, is taken to be as it is `now`.
-    """
-    leaves = iter(held.avals)
-    parts = iter([_Held(treedef, leaves) for treedef in held.treedefs])
-    statics = iter(held.static_args)
-    count = len(held.static_args) + len(held.treedefs) - len(held.static_names) - len(held.names)
-    is_static = jit_call(call.function, (None,) * count, {}, held.options).is_static
-    args = tuple([next(statics) if is_static("", place) else next(parts) for place in range(count)])
-    by_name = dict(zip(held.names, parts, strict=True)) | dict(zip(held.static_names, statics, strict=True))
-    traced: dict[str, Level | LeafType] = {}
-    compared: dict[str, Any] = {}
-    passed: dict[str, str] = {}
-    earlier = dataclasses.replace(call, args=args, kwargs=by_name)
-    for name, value, way in _named(_parameters(call.function), earlier):
-        passed[name] = way
-        if isinstance(value, _Held):
-            traced[name] = _held_tree(value.treedef, leaves, now.traced.get(name))
-        else:
-            compared[name] = snapshot(value)
-    current = named_settings(trace_context())
-    settings = {name: value for name, value in named_settings(held.settings).items() if value != current[name]}
-    return Signature(traced, compared, passed, {**now.settings, **settings}, now.options, now.defaults)
-
-
-def _held_tree(treedef: Any, leaves: Iterator[Any], now: Any) -> Level | LeafType:
-    """The tree that a treedef describes; the keys that it does not hold are those of the tree as it is `now`."""
-    level = level_of(Structure(treedef))
-    if level is None:
-        return LeafType(next(leaves))
-    like = now if isinstance(now, Level) and now.kind is level.kind else None
-    known = () if like is None or len(like.children) != len(level.children) else like.children
-    children: list[tuple[Key, Any]] = []
-    for index, (key, child) in enumerate(level.children):
-        known_key, below = known[index] if known else (key, None)
-        children.append((known_key, _held_tree(child.treedef, leaves, below)))
-    opened = Level(level.kind, level.aux, level.statics, tuple(children), level.content)
-    return _Remembering(live=False, fixed_numbers=False).level(opened, like, 0)
-
-
 # Trees
 
 
@@ -176,8 +122,6 @@ class _Remembering:
     def tree(self, tree: Any, like: Any, depth: int) -> Level | LeafType:
         """What to keep of a tree that hangs so deep in the whole."""
         kind = type(tree)
-        if kind is LeafType or kind is Level:  # of a call that JAX's cache holds
-            return tree  # type: ignore[no-any-return]
         if self.leaves[kind]:
             return self.leaf(tree, like)
         if hasattr(kind, "__node_spec__") and isinstance(like, Level) and like.kind is kind and depth < _DEPTH:

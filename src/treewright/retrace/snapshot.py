@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of
+from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, place_of, state_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
 from treewright._trees.diff import ABSENT, same_exactly, same_to_jit
@@ -91,11 +91,6 @@ class Snapshot:
         return self.text
 
 
-def place_of(code: types.CodeType) -> str:
-    """`train.py:12`, where a function is defined."""
-    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_firstlineno}"
-
-
 def _compared(value: Any) -> Literal["parts", "object", "value"]:
     kind: Any = type(value)
     if kind in _CONTAINERS or (isinstance(value, tuple) and kind.__eq__ is tuple.__eq__):
@@ -156,7 +151,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     elif getattr(value, "__wrapped__", None) is not None:
         yield from _parts_of_wrapper(value)
     else:
-        attributes = ((Part("attribute", name), part) for name, part in attributes_of(value).items())
+        attributes = ((Part("attribute", name), part) for name, part in state_of(value).items())
         yield from (parts_of(value) or dict(attributes)).items()
 
 
@@ -180,21 +175,9 @@ def _parts_of_wrapper(value: Any) -> Iterator[tuple[Any, Any]]:
     wrapped = value.__wrapped__
     yield Part("function", "__wrapped__"), wrapped
     options = options_of(value)
-    named = attributes_of(value) if options is None else options
+    named = state_of(value) if options is None else options
     others = ((name, part) for name, part in named.items() if part is not wrapped and name not in _NOT_OPTIONS)
     yield from ((Part("option", name), part) for name, part in others)
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object itself has, in its `__dict__` and in slots."""
-    found = dict(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
-            if name not in {"__dict__", "__weakref__"} and hasattr(value, private):
-                found[name] = getattr(value, private)
-    return found
 
 
 # Comparing

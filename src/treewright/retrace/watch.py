@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from treewright._core import innermost
-from treewright._loop import FlatTree
 from treewright._trees.diff import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
@@ -21,7 +20,7 @@ from treewright.retrace.jax_private import (
     Event,
     called_by_the_user,
     capabilities,
-    held_calls,
+    count_held,
     is_inside_another_trace,
     is_probe,
     jit_name,
@@ -33,7 +32,6 @@ from treewright.retrace.signature import (
     Signature,
     call_differences,
     caller,
-    held_signature,
     is_placement,
     signature_of,
 )
@@ -41,7 +39,6 @@ from treewright.retrace.snapshot import snapshot
 from treewright.retrace.why import why_another
 
 _SIGNATURES = 32  # of one function
-_HELD = 8  # of the calls from before a block that are compared
 _JAX = f"JAX {jax.__version__}"
 _NO_TRACES = f"{_JAX} does not tell of traces as Treewright knows it: no retrace is reported. Update Treewright."
 _NO_CALLS = (
@@ -93,7 +90,7 @@ class History:
         self.definition: Definition = definition
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
         self.forgotten: int = 0  # signatures
-        self.unseen: int = 0  # calls from before the block, of which JAX tells no more than how many
+        self.unseen: int = 0  # calls from before the block: JAX tells no more than how many
         self.reference: weakref.ref[Any] = weakref.ref(function)
         self.function: Any = None  # its snapshot, when it was traced first
 
@@ -286,20 +283,10 @@ class Watch:
             if event.signature is None:
                 event.signature = signature_of(call, history.entries[-1].signature if history.entries else None)
             if event.kind == "trace" and not history.entries and not history.definition.traces:
-                self._remember_held(history, call, event.signature)
+                history.unseen = count_held(call.jit_function)
             return _Seen(history, event.signature, *history.closest(event.signature, sharing=sharing))
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
-
-    def _remember_held(self, history: History, call: Call, signature: Signature) -> None:
-        """Learn the calls from before the block for which JAX has traces."""
-        held = held_calls(call.jit_function)
-        of_wrapper = call.jit_function is not call.function  # of equinox or flax, with arguments of its own
-        if of_wrapper or any(isinstance(value, FlatTree) for value in call.args):
-            history.unseen = len(held)
-            return
-        for one in held[-_HELD:]:
-            history.record(held_signature(one, call, signature), 0, compiled=None)
 
     def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
         history, definition = seen.history, seen.history.definition

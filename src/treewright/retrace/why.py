@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 from treewright._core.text import LENGTH, first_names, short_text
 from treewright._trees.diff import alike_reason
@@ -11,28 +11,8 @@ from treewright.retrace.snapshot import Change, Part, Snapshot, alike, changes, 
 _SHOWN = 3  # changes that are named
 _OPTAX = "optax"
 
-CauseName: TypeAlias = Literal[
-    "class made twice",
-    "other class",
-    "changed in place",
-    "function made again",
-    "optimiser made again",
-    "other function",
-    "other method",
-    "other decorators",
-    "partial made again",
-    "wrapped again",
-    "nan",
-    "no answer",
-    "identity",
-    "other attributes",
-    "same text",
-    "unequal hashes",
-    "default passed",
-    "other statics",
-]
-# What to do about each; empty where nothing general can be said.
-REMEDIES: Mapping[CauseName, str] = types.MappingProxyType(
+# What to do about each cause, and about some kinds of differences; empty where nothing general can be said.
+REMEDIES: Mapping[str, str] = types.MappingProxyType(
     {
         "class made twice": "define the class once, in a module of its own, and make the objects again",
         "other class": "use one type",
@@ -52,6 +32,13 @@ REMEDIES: Mapping[CauseName, str] = types.MappingProxyType(
         "unequal hashes": "give equal values one hash",
         "default passed": "a default that is passed is an argument more: pass it each time or never",
         "other statics": "jit the function once, with one set of static arguments",
+        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "setting": "set it once, before the first call",
+        "option": "jit the function once, with one set of options",
+        "sharding": "give it one sharding before the loop: jax.device_put",
+        "placement": "put it there once, before the loop: jax.device_put",
+        "added": "keep the structure the same from call to call",
+        "removed": "keep the structure the same from call to call",
     }
 )
 
@@ -60,14 +47,14 @@ class Cause(str):
     """Why two values differ: a sentence, and the name under which `REMEDIES` has what to do."""
 
     __slots__ = ("name",)
-    name: CauseName
+    name: str
 
-    def __new__(cls, name: CauseName, sentence: str) -> Self:  # noqa: D102
+    def __new__(cls, name: str, sentence: str) -> Self:  # noqa: D102
         cause = super().__new__(cls, sentence)
         cause.name = name
         return cause
 
-    def __reduce__(self) -> "tuple[type[Cause], tuple[CauseName, str]]":
+    def __reduce__(self) -> "tuple[type[Cause], tuple[str, str]]":
         return Cause, (self.name, str(self))
 
 
@@ -131,7 +118,7 @@ def _of_functions(old: Snapshot, new: Snapshot) -> Cause | None:
         places = dict.fromkeys((old.place, new.place))
         return Cause("other function", f"two functions, defined at {' and '.join(places)}")
     is_optax = _OPTAX in old.code.co_filename.replace("\\", "/").split("/")
-    name: CauseName = "optimiser made again" if is_optax else "function made again"
+    name: str = "optimiser made again" if is_optax else "function made again"
     return Cause(name, f"made again by the same code ({old.place}){_about_function(old, new)}")
 
 
