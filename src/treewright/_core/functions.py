@@ -306,7 +306,11 @@ def _constant_key(value: Any) -> Hashable:
 
 def contents(function: types.FunctionType) -> tuple[Any, ...]:
     """The values of the captured variables; `MISSING` before they are bound."""
-    return tuple(map(_content_of, function.__closure__ or ()))
+    cells = function.__closure__ or ()
+    try:
+        return tuple([cell.cell_contents for cell in cells])
+    except ValueError:  # one is not bound yet
+        return tuple(map(_content_of, cells))
 
 
 def _content_of(cell: types.CellType) -> Any:
