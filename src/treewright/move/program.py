@@ -145,19 +145,22 @@ class Program:
         """The full names of an expression, each where it is defined."""
         return frozenset(self._origin(name) for name in source.names_of(node, text))
 
-    def _origin(self, name: str, seen: tuple[str, ...] = ()) -> str:
-        """`package.base.Layer` for `package.Layer`, if the package imports it from there."""
+    def _origin(self, name: str, depth: int = 0) -> str:
+        """`package.base.Layer` for `package.Layer`, if the package imports it from there.
+
+        Imports can lead in circles: after 30 of them the name is one of the last file.
+        """
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             sources = self._modules.get(".".join(parts[:end]), [])
             if len(sources) == 1:
                 source, rest = sources[0], ".".join(parts[end:])
                 local = f"{source.name}.{rest}"
-                if local in self._classes or name in seen:
+                if local in self._classes or depth == 30:
                     return local
                 self.passed_on.add(f"{source.name}.{parts[end]}")
                 found = source.names_of(source.module, rest)
-                return self._origin(next(iter(found)), (*seen, name)) if len(found) == 1 else local
+                return self._origin(next(iter(found)), depth + 1) if len(found) == 1 else local
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:
