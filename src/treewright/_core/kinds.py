@@ -165,6 +165,11 @@ def _named_parts(value: Any) -> tuple[Any, ...] | None:
     return (value.mesh, value.spec, value.memory_kind) if plain == value else None
 
 
+def _spec_axes(spec: Any) -> tuple[Any, ...]:
+    """Its axes; one with unreduced axes is not iterable."""
+    return tuple(spec.partitions) if hasattr(spec, "partitions") else tuple(spec)
+
+
 def _make_spec(axes: tuple[Any, ...], unreduced: Any, reduced: Any) -> Any:
     given = {name: value for name, value in (("unreduced", unreduced), ("reduced", reduced)) if value}
     return _sharding.PartitionSpec(*axes, **given)
@@ -205,7 +210,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
             "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
         ),
         _sharding.PartitionSpec: Kind(
-            "PartitionSpec", lambda value: (tuple(value), value.unreduced, value.reduced), _make_spec
+            "PartitionSpec", lambda value: (_spec_axes(value), value.unreduced, value.reduced), _make_spec
         ),
         # A mesh is one object for equal devices and axes: JAX interns them.
         _sharding.Mesh: Kind("Mesh", _mesh_parts, _make_mesh(jax.make_mesh), _identity),

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import first_of, short_text
+from treewright._core.text import cured, first_of, options_cure, short_text
 from treewright.checkpoint.agree import Outcome, entries_of, in_all, of_first
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
@@ -103,6 +103,14 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
+    @cured(
+        options_cure(
+            *("keep", "keep_every", "keep_best", "metric", "mode", "asynchronous", "timeout_seconds"),
+            max_to_keep="keep=3",
+            keep_period="keep_every=1000",
+            best_mode="mode=",
+        )
+    )
     def __init__(
         self,
         directory: StrPath,
@@ -152,6 +160,7 @@ class CheckpointManager:
 
     # Saving
 
+    @cured(lambda *_: "It takes the number of the step, then the tree: manager.save(step, state).")
     def save(
         self,
         step: SupportsIndex,
