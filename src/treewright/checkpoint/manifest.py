@@ -225,7 +225,7 @@ def _manifest(document: Any) -> Manifest:
             f"The checkpoint has format version {found['version']}, and this Treewright reads version {VERSION}. {cure}"
         )
     branches, leaves = tuple(map(_branch, found["nodes"])), tuple(map(_leaf, found["leaves"]))
-    names = sorted(entry.name for entry in (*branches, *leaves))
+    names = sorted([*(branch.name for branch in branches), *(leaf.name for leaf in leaves)])
     children = [join_name(branch.name, step) for branch in branches for step in branch.children]
     if len({*names}) != len(names) or names != sorted([*children, "" if branches else ROOT_LEAF]):
         raise ValueError("its entries do not make one tree")
