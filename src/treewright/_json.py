@@ -429,17 +429,18 @@ def _digest(data: bytes, length: int = 12) -> str:
 # Reading
 
 
-def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None) -> Any:
+def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, *, find: Find | None = None) -> Any:
     """The value of a form. Runs no code of the classes that it makes, and imports nothing but `modules`.
 
     Args:
         form: As `encode` gave it; it may come from a forged file.
         modules: The modules whose classes and functions a form may name; None for all that are imported.
+        find: In place of modules, a function from a name to its class or function.
 
     Raises:
         StaticSerializationError: If the form can't be read, or names something elsewhere, or is a description.
     """
-    return _decode(form, _find_imported if modules is None else _finder(modules))
+    return _decode(form, find or (_find_imported if modules is None else _finder(modules)))
 
 
 def _decode(form: Form, find: Find) -> Any:

@@ -67,7 +67,7 @@ BY_PATH: dict[str, tuple[Any, Any, list[tuple[str, str, str, str]]]] = {
     "function": (
         Settings(twice),
         Settings(net),
-        [(".value", "static", f"{twice.__module__}:twice", f"{twice.__module__}:net")],
+        [(".value", "static", f"{twice.__module__}.twice", f"{twice.__module__}.net")],
     ),
     "class": (
         net(),
@@ -238,11 +238,7 @@ def test_statics_of_other_libraries_that_are_only_described_are_warned_of(make: 
 
 def test_the_factory_of_a_defaultdict_is_compared(engine: Any) -> None:
     (difference,) = differences(engine, defaultdict(list, a=1), defaultdict(int, a=1))
-    assert (difference.path, difference.saved, difference.wanted) == (
-        ".default_factory",
-        "builtins:list",
-        "builtins:int",
-    )
+    assert (difference.path, difference.saved, difference.wanted) == (".default_factory", "list", "int")
     for like in ({"a": 0}, OrderedDict(a=0)):
         assert engine.load(like=like) == {"a": 1}
 

@@ -129,28 +129,6 @@ def test_a_tied_array_is_written_once_and_the_manifest_says_what_it_is(tmp_path:
     assert list(read_names(tmp_path / "three")) == ["a"]  # as plain safetensors reads it
 
 
-@jax.tree_util.register_pytree_node_class
-class Made:
-    """Makes its leaf anew each time that it is flattened, so that one may get the id of another."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def tree_flatten(self) -> tuple[Any, None]:
-        return (jax.new_ref(jnp.full(2, self.number)),), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> Any:
-        return int(children[0][0])
-
-
-def test_leaves_that_live_for_a_moment_are_not_tied(engine: Any) -> None:
-    tree = [Made(number) for number in range(20)]
-    engine.save(tree)
-
-    assert engine.load(like=tree) == list(range(20))
-
-
 @pytest.mark.parametrize("tie", ["b", "d", "z", "c", 3, None])
 def test_a_forged_tie_is_damage(tie: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5, "e": np.ones(2)})

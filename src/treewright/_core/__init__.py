@@ -10,7 +10,6 @@ from treewright._core.functions import (
     innermost,
     is_cached_property,
     of_earlier_class,
-    place_of,
     public,
     state_of,
 )
@@ -61,7 +60,6 @@ __all__ = [
     "leaves_equal",
     "of_earlier_class",
     "parts_of",
-    "place_of",
     "public",
     "replace",
     "spec_of",

@@ -129,6 +129,11 @@ def _named_parts(value: Any) -> tuple[Any, ...] | None:
     return (value.mesh, value.spec, value.memory_kind) if plain == value else None
 
 
+def _spec_axes(spec: Any) -> tuple[Any, ...]:
+    """Its axes; one with unreduced axes is not iterable."""
+    return tuple(spec.partitions) if hasattr(spec, "partitions") else tuple(spec)
+
+
 # By class, exactly: a subclass may mean something else.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
@@ -161,7 +166,9 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         **{cls: _by_text(cls, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
         jax.tree_util.DictKey: Kind("DictKey", lambda value: (value.key,)),
         type(_sharding.PartitionSpec.UNCONSTRAINED): Kind("UNCONSTRAINED", lambda _: ()),
-        _sharding.PartitionSpec: Kind("PartitionSpec", lambda value: (tuple(value), value.unreduced, value.reduced)),
+        _sharding.PartitionSpec: Kind(
+            "PartitionSpec", lambda value: (_spec_axes(value), value.unreduced, value.reduced)
+        ),
         # A mesh is one object for equal devices and axes: JAX interns them.
         _sharding.Mesh: Kind("Mesh", _mesh_parts, lambda value, _: (ThisObject(value),)),
         _sharding.AbstractMesh: Kind("AbstractMesh", _mesh_parts, lambda value, _: (value,)),

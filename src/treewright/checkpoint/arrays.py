@@ -39,9 +39,6 @@ NAMES: MappingProxyType[Any, str] = MappingProxyType({dtype: name for name, dtyp
 _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
     {bool: "bool", int: "int", float: "float", complex: "complex"}
 )
-_NUMBERS: MappingProxyType[str, str] = MappingProxyType(  # the dtypes as which Python's numbers are stored
-    {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
-)
 
 WHOLE = "all"  # the place of a block that is the whole array
 
@@ -70,20 +67,17 @@ class Form(NamedTuple):
         return f"{self.dtype}[{','.join(map(str, self.shape))}] ({kind}{', ref' if self.ref else ''})"
 
 
-def form_problem(form: Form) -> str | None:
-    """What is impossible about a form that was read from a file."""
+def check_form(form: Form) -> None:
+    """Return if a form that was read from a file is one that a leaf can have.
+
+    Raises:
+        ValueError: If it is not.
+    """
     if form.kind not in KINDS or form.dtype not in DTYPES:
-        return f"there is no {cut_text(form.kind, 40)} of {cut_text(form.dtype, 40)}"
-    sizes = form.shape
-    if len(sizes) > 64 or not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
-        return "it has an impossible shape"
-    if math.prod(size or 1 for size in sizes) * DTYPES[form.dtype].itemsize >= 2**63:
-        return "it has an impossible shape"
-    if form.kind == "key":
-        return None if sizes and form.dtype == "uint32" and form.key is not None else "it is not the data of a key"
-    if form.kind not in {"array", "numpy"} and (sizes or form.dtype != _NUMBERS.get(form.kind, form.dtype)):
-        return f"it is a {form.kind} with the shape {sizes} and the dtype {form.dtype}"
-    return "it is a ref on the host" if form.ref and form.kind not in ON_DEVICE else None
+        raise ValueError(f"there is no {cut_text(form.kind, 40)} of {cut_text(form.dtype, 40)}")
+    is_scalar = form.kind not in {"array", "numpy", "key"}
+    if (form.shape and is_scalar) or not all(type(size) is int and size >= 0 for size in form.shape):
+        raise ValueError(f"there is no {form.kind} of the shape {cut_text(repr(form.shape), 60)}")
 
 
 # From a leaf to the array that is written

@@ -106,7 +106,7 @@ def _listed(paths: list[Path], *, whole: bool, verify: bool) -> Iterator[str | i
 def _summary(path: Path, manifest: Manifest) -> str:
     size = sum(leaf.form.nbytes for leaf in manifest.untied())
     metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
-    return f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {_size(size)}{metrics}"
+    return f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}"
 
 
 def _contents(manifest: Manifest) -> Iterator[str]:
@@ -123,14 +123,6 @@ def _digest(leaf: Leaf) -> str:
         return next(iter(leaf.digests.values()))
     together = "".join(f"{place}{leaf.digests[place]}" for place in sorted(leaf.digests))
     return f"{digest_of(together.encode())} ({len(leaf.digests)} blocks)"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def _differences(one: Path, other: Path, *, whole: bool) -> Iterator[str | int]:

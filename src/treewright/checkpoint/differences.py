@@ -28,8 +28,6 @@ _REMEDIES: MappingProxyType[str, str] = MappingProxyType(
         "key": "A key of another kind: make it in migrate=, by jax.random.wrap_key_data(...) or jax.random.key(...).",
         "class": "A class that moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
         "static": "Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has.",
-        "child": "A static that became a child: on_static='warn', and its value in migrate=. The other way round: "
-        "strict=False.",
     }
 )
 
@@ -67,12 +65,8 @@ class Mismatch:
     @property
     def remedy(self) -> str:
         """The option or the line that lets it through."""
-        key: str = self.kind
-        if self.kind == "kind" and "(key" in self.saved + self.wanted:
-            key = "key"
-        elif self.kind == "static" and "a child" in {self.saved, self.wanted}:
-            key = "child"
-        return _REMEDIES[key]
+        is_key = self.kind == "kind" and "(key" in self.saved + self.wanted
+        return _REMEDIES["key" if is_key else self.kind]
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
@@ -149,14 +143,12 @@ def _of_one_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
             alike = likeness(before, after)
             if alike != "same":
-                before_after = _static_text(old, name, before), _static_text(new, name, after)
-                yield Mismatch(f"{new.path}.{name}", "static", *before_after, soft=alike == "soft")
+                shown = _static_text(before), _static_text(after)
+                yield Mismatch(f"{new.path}.{name}", "static", *shown, soft=alike == "soft")
 
 
-def _static_text(branch: Branch, name: str, form: Any) -> str:
+def _static_text(form: Any) -> str:
     """A static for a message; two descriptions of one text are told apart by their digests."""
-    if form is ABSENT:
-        return "a child" if name in branch.fields else "nothing"
     digest = f" #{str(form[2])[:8]}" if isinstance(form, list) and form[:1] == ["described"] and len(form) > 2 else ""
     return f"{shown_static(form)}{digest}"
 

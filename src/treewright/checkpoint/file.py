@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 import jax
 import numpy as np
 
+from treewright._arguments import cured
 from treewright._core.jax_private import untyped_jax
 from treewright._core.text import short_text
 from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, stored, verify
@@ -34,6 +35,7 @@ _AS_THEY_ARE = frozenset(
 )
 
 
+@cured(lambda *_: "It takes the path, then the tree: save(path, tree). A file that is there is replaced.")
 def save(path: StrPath, tree: object) -> None:
     """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
 
@@ -83,6 +85,7 @@ def save(path: StrPath, tree: object) -> None:
 def load(path: StrPath, *, like: T, **options: Unpack[Fit]) -> T: ...
 @overload
 def load(path: StrPath, **options: Unpack[Alone]) -> Any: ...
+@cured(lambda *_: "Write load(path, like=tree).")
 def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
     """The tree in a file that `save` wrote, every leaf verified by its digest.
 

@@ -29,8 +29,7 @@ from treewright.checkpoint.differences import (
 )
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
 from treewright.checkpoint.tree import (
-    Blueprint,
-    Finder,
+    Decoder,
     Modules,
     Parts,
     parts_of_target,
@@ -165,8 +164,8 @@ def restored(manifest: Manifest, read: Read, like: Any, options: _Options) -> An
         manifest = part_of(manifest, options.part)
     if like is not MISSING:
         return _into_tree(manifest, read, like, options)
-    blueprint = Blueprint(manifest, Finder(manifest, options.modules), options.statics or {})
-    return blueprint.build(_values([(leaf, leaf.form, None) for leaf in manifest.leaves], read))
+    decoder = Decoder(manifest, options.modules, options.statics or {})
+    return decoder.build(_values([(leaf, leaf.form, None) for leaf in manifest.leaves], read))
 
 
 def part_of(manifest: Manifest, part: str) -> Manifest:

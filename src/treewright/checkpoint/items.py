@@ -305,3 +305,39 @@ def policy_of(keep: int | None, every: int | None, best: int | None, rank: Calla
     if best is not None:
         parts.append(policies.BestN(get_metric_fn=rank, n=best, keep_checkpoints_without_metrics=False))
     return policies.AnyPreservationPolicy(parts)
+
+
+def checked_metrics(metrics: Mapping[str, Any] | None, ranked: str | None) -> dict[str, float]:
+    """Metrics as numbers of Python, with that among them which ranks the steps.
+
+    Raises:
+        CheckpointError: If one is not a number, or the one that ranks is missing.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in (metrics or {}).items():
+        number: Any = np.asarray(value).item() if np.ndim(value) == 0 else None
+        if type(number) not in {int, float}:
+            raise CheckpointError(f"The metric {name!r} is {short_text(value)}, and must be a number.")
+        numbers[str(name)] = number
+    if ranked is not None and ranked not in numbers:
+        raise CheckpointError(
+            f"The manager ranks steps by {ranked!r}, which is missing in metrics: save(step, state, "
+            f"metrics={{{ranked!r}: 0.5}})."
+        )
+    return numbers
+
+
+def step_number(step: Any) -> int:
+    """The number of a step.
+
+    Raises:
+        CheckpointError: If it is not a whole number from 0.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or number < 0:
+        hint = " A tree goes by name: restore(like=tree)." if not isinstance(step, float | int) else ""
+        raise CheckpointError(f"A step is a whole number from 0, got {short_text(step)}.{hint}")
+    return number

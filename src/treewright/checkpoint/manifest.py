@@ -1,17 +1,17 @@
 """The manifest: what a checkpoint says about the bytes of its arrays, as JSON with a digest of its own.
 
-One entry for each node or container and one for each leaf, both in JAX's order, each with the name of its place. All of
-it is checked before any of it is used. Nothing is imported, made or allocated here.
+One entry for each node or container and one for each leaf, both in JAX's order, each with the name of its place.
+Nothing is imported or made here.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from treewright._core.text import cut_text
-from treewright.checkpoint.arrays import SHARED, WHOLE, Form, bounds_of, digest_of, form_problem
+from treewright.checkpoint.arrays import WHOLE, Form, bounds_of, check_form, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 VERSION = 2  # 1 was never released
@@ -21,9 +21,6 @@ DEPTH = 200  # levels of a tree; deeper ones would end Python's stack on the way
 TEXT, DIGEST = "treewright", "treewright.digest"  # the names in a file's metadata, and in the item of a step
 
 DICTS = frozenset({"dict", "OrderedDict", "defaultdict"})
-_NAMED = frozenset({"node", "namedtuple", "other"})
-_CONTAINERS = DICTS | _NAMED | {"list", "tuple", "none"}
-_FIELD_KINDS = frozenset({"child", "static", "buffer"})
 ROOT_LEAF = "value"  # the name of a tree that is one leaf
 
 
@@ -179,154 +176,87 @@ def _leaf_json(leaf: Leaf) -> dict[str, Any]:
 # Reading
 
 
-class _WrongError(ValueError):
-    """What is wrong with an entry."""
-
-
 def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
-    """The manifest in the metadata of a file, or in the item of a step, every entry checked.
+    """The manifest in the metadata of a file, or in the item of a step.
 
     Raises:
         CheckpointDamagedError: If it is not what was saved, or not a manifest.
         CheckpointError: If another version of the format wrote it.
     """
     try:
-        text, saved = (_get(metadata, key, str) for key in (TEXT, DIGEST))
+        text, saved = _typed(metadata, {TEXT: str, DIGEST: str}).values()
         if len(text) > LARGEST:
-            raise _WrongError(f"it has {len(text):,} characters, and none has more than {LARGEST:,}")
+            raise ValueError(f"it has {len(text):,} characters, and none has more than {LARGEST:,}")
         now = digest_of(text.encode(errors="surrogatepass"))
         if now != saved:  # before anything else: the version may be what is damaged
-            raise _WrongError(f"it has the digest {now}, and {cut_text(saved, 40)} was saved")
-        return _manifest(json.loads(text, parse_constant=_constant))
-    except (ValueError, RecursionError) as error:
+            raise ValueError(f"it has the digest {now}, and {cut_text(saved, 40)} was saved")
+        return _manifest(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointDamagedError(f"The manifest is damaged: {error}.") from error
 
 
-def _constant(name: str) -> float:
-    if name == "NaN":  # a metric
-        return math.nan
-    return math.inf if name == "Infinity" else -math.inf
+Types = Mapping[str, type[Any]]
+_DOCUMENT: Types = {"format": str, "version": int, "nodes": list, "leaves": list, "metrics": dict, "items": list}
+_ENTRY: Types = {"name": str, "path": str, "kind": str}
+_NODE: Types = {**_ENTRY, "children": list, "class": str, "keys": list, "fields": dict, "statics": dict}
+_LEAF: Types = {**_ENTRY, "shape": list, "dtype": str, "weak": bool, "key": str, "ref": bool, "tied": str}
+_OPTIONAL = frozenset({"metrics", "items", "class", "keys", "fields", "statics", "weak", "key", "ref", "tied"})
+
+
+def _typed(entry: Any, types: Types) -> dict[str, Any]:
+    """The values of a JSON object, each of which has to be of this very type."""
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"there should be an object, and there is {cut_text(repr(entry), 40)}")
+    for key, kind in types.items():
+        if type(entry.get(key)) is not kind and (key in entry or key not in _OPTIONAL):
+            raise TypeError(f"{key!r} is not of the type {kind.__name__}")
+    return {key: entry[key] for key in types if key in entry}
 
 
 def _manifest(document: Any) -> Manifest:
-    if _get(document, "format", str) != FORMAT:
-        raise _WrongError(f"the format is {cut_text(document['format'], 40)!r}, not {FORMAT!r}")
-    version = _get(document, "version", int)
-    if version > VERSION:
+    found = _typed(document, _DOCUMENT)
+    if found["format"] != FORMAT:
+        raise ValueError(f"the format is {cut_text(found['format'], 40)!r}, not {FORMAT!r}")
+    if found["version"] != VERSION:
+        cure = "Load it with a newer version."
+        if found["version"] < VERSION:
+            cure = "Load it with the commit that saved it, which was never released, and save to_names(tree)."
         raise CheckpointError(
-            f"The checkpoint has format version {version}, and this Treewright reads version {VERSION}. "
-            f"Load it with a newer version."
+            f"The checkpoint has format version {found['version']}, and this Treewright reads version {VERSION}. {cure}"
         )
-    if version < VERSION:
-        raise CheckpointError(
-            f"The checkpoint has format version {version}, which no released Treewright wrote, and this one reads "
-            f"version {VERSION}. Load it with the commit that saved it, and save to_names(tree) with safetensors."
-        )
-    branches = [_entry(f"nodes[{i}]", _branch, entry) for i, entry in enumerate(_get(document, "nodes", list))]
-    leaves = [_entry(f"leaves[{i}]", _leaf, entry) for i, entry in enumerate(_get(document, "leaves", list))]
-    _check_tree(branches, leaves)
-    _check_ties(leaves)
-    metrics = _get(document, "metrics", dict) if "metrics" in document else {}
-    if not all(type(value) in {int, float} for value in metrics.values()):
-        raise _WrongError("a metric is not a number")
-    items = _get(document, "items", list) if "items" in document else []
-    if not all(type(entry) is dict for entry in items):
-        raise _WrongError("'items' holds more than objects")
-    return Manifest(tuple(branches), tuple(leaves), metrics, tuple(items))
-
-
-def _entry(place: str, read: Any, entry: Any) -> Any:
-    try:
-        return read(entry)
-    except _WrongError as error:
-        raise _WrongError(f"{place}: {error}") from None
-
-
-def _check_tree(branches: list[Branch], leaves: list[Leaf]) -> None:
-    """Return if the entries make one tree, no deeper than any that is saved."""
-    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
+    branches, leaves = tuple(map(_branch, found["nodes"])), tuple(map(_leaf, found["leaves"]))
+    names = sorted([*(branch.name for branch in branches), *(leaf.name for leaf in leaves)])
     children = [join_name(branch.name, step) for branch in branches for step in branch.children]
-    root = "" if branches else ROOT_LEAF
-    if len({*names}) != len(names) or len({*children}) != len(children) or {*names} != {root, *children}:
-        raise _WrongError("its entries do not make one tree")
-    depths = {root: 0}
-    for branch in branches:
-        if depths.get(branch.name, DEPTH) >= DEPTH:
-            raise _WrongError(f"its nodes are out of order, or more than {DEPTH} levels deep")
-        depths.update(
-            dict.fromkeys((join_name(branch.name, step) for step in branch.children), depths[branch.name] + 1)
-        )
-
-
-def _check_ties(leaves: Iterable[Leaf]) -> None:
-    before: dict[str, Leaf] = {}
+    if len({*names}) != len(names) or names != sorted([*children, "" if branches else ROOT_LEAF]):
+        raise ValueError("its entries do not make one tree")
+    arrays = {leaf.name: leaf for leaf in leaves if leaf.tied is None}
     for leaf in leaves:
-        if leaf.tied is not None:
-            first = before.get(leaf.tied)
-            if first is None or first.form != leaf.form or first.tied is not None or leaf.form.kind not in SHARED:
-                raise _WrongError(f"{cut_text(leaf.name, 60)!r} can't be one array with {cut_text(leaf.tied, 60)!r}")
-            leaf.digests = first.digests
-        before[leaf.name] = leaf
-
-
-def _get(entry: Any, key: str, kind: type[Any]) -> Any:
-    """The value of a key, which has to be of this very type."""
-    if type(entry) is not dict:
-        raise _WrongError(f"there should be an object, and there is {cut_text(repr(entry), 40)}")
-    if type(entry.get(key)) is not kind:
-        raise _WrongError(f"{key!r} is not of the type {kind.__name__}")
-    return entry[key]
-
-
-def _texts(entry: Any, key: str) -> tuple[str, ...]:
-    items = _get(entry, key, list)
-    if not all(type(item) is str for item in items):
-        raise _WrongError(f"{key!r} holds more than strings")
-    return tuple(items)
+        first = arrays.get(leaf.array)
+        if first is None or first.form != leaf.form:
+            raise ValueError(f"{cut_text(leaf.name, 60)!r} can't be one array with {cut_text(leaf.array, 60)!r}")
+        leaf.digests = first.digests
+    return Manifest(branches, leaves, found.get("metrics", {}), tuple(found.get("items", [])))
 
 
 def _branch(entry: Any) -> Branch:
-    name, path, kind = (_get(entry, key, str) for key in ("name", "path", "kind"))
-    children = _texts(entry, "children")
-    if kind not in _CONTAINERS:
-        raise _WrongError(f"{cut_text(kind, 40)!r} is not a kind of container")
-    fields = _get(entry, "fields", dict) if "fields" in entry else {}
-    statics = _get(entry, "statics", dict) if "statics" in entry else {}
-    if not all(type(field) is str and field in _FIELD_KINDS for field in fields.values()):
-        raise _WrongError("a field has an unknown kind")
-    if kind == "node" and statics.keys() != {field for field, kind in fields.items() if kind == "static"}:
-        raise _WrongError("fields and statics disagree")
-    if kind == "defaultdict" and statics.keys() != {"default_factory"}:
-        raise _WrongError("it is a defaultdict without its factory")
-    keys = tuple(_get(entry, "keys", list)) if "keys" in entry else None
-    if (kind in DICTS) != (keys is not None) or (keys is not None and len(keys) != len(children)):
-        raise _WrongError("it has other keys than children")
-    cls = _get(entry, "class", str) if kind in _NAMED else None
-    return Branch(name, path, kind, children, cls, keys, fields, statics)
+    found = _typed(entry, _NODE)
+    children = tuple(map(str, found.pop("children")))
+    keys, cls = found.pop("keys", None), found.pop("class", None)
+    return Branch(**found, children=children, cls=cls, keys=None if keys is None else tuple(keys))
 
 
 def _leaf(entry: Any) -> Leaf:
-    name, path, kind, dtype = (_get(entry, key, str) for key in ("name", "path", "kind", "dtype"))
-    weak, ref = (key in entry and _get(entry, key, bool) for key in ("weak", "ref"))
-    implementation = _get(entry, "key", str) if "key" in entry else None
-    form = Form(cast("Any", kind), tuple(_get(entry, "shape", list)), dtype, weak, implementation, ref)
-    problem = form_problem(form)
-    if problem is not None:
-        raise _WrongError(problem)
-    if "tied" in entry:
-        return Leaf(name, path, form, tied=_get(entry, "tied", str))
-    return Leaf(name, path, form, _digests(entry.get("digest"), form.shape))
+    found = _typed(entry, _LEAF)
+    name, path, tied = found.pop("name"), found.pop("path"), found.pop("tied", None)
+    form = Form(**found | {"shape": tuple(found["shape"])})
+    check_form(form)
+    return Leaf(name, path, form, _digests(entry.get("digest"), form.shape) if tied is None else {}, tied)
 
 
 def _digests(entry: Any, shape: tuple[int, ...]) -> dict[str, str]:
-    """The digests of the blocks of a leaf, of which there may be one for all of it."""
-    digests: Any = {WHOLE: entry} if type(entry) is str else entry
-    if type(digests) is not dict or not digests:
-        raise _WrongError("it has no digest")
-    if not all(type(digest) is str and len(digest) == 32 for digest in digests.values()):
-        raise _WrongError("it has a digest of another length")
-    if digests.keys() != {WHOLE}:
-        size = sum(math.prod(end - start for start, end in bounds_of(place, shape)) for place in digests)
-        if size != math.prod(shape):
-            raise _WrongError("its digests do not cover it")
-    return cast("dict[str, str]", digests)
+    """The digests of the blocks of a leaf, which cover all of it."""
+    digests = {WHOLE: entry} if type(entry) is str else _typed(entry, dict.fromkeys(entry or "?", str))
+    blocks = [bounds_of(place, shape) for place in digests]
+    if sum(math.prod(end - start for start, end in block) for block in blocks) != math.prod(shape):
+        raise ValueError("its digests do not cover it")
+    return digests

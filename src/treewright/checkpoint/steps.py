@@ -6,7 +6,6 @@
 import dataclasses
 import json
 import math
-import operator
 import os
 import threading
 import warnings
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, overload
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from treewright._arguments import cured, options_cure
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import first_of, short_text
+from treewright._core.text import first_of
 from treewright.checkpoint.agree import Outcome, entries_of, in_all, of_first
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
@@ -32,10 +31,12 @@ from treewright.checkpoint.items import (
     ManifestHandler,
     Retention,
     SaveManifest,
+    checked_metrics,
     policy_of,
     read_manifest_of_step,
     reader_of_step,
     remove_inside,
+    step_number,
     step_problems,
 )
 from treewright.checkpoint.manifest import Manifest
@@ -103,6 +104,14 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
+    @cured(
+        options_cure(
+            *("keep", "keep_every", "keep_best", "metric", "mode", "asynchronous", "timeout_seconds"),
+            max_to_keep="keep=3",
+            keep_period="keep_every=1000",
+            best_mode="mode=",
+        )
+    )
     def __init__(
         self,
         directory: StrPath,
@@ -152,6 +161,7 @@ class CheckpointManager:
 
     # Saving
 
+    @cured(lambda *_: "It takes the number of the step, then the tree: manager.save(step, state).")
     def save(
         self,
         step: SupportsIndex,
@@ -177,7 +187,7 @@ class CheckpointManager:
                 this one failed.
         """
         with self._mutex:
-            number = _step_number(step)
+            number = step_number(step)
             self._settle()
             (parts, arrays), texts = in_all(
                 "save", lambda: self._prepared(number, state, metrics, items), self._timeout
@@ -240,24 +250,10 @@ class CheckpointManager:
                 leaf.digests = {WHOLE: digest_of(contiguous(array))}
             elif not array.size:
                 leaf.digests = {WHOLE: digest_of(b"")}
-        numbers = self._checked_metrics(metrics)
+        numbers = checked_metrics(metrics, self._metric)
         parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
         same = {"step": str(number), "metrics": json.dumps(numbers), **entries_of(parts)} if process_count() > 1 else {}
-        return Outcome((parts, arrays), same, json.dumps(_checked_items(items)))
-
-    def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        for name, value in (metrics or {}).items():
-            number: Any = np.asarray(value).item() if np.ndim(value) == 0 else None
-            if type(number) not in {int, float}:
-                raise CheckpointError(f"The metric {name!r} is {short_text(value)}, and must be a number.")
-            numbers[str(name)] = number
-        if self._metric is not None and self._metric not in numbers:
-            raise CheckpointError(
-                f"The manager ranks steps by {self._metric!r}, which is missing in metrics: save(step, state, "
-                f"metrics={{{self._metric!r}: 0.5}})."
-            )
-        return numbers
+        return Outcome((parts, arrays), same, _items_text(items))
 
     def _open_for_saving(self) -> None:
         """Make Orbax's manager, on the first save: it clears away what killed processes left in the folder."""
@@ -366,7 +362,7 @@ class CheckpointManager:
         """
         with self._mutex:
             self._settle()
-            number = self._existing(_step_number(step))
+            number = self._existing(step_number(step))
             self._open_for_saving()
             self._saver.delete(number)
             self._damaged.discard(number)
@@ -456,7 +452,7 @@ class CheckpointManager:
             CheckpointDamagedError: If the manifest can't be read.
         """
         with self._mutex:
-            number = self._existing(None if step is None else _step_number(step))
+            number = self._existing(None if step is None else step_number(step))
             folder = self.directory / str(number)
             found: Manifest
             found, _ = in_all("reading a manifest", lambda: Outcome(read_manifest_of_step(folder)), self._timeout)
@@ -520,7 +516,7 @@ class CheckpointManager:
         """
         checked = checked_options(like, options)
         with self._mutex:
-            number = self._existing(None if step is None else _step_number(step))
+            number = self._existing(None if step is None else step_number(step))
             return self._restored(number, like, checked)
 
     @overload
@@ -583,31 +579,14 @@ class CheckpointManager:
         return tree
 
 
-def _checked_items(items: Mapping[str, Any] | None) -> dict[str, Any]:
-    def scalar(value: Any) -> Any:
-        if np.ndim(value) == 0 and hasattr(value, "dtype"):
-            return np.asarray(value).item()
-        raise TypeError(f"{type(value).__name__} is not JSON")
-
+def _items_text(items: Mapping[str, Any] | None) -> str:
     try:
-        result: dict[str, Any] = json.loads(json.dumps(dict(items or {}), default=scalar))
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps(dict(items or {}), default=lambda value: value.item())
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"items can't be saved: {error}. They hold what JSON can; of a data iterator, give its state, and of bytes "
             f"value.hex()."
         ) from error
-    return result
-
-
-def _step_number(step: Any) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if isinstance(step, bool) or number < 0:
-        hint = " A tree goes by name: restore(like=tree)." if not isinstance(step, float | int) else ""
-        raise CheckpointError(f"A step is a whole number from 0, got {short_text(step)}.{hint}")
-    return number
 
 
 def _lines_of(skipped: Mapping[int, str]) -> str:

@@ -195,19 +195,19 @@ class _Walk:
             if known is None:
                 fields = {field.name: str(field.kind) for field in spec.fields}
                 values = zip([field.name for field in spec.statics], statics.values, strict=True)
-                encoded = {name: static_json(value) for name, value in values}
+                encoded = {name: encode(value, describe=True) for name, value in values}
                 known = statics, {"kind": "node", "cls": class_name(cls), "fields": fields, "statics": encoded}
                 self.statics[id(statics)] = known
             return known[1]
         if cls in _DICTS:
-            keys = tuple(static_json(key.key) for key, _ in level.children)
-            factory = {"default_factory": static_json(part.default_factory)} if cls is defaultdict else {}
+            keys = tuple(encode(key.key, describe=True) for key, _ in level.children)
+            factory = {"default_factory": encode(part.default_factory, describe=True)} if cls is defaultdict else {}
             return {"kind": cls.__name__, "keys": keys, "statics": factory}
         if cls in _SEQUENCES:
             return {"kind": "none" if part is None else cls.__name__}
         if is_namedtuple(cls):
             return {"kind": "namedtuple", "cls": class_name(cls)}
-        statics_of_other = {str(key).lstrip("."): static_json(value) for key, value in level.statics}
+        statics_of_other = {str(key).lstrip("."): encode(value, describe=True) for key, value in level.statics}
         return {"kind": "other", "cls": class_name(cls), "statics": statics_of_other}
 
 
@@ -227,15 +227,6 @@ def _equinox_class(cls: type[Any]) -> str:
 
 
 # Statics as JSON
-
-
-def static_json(value: Any) -> Any:
-    """A static as JSON; what has no exact form is described. Other libraries have lists and dicts among them."""
-    if type(value) is list:
-        return ["list", *map(static_json, value)]
-    if type(value) is dict:
-        return ["dict", *(["tuple", static_json(key), static_json(item)] for key, item in value.items())]
-    return encode(value, describe=True)
 
 
 def likeness(saved: Any, wanted: Any) -> str:
@@ -284,33 +275,60 @@ def is_described(form: Any) -> bool:
 # From the records alone
 
 
-class Finder:
-    """The classes and functions of a list of modules, by name. No name from a file is imported or followed."""
+class Decoder:
+    """Makes a tree from its records alone. Classes and statics are found before an array is read; `build` adds leaves.
 
-    def __init__(self, manifest: Manifest, modules: Modules) -> None:
-        """Import the modules that the user named, and list what they hold.
+    They are found in a list of modules, by name: no name from a file is imported or followed.
+    """
+
+    def __init__(self, manifest: Manifest, modules: Modules, statics: Mapping[str, Any]) -> None:
+        """Find all classes and statics.
 
         Args:
-            manifest: Only for whether it holds states of optax, which are named tuples of arrays.
-            modules: The modules.
+            manifest: The records.
+            modules: Where classes and functions may come from; optax is added for its states.
+            statics: Values of statics that were saved as descriptions, by flat name.
+
+        Raises:
+            CheckpointError: If one can't be found or made; the message lists all of them.
         """
-        listed = [modules] if isinstance(modules, str | types.ModuleType) else [*modules]
         of_optax = any((branch.cls or "").startswith("optax.") for branch in manifest.branches)
-        optax = ["optax"] if of_optax and importlib.util.find_spec("optax") else []
-        every: list[str | types.ModuleType] = ["treewright", *optax, *listed]
+        listed = [modules] if isinstance(modules, str | types.ModuleType) else [*modules]
+        every: list[Any] = [
+            "treewright",
+            *(["optax"] if of_optax and importlib.util.find_spec("optax") else []),
+            *listed,
+        ]
         self.modules = [importlib.import_module(one) if isinstance(one, str) else one for one in every]
         with warnings.catch_warnings():  # of deprecated names, of which only the class is asked
             warnings.simplefilter("ignore")
-            self.known = [
-                *((f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN),
-                *(pair for module in self.modules for pair in _named_in(module)),
-            ]
+            self.known = [pair for module in self.modules for pair in _named_in(module)]
+        self.known += [(f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN]
+        self.branches = {branch.name: branch for branch in manifest.branches}
+        self.given = dict(statics)
+        self.makers: dict[str, Any] = {}
+        problems: dict[str, list[str]] = {}
+        for branch in manifest.branches:
+            try:
+                self.makers[branch.name] = self.maker(branch)
+            except Exception as error:  # noqa: BLE001  a file may hold anything, and all its problems come at once
+                problems.setdefault(str(error), []).append(branch.shown_path)
+        lines = [f"{first_names(paths)}: {problem}" for problem, paths in problems.items()]
+        lines += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
+        refuse("The tree can't be made from its file alone:", lines)
+
+    def build(self, values: Mapping[str, Any], name: str | None = None) -> Any:
+        """The tree, or the part of this name, with these leaves by name."""
+        name = name if name is not None else "" if self.branches else ROOT_LEAF
+        if name not in self.branches:
+            return values[name]
+        return self.makers[name]([self.build(values, join_name(name, step)) for step in self.branches[name].children])
 
     def find(self, name: Any) -> Any:
         """The class or function of this name.
 
         Raises:
-            CheckpointError: If nothing has the name, or two things do.
+            StaticSerializationError: If nothing has the name, or two things do.
         """
         name = str(name)
         exact = {id(value): value for known, value in self.known if is_same_name(known, name)}
@@ -319,53 +337,89 @@ class Finder:
             return next(iter(values.values()))
         listed = ", ".join(module.__name__ for module in self.modules)
         if values:
-            raise CheckpointError(f"{name!r} names several things in the modules that may be used ({listed}).")
-        raise CheckpointError(
+            raise StaticSerializationError(f"{name!r} names several things in the modules that may be used ({listed}).")
+        raise StaticSerializationError(
             f"{cut_text(name, 200)!r} is in none of the modules that may be used ({listed}). If you trust the file, "
             f"add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
             f"load(path, like=...)."
         )
 
-    def find_class(self, name: Any, base: type[Any], attribute: str, kind: str) -> Any:
-        """The class of this name; nothing else of the modules may be called.
+    def maker(self, branch: Branch) -> Any:
+        """A function from the children of a container to the container."""
+        match branch.kind:
+            case "none":
+                return lambda _: None
+            case "list":
+                return list
+            case "tuple":
+                return tuple
+            case "namedtuple":
+                cls = self.find(branch.cls)
+                if not is_namedtuple(cls) or cls._fields != branch.children:
+                    fields = ", ".join(getattr(cls, "_fields", ["no list of them"]))
+                    raise CheckpointError(f"{branch.cls} has the fields {fields} now.")
+                return functools.partial(tuple.__new__, cls)
+            case "node":
+                return self.node_maker(branch)
+            case kind if kind in DICTS:
+                return self.dict_maker(branch)
+        raise CheckpointError(f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...).")
 
-        Raises:
-            CheckpointError: If it is something else.
-        """
-        cls = self.find(name)
-        if not (isinstance(cls, type) and issubclass(cls, base) and hasattr(cls, attribute)):
-            raise CheckpointError(f"{name} is not a {kind}, as the checkpoint has it.")
-        return cls
+    def dict_maker(self, branch: Branch) -> Any:
+        """A function from the values of a dict to it."""
+        keys = [self.static(key) for key in branch.keys or ()]
+        if len({*keys}) != len(branch.children):
+            raise CheckpointError("two of its keys are the same.")
+        make: Any = OrderedDict if branch.kind == "OrderedDict" else dict
+        if branch.kind == "defaultdict":
+            make = functools.partial(defaultdict, self.static(branch.statics["default_factory"]))
+            make()  # a factory that is none is known here, before an array is read
+        return lambda children: make(zip(keys, children, strict=True))
+
+    def node_maker(self, branch: Branch) -> Any:
+        """A function from the children of a node to the node. No `__init__` and no converter runs."""
+        cls = self.find(branch.cls)
+        if not hasattr(cls, "__node_spec__"):
+            raise CheckpointError(f"{branch.cls} is not a node, as the checkpoint has it.")
+        spec = spec_of(cls)
+        now = {field.name: field.is_static for field in spec.fields}
+        then = {name: kind == "static" for name, kind in branch.fields.items()}
+        names = [field.name for field in spec.children]
+        if now != then or {*names} != {*branch.children}:
+            raise CheckpointError(
+                f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
+                f"Load into a tree of the new class: load(path, like=...)."
+            )
+        statics = spec.table.intern(tuple(self.static_of(branch, field.name) for field in spec.statics))
+        order = [branch.children.index(name) for name in names]
+        return lambda children: from_flat_form(cls, (tuple(children[i] for i in order), statics))
 
     def static(self, form: Any) -> Any:
-        """The value of a static.
-
-        Raises:
-            CheckpointError: If it can't be read, or names something outside of the modules.
-        """
+        """The value of a static that has an exact form."""
         if is_described(form):
             shown_form = cut_text(shown_static(form), 200)
             raise CheckpointError(f"it was saved as a description only, {shown_form}: load(path, like=...).")
-        homes: set[str] = set()
-        try:
-            return decode(self.with_real_names(form, homes), modules=homes)
-        except (StaticSerializationError, ImportError, RecursionError) as error:
-            raise CheckpointError(str(error)) from error
+        return decode(form, find=self.find)
 
-    def with_real_names(self, form: Any, homes: set[str]) -> Any:
-        """The form with the names that its classes and functions have now, whose modules are added to `homes`."""
-        if isinstance(form, dict):
-            return {key: self.with_real_names(part, homes) for key, part in form.items()}
-        if not isinstance(form, list):
-            return form
-        kind, *parts = form or [None]
-        if isinstance(kind, str) and kind in _NAMED and parts:
-            value = self.find(parts[0])
-            if value.__module__ != "builtins":
-                homes.add(value.__module__)
-            parts[0] = f"{value.__module__}:{value.__qualname__}"
-            return [kind, parts[0], *(self.with_real_names(part, homes) for part in parts[1:])]
-        return [self.with_real_names(part, homes) for part in form]
+    def static_of(self, branch: Branch, name: str) -> Any:
+        """The value of a node's static: the given one, if it was saved as a description."""
+        form, place = branch.statics[name], join_name(branch.name, name)
+        if not is_described(form):
+            try:
+                return self.static(form)
+            except StaticSerializationError as error:
+                raise CheckpointError(f"the static {name}: {error}") from error
+        if place not in self.given:
+            raise CheckpointError(
+                f"the static {name} was saved as a description only: {cut_text(shown_static(form), 200)}. Give its "
+                f"value: statics={{{place!r}: ...}}, or a tree that has it: load(path, like=...)."
+            )
+        value = self.given.pop(place)
+        given = encode(value, describe=True)
+        if likeness(form, given) != "same":
+            saved, now = (cut_text(shown_static(one), 200) for one in (form, given))
+            warn_user(f"{branch.path}.{name}: saved was {saved}, given is {now}", CheckpointWarning)
+        return value
 
 
 def _named_in(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
@@ -390,115 +444,3 @@ def _named(value: Any, package: str) -> Iterator[tuple[str, Any]]:
         for inner in vars(value).values():
             if isinstance(inner, type) and inner.__qualname__.startswith(f"{name}."):
                 yield from _named(inner, package)
-
-
-class Blueprint:
-    """The containers of a checkpoint, found and checked before an array is read; `build` puts the leaves in."""
-
-    def __init__(self, manifest: Manifest, finder: Finder, statics: Mapping[str, Any]) -> None:
-        """Find all classes and statics.
-
-        Args:
-            manifest: The records.
-            finder: Where classes and functions may come from.
-            statics: Values of statics that were saved as descriptions, by flat name.
-
-        Raises:
-            CheckpointError: If one can't be found or made; the message lists all of them.
-        """
-        self.branches = {branch.name: branch for branch in manifest.branches}
-        self.root = "" if manifest.branches else ROOT_LEAF
-        self.finder = finder
-        self.given = dict(statics)
-        self.makers: dict[str, Any] = {}
-        problems: dict[str, list[str]] = {}
-        for branch in manifest.branches:
-            try:
-                self.makers[branch.name] = self.maker(branch)
-            except Exception as error:  # noqa: BLE001  a file may hold anything, and all its problems come at once
-                problems.setdefault(str(error), []).append(branch.shown_path)
-        lines = [f"{first_names(paths)}: {problem}" for problem, paths in problems.items()]
-        lines += [f"statics={{{name!r}: ...}}: no static of this name was described" for name in self.given]
-        refuse("The tree can't be made from its file alone:", lines)
-
-    def build(self, values: Mapping[str, Any]) -> Any:
-        """The tree with these leaves, by name."""
-        return self._build(self.root, values)
-
-    def _build(self, name: str, values: Mapping[str, Any]) -> Any:
-        branch = self.branches.get(name)
-        if branch is None:
-            return values[name]
-        return self.makers[name]([self._build(join_name(name, step), values) for step in branch.children])
-
-    def maker(self, branch: Branch) -> Any:
-        """A function from the children of a container to the container."""
-        match branch.kind:
-            case "none":
-                return lambda _: None
-            case "list":
-                return list
-            case "tuple":
-                return tuple
-            case "namedtuple":
-                cls = self.finder.find_class(branch.cls, tuple, "_fields", "named tuple")
-                if cls._fields != branch.children:
-                    raise CheckpointError(f"{branch.cls} has the fields {', '.join(cls._fields)} now.")
-                return functools.partial(tuple.__new__, cls)
-            case "node":
-                return self.node_maker(branch)
-            case kind if kind in DICTS:
-                return self.dict_maker(branch)
-            case _:
-                raise CheckpointError(
-                    f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...)."
-                )
-
-    def dict_maker(self, branch: Branch) -> Any:
-        """A function from the values of a dict to it."""
-        keys = [self.finder.static(key) for key in branch.keys or ()]
-        if len(dict.fromkeys(keys)) != len(keys):
-            raise CheckpointError("two of its keys are the same.")
-        make: Any = OrderedDict if branch.kind == "OrderedDict" else dict
-        if branch.kind == "defaultdict":
-            make = functools.partial(defaultdict, self.finder.static(branch.statics["default_factory"]))
-            make()  # a forged factory is none: known here, before an array is read
-        return lambda children: make(zip(keys, children, strict=True))
-
-    def node_maker(self, branch: Branch) -> Any:
-        """A function from the children of a node, by name, to the node. No `__init__` and no converter runs."""
-        cls = self.finder.find_class(branch.cls, object, "__node_spec__", "node")
-        spec = spec_of(cls)
-        now = {field.name: field.is_static for field in spec.fields}
-        then = {name: kind == "static" for name, kind in branch.fields.items()}
-        names = [field.name for field in spec.children]
-        if now != then or set(names) != set(branch.children):
-            raise CheckpointError(
-                f"{class_name(cls)} has other fields now: {', '.join(now)}, saved were {', '.join(then)}. "
-                f"Load into a tree of the new class: load(path, like=...)."
-            )
-        values = tuple(self.static(branch, field.name) for field in spec.statics)
-        statics = spec.table.intern(values)
-        order = [branch.children.index(name) for name in names]
-        return lambda children: from_flat_form(cls, (tuple(children[i] for i in order), statics))
-
-    def static(self, branch: Branch, name: str) -> Any:
-        """The value of a static: the given one, if it was saved as a description."""
-        form = branch.statics[name]
-        if not is_described(form):
-            try:
-                return self.finder.static(form)
-            except CheckpointError as error:
-                raise CheckpointError(f"the static {name}: {error}") from error
-        place = join_name(branch.name, name)
-        if place not in self.given:
-            raise CheckpointError(
-                f"the static {name} was saved as a description only: {cut_text(shown_static(form), 200)}. Give its "
-                f"value: statics={{{place!r}: ...}}, or a tree that has it: load(path, like=...)."
-            )
-        value = self.given.pop(place)
-        given = static_json(value)
-        if likeness(form, given) != "same":
-            saved, now = (cut_text(shown_static(one), 200) for one in (form, given))
-            warn_user(f"{branch.path}.{name}: saved was {saved}, given is {now}", CheckpointWarning)
-        return value

@@ -21,13 +21,13 @@ from treewright._core import (
     innermost,
     is_node,
     parts_of,
-    place_of,
     public,
 )
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.level import Place, leaf_type_of, walk
 from treewright.retrace.jax_private import is_of_a_library
+from treewright.retrace.snapshot import place_of
 
 HazardKind = Literal[
     "array", "captured array", "function", "global", "identity", "leaf", "mutable", "nan", "unhashable"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, place_of, state_of
+from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, state_of
 from treewright._core.jax_private import options_of
 from treewright._core.text import short_text
 from treewright._trees.diff import ABSENT, same_exactly, same_to_jit
@@ -27,6 +27,11 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 _CHANGEABLE = (list, dict, set, bytearray)
 _ABOUT_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
+
+
+def place_of(code: types.CodeType) -> str:
+    """`train.py:12`, where code is defined."""
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 class Part(NamedTuple):
