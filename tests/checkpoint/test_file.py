@@ -230,6 +230,13 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> Non
     assert load(tmp_path / "folder" / "x") == load(tmp_path / "link") == 1
 
 
+def test_a_link_that_leads_nowhere_names_the_folder_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "x")
+
+    with pytest.raises(CheckpointError, match=r"link could not be written: there is no folder .*/gone\."):
+        save(tmp_path / "link", TREE)
+
+
 def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="pipe is a named pipe, and load reads a file that save wrote"):

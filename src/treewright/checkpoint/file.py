@@ -76,7 +76,8 @@ def save(path: StrPath, tree: object) -> None:
         with replacing(target) as beside:
             engine.numpy.save_file(arrays, beside, metadata=metadata)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{target} could not be written: there is no folder {target.parent}.") from error
+        folder = Path(os.path.realpath(target)).parent
+        raise CheckpointError(f"{target} could not be written: there is no folder {folder}.") from error
     except (OSError, ValueError, engine.SafetensorError) as error:  # a path with a null character is a ValueError
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 

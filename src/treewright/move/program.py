@@ -148,7 +148,7 @@ class Program:
     def _origin(self, name: str, depth: int = 0) -> str:
         """`package.base.Layer` for `package.Layer`, if the package imports it from there.
 
-        Imports can lead in circles: after 30 of them the name is one of the last file.
+        Imports can lead in circles, as `from .shapes import shapes` of a file that was not read: 30 are followed.
         """
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
