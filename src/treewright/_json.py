@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
+from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenArray, FrozenMapping
 from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import finished_pair, from_pair
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import BUILTIN_KINDS, DATACLASS, ENUM, NAMEDTUPLE, Kind, fields_of, kind_of
-from treewright._core.spec import spec_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 

@@ -5,13 +5,13 @@ declared where its subject is, with `kept_in_pickles`; tests/nodes/test_pickled.
 """
 
 from treewright._core.converters import only_static, unless_none
+from treewright._core.fields import field_spec
 from treewright._core.freeze import frozen_array
 from treewright._core.init import FACTORY
 from treewright._core.methods import empty_node, set_state
 from treewright._core.module import bound_method
 from treewright._core.pickling import closure, imported, partial_of
 from treewright._core.registration import register_once
-from treewright._core.spec import field_spec
 from treewright._core.statics import interned, table_of
 
 __all__ = [

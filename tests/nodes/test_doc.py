@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright._core.spec import spec_of
+from treewright._core.fields import spec_of
 
 
 @pytree_dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, buffer, field, static
-from treewright._core.spec import spec_of
+from treewright._core.fields import spec_of
 from treewright.errors import NodeDefinitionError
 
 

@@ -1,13 +1,12 @@
 """A class and its instances: what the rest of the package uses of it."""
 
-from treewright._core.fields import buffer, field, static
+from treewright._core.fields import FieldSpec, NodeSpec, buffer, field, spec_of, static
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import captured, defaults, import_path, innermost
 from treewright._core.functions import read_by as globals_read
 from treewright._core.instance import flat_form, from_flat_form, is_node, replace
 from treewright._core.keys import NoExactKeyError, exact_key
 from treewright._core.module import Module
-from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 
 __all__ = [
