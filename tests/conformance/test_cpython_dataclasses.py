@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import treewright
-from treewright.errors import NodeDefinitionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +70,7 @@ def asks_for_refused(options: Mapping[str, Any]) -> bool:
 class Refused:
     """Stands where a class would be, and raises its refusal in the test that uses it."""
 
-    def __init__(self, error: NodeDefinitionError) -> None:
+    def __init__(self, error: TypeError) -> None:
         self.error = error
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -90,7 +89,7 @@ def refusing_later(decorator: Decorator) -> Decorator:
             return functools.partial(dataclass, **options)
         try:
             return decorator(cls, **options)
-        except NodeDefinitionError as error:
+        except TypeError as error:  # NodeDefinitionError among them
             if not asks_for_refused(options):
                 raise
             return Refused(error)

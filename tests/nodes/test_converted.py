@@ -81,9 +81,7 @@ def test_an_annotation_that_hides_its_converter_is_refused() -> None:
 def test_two_converters_for_one_field_are_refused() -> None:
     with pytest.raises(NodeDefinitionError, match=r"Example\.kernel has 2 converters, .* Make them one function"):
         declare(Annotated[Any, Converter(int), Converter(float)])
-    with pytest.raises(
-        NodeDefinitionError, match=r"Example\.kernel has 2 converters, in its annotation and in converter="
-    ):
+    with pytest.raises(NodeDefinitionError, match=r"Example\.kernel has 2 converters, in its annotation and"):
         declare(AsArray, kernel=field(converter=jnp.asarray))
 
 

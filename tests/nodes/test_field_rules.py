@@ -317,9 +317,7 @@ def test_a_specifier_changes_the_kind_by_name() -> None:
     ids=str,
 )
 def test_a_static_annotated_as_what_it_cannot_be_is_refused_when_the_class_is_made(annotation: Any) -> None:
-    with pytest.raises(
-        NodeDefinitionError, match=r"Bad\.n is static, but its annotation holds [\w.]+, which has no hash, and jit"
-    ):
+    with pytest.raises(NodeDefinitionError, match=r"Bad\.n is static, but its annotation holds [\w.]+, which has no"):
         pytree_dataclass(type("Bad", (), {"__annotations__": {"n": annotation}, "n": static()}))
 
 

@@ -81,10 +81,38 @@ def test_a_specifier_without_an_annotation_is_refused_by_dataclasses(make: Any) 
         make(n=static())
 
 
+@both_ways
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [
+        (static(), "static"),
+        (buffer, "buffer"),
+        ("__jax_dataclasses_static_field__", "static"),
+        ("__static__", "static"),
+    ],
+)
+def test_the_kind_of_a_field_in_its_annotation_is_refused(make: Any, mark: Any, kind: str) -> None:
+    assert refused(make, __annotations__={"n": Annotated[int, mark]}) == (
+        f"Net.n is marked in its annotation, where nothing reads it, and would be a plain child. Write n: int = "
+        f"{kind}()."
+    )
+
+
 def test_annotated_with_anything_else_is_a_plain_child() -> None:
     made = module(__annotations__={"n": Annotated[int, "metres", 3], "m": Annotated[int, "__data__"]})
 
     assert jax.tree.leaves(made(1, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"), [("jax_dataclasses", "__jax_dataclasses_static_field__"), ("flax.nnx", "__static__")]
+)
+def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
+    library = pytest.importorskip(name)
+    if not hasattr(library, "Static"):
+        pytest.skip(f"{name} has no Static")
+
+    assert library.Static[int].__metadata__ == (mark,)
 
 
 def test_the_static_field_of_jax_dataclasses_is_a_static() -> None:

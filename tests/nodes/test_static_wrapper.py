@@ -364,7 +364,7 @@ def test_a_static_annotated_as_what_no_static_holds_is_refused_when_the_class_is
 ) -> None:
     with pytest.raises(
         NodeDefinitionError,
-        match=rf"^Example\.n is static, but its annotation holds {part}, which has no hash, and jit",
+        match=rf"^Example\.n is static, but its annotation holds {part}, which has no hash",
     ):
         declare(annotation)
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
+from treewright._core.fields import specifier_in
 from treewright._core.functions import kept_in_pickles, public
 from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
@@ -167,6 +168,10 @@ def looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable[
     return annotation, converters
 
 
+# In `jax_dataclasses.Static[...]` and `flax.nnx.Static[...]`.
+_STATIC_MARKS = frozenset({"__jax_dataclasses_static_field__", "__static__"})
+
+
 def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", given: Any, *, is_static: bool) -> Any:
     """The converter of a field: the one that its specifier names, or its annotation.
 
@@ -175,6 +180,13 @@ def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", given: Any, *,
     """
     place = f"{cls.__qualname__}.{field.name}"
     hint, converters = looked_through(field.type, cls)
+    for part in getattr(field.type, "__metadata__", ()):
+        specifier = "static" if isinstance(part, str) and part in _STATIC_MARKS else specifier_in(part)
+        if specifier is not None:
+            raise NodeDefinitionError(
+                f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
+                f"{field.name}: {annotation_text(hint, cls)} = {specifier}()."
+            )
     if isinstance(hint, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", hint):
         raise NodeDefinitionError(
             f"{place}: the annotation {hint!r} can't be resolved when the class is made, so its converter would "
