@@ -204,16 +204,9 @@ def _first_array_in(value: Any) -> Any:
     """An array that a value is, or that it holds as a tree; None if there is none."""
     if isinstance(value, str | int | float | property | type | types.FunctionType):
         return None
-    seen: set[int] = set()
-
-    def stops(part: Any) -> bool:  # a list may contain itself, and JAX does not come back from there
-        known = id(part) in seen
-        seen.add(id(part))
-        return known
-
     leaves: list[Any] = []
-    with contextlib.suppress(Exception):  # keys that can't be sorted, a node whose __init__ has not returned
-        leaves = jax.tree.leaves(value, is_leaf=stops)
+    with contextlib.suppress(Exception):  # keys that can't be sorted, a list in itself, an unfinished node
+        leaves = jax.tree.leaves(value)
     arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray) and type(leaf) is not FrozenArray)
     return next(arrays, None)
 
@@ -418,12 +411,12 @@ def _install_init(spec: NodeSpec, init: _Init) -> None:
     cls, writer = spec.cls, init.writer
     if spec.options.init and not init.is_kept:
         cls.__init__ = make_init(spec)
-        if writer is not object:  # whose docstring says nothing
-            cls.__init__.__doc__ = init.function.__doc__
         return
     # What a user wrote in a base that is a node has been made to seal.
-    seals = writer is not cls and "__node_spec__" in vars(writer) and class_attribute(cls, "__init__") is init.function
-    if writer is not object and not seals:
+    is_sealing = (
+        writer is not cls and "__node_spec__" in vars(writer) and class_attribute(cls, "__init__") is init.function
+    )
+    if writer is not object and not is_sealing:
         cls.__init__ = sealing(init.function)
 
 
@@ -554,8 +547,16 @@ def pytree_dataclass(
     """
     given = dict(locals())
 
-    def decorate(cls: type[Any]) -> type[Any]:
-        return _decorated(cls, class_options("pytree_dataclass", cls, given))
+    def decorate(cls: Any) -> type[Any]:
+        if not isinstance(cls, type):
+            raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
+        if "__node_spec__" in vars(cls):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} is a node class already, by a decorator or as a Module. Drop @pytree_dataclass; "
+                f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
+            )
+        make_node_class(cls, class_options("pytree_dataclass", cls, given), is_module=False)
+        return cls
 
     return decorate if cls is None else decorate(cls)
 
@@ -568,18 +569,6 @@ def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Optio
             f"transformation. treewright.replace(node, field=...) gives a changed copy."
         )
     return Options(**{option: bool(given[option]) for option in Options.__match_args__})
-
-
-def _decorated(cls: Any, options: Options) -> type[Any]:
-    if not isinstance(cls, type):
-        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
-    if "__node_spec__" in vars(cls):
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is a node class already, by a decorator or as a Module. Drop @pytree_dataclass; "
-            f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
-        )
-    make_node_class(cls, options, is_module=False)
-    return cls
 
 
 @pytree_dataclass

@@ -91,12 +91,15 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
     the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
-    if not field.metadata:
+    try:
+        if not field.metadata:
+            return None
+        options = field.metadata.get(OPTIONS_KEY)
+        if isinstance(options, FieldOptions) and options.kind != "child":
+            return options
+        marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
+    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get`
         return None
-    options = field.metadata.get(OPTIONS_KEY)
-    if isinstance(options, FieldOptions) and options.kind != "child":
-        return options
-    marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
     if isinstance(options, FieldOptions):
         return dataclasses.replace(options, kind="static") if marked else options
     return FieldOptions("static", foreign=True) if marked else None
