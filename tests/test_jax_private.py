@@ -13,12 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental import multihost_utils
 
 import treewright
 from treewright import _processes as _jax_processes
 from treewright._core import jax_private as _jax
-from treewright._core import jax_refs as _jax_refs
 from treewright._trees import level
 
 # Untyped and young
@@ -69,10 +67,6 @@ def test_without_the_question_whether_a_class_is_registered_an_instance_is_asked
     assert answers == [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)] == [True, False, False]
 
 
-def test_without_kinds_of_refs_a_ref_is_of_the_only_one() -> None:
-    assert _jax_refs.new_ref(jnp.ones(2), kind=None)[...].tolist() == [1.0, 1.0]
-
-
 # Treedefs and options
 
 
@@ -84,15 +78,6 @@ def test_without_the_data_of_treedefs_foreign_nodes_are_refused(
     monkeypatch.setattr(level, "node_data", lambda _treedef: _jax.node_data(SimpleNamespace()))
     with pytest.raises(AttributeError, match="node_data"):
         treewright.diff(OrderedDict(x=1), OrderedDict(x=2))
-
-
-def test_without_the_agreement_on_a_step_a_run_that_is_told_to_leave_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: step == 3)
-    assert [_jax_processes.preemption_agreed(step) for step in (2, 3)] == [False, True]
-
-    monkeypatch.delattr(multihost_utils, "reached_preemption_sync_point")
-    with pytest.raises(AttributeError, match="reached_preemption_sync_point"):
-        _jax_processes.preemption_agreed(3)
 
 
 def test_the_coordination_service_is_there_in_a_job_and_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,23 +101,6 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
                 assert _jax_processes.mesh_of_old_context() is None
-
-
-def test_arguments_that_a_program_does_not_take_are_known() -> None:
-    lowered = jax.jit(lambda x, unused, y: x + y).lower(1.0, 2.0, 3.0)
-
-    assert _jax_processes.kept_arguments(lowered.compile(), 3) == (0, 2)
-    assert _jax_processes.kept_arguments(SimpleNamespace(), 3) == (0, 1, 2)
-
-
-def test_equations_of_other_settings_are_told_apart() -> None:
-    def equation(*, partitionable: bool) -> Any:
-        with jax.threefry_partitionable(partitionable):
-            (found,) = jax.make_jaxpr(lambda key: jax.random.bits(key, (2,)))(jax.random.key(0)).eqns
-        return found
-
-    first, second = (_jax_processes.equation_setting(equation(partitionable=value)) for value in (True, False))
-    assert first == _jax_processes.equation_setting(equation(partitionable=True)) != second
 
 
 def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,9 @@ def compilations(run: Callable[[], object]) -> list[str]:
     """The programs that were compiled meanwhile, without JAX's own."""
     programs: list[str] = []
 
-    def hear(event: str, _: float, fun_name: str = "", **__: object) -> None:
+    def hear(event: str, duration_secs: float, **details: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            programs.append(fun_name)
+            programs.append(str(details.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(hear)
     run()

@@ -253,37 +253,18 @@ def _allgather(data: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-# Young. Without `multihost_utils`, which is experimental, the trees and programs of several processes could not be
-# compared, and checkpoints of arrays that are spread over them could not have digests.
+# Recent. Without `multihost_utils`, which is experimental, nothing is lost where JAX's coordination service is found.
 
 
-def process_allgather(array: Any, *, tiled: bool = False) -> Any:
-    """The array of each process, stacked in their order; `tiled`, one array of the parts that they hold.
-
-    All processes have to call it.
-    """
+def process_allgather(array: Any) -> Any:
+    """The array of each process, stacked in their order. All processes have to call it."""
     from jax.experimental import multihost_utils
 
     gather: Any = multihost_utils.process_allgather
-    return np.asarray(gather(array, tiled=tiled))
+    return np.asarray(gather(array))
 
 
-def of_all_processes(data: bytes) -> list[bytes]:
-    """The bytes that each process gives, in their order. All of them have to call it."""
-    return [zlib.decompress(packed) for packed in _allgather(zlib.compress(data))]
-
-
-def preemption_agreed(step: int) -> bool:
-    """Whether some process was told to leave and this is the step at which all do. All call it in each step.
-
-    Without it, a run of several processes that is told to leave fails at its next step, and saves nothing more.
-    """
-    from jax.experimental import multihost_utils
-
-    return bool(multihost_utils.reached_preemption_sync_point(step))
-
-
-# Young. `import treewright.sharding` fails in a JAX without this one.
+# Recent. `import treewright.sharding` fails in a JAX without this one.
 
 # A setting for a block that `jit` takes into account: a function that reads it is traced again where it differs.
 part_of_jit_key: Any = untyped_jax.make_user_context

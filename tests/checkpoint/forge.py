@@ -23,7 +23,7 @@ def document_in(path: Path) -> Any:
 def forge(path: Path, change: Callable[[Any], object] | str) -> None:
     """Let a function change the manifest of a file in place, or replace its text, and make its digest fit."""
     with safe_open(path, "np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}
+        arrays = {name: file.get_tensor(name) for name in list(file.keys())}
         text = file.metadata()["treewright"]
     if isinstance(change, str):
         text = change

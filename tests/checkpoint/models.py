@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treewright import Module, Static, StaticValue, TrainState, buffer, freeze, partition, static, trainable
+from treewright import Module, Static, StaticValue, TrainState, buffer, field, freeze, partition, static, trainable
 
 # jax.sharding's own annotations leave it untyped.
 spec: Any = jax.sharding.PartitionSpec
@@ -81,7 +81,7 @@ class Settings(Module):
     """A static of each kind."""
 
     value: StaticValue = static()
-    x: Any = 0.0
+    x: Any = field(default=0.0)
 
 
 def twice(x: Any) -> Any:

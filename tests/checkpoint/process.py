@@ -42,7 +42,7 @@ class Job:
         """The result of some work, or the first lines of its error."""
         try:
             return str(work())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  each is a finding
             return f"{type(error).__name__}: {' | '.join(str(error).splitlines()[:2])}".replace(str(self.folder), "")
 
 

@@ -116,9 +116,9 @@ def test_paths_and_trees_that_change_places_and_addresses_are_refused(tmp_path: 
     with pytest.raises(
         TypeError, match=r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"
     ):
-        load(tmp_path / "x", like=1, stric=False)  # type: ignore[call-overload]  # pyright: ignore
+        load(tmp_path / "x", like=1, stric=False)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match=r"unexpected option 'template' Write like= instead"):
-        load(tmp_path / "x", template=1)  # type: ignore[call-overload]  # pyright: ignore
+        load(tmp_path / "x", template=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
 
 # Whole or not there

@@ -294,7 +294,7 @@ def test_a_manager_that_is_not_asynchronous_returns_when_the_step_is_on_disk(tmp
 
 
 def test_a_manager_that_is_dropped_while_it_writes_is_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(ResourceWarning, match=r"was not closed while it wrote step 1\. Use it in a with block"):
+    with pytest.warns(ResourceWarning, match=r"was not closed while it wrote step 1\. Use it in a with block"):  # noqa: PT031
         CheckpointManager(tmp_path).save(1, TREE)
         time.sleep(1)  # Orbax's threads hold it
         gc.collect()
@@ -436,7 +436,7 @@ def test_metrics_and_items_come_back_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.ones(2), {(1, 2): 3}, b"a"])
 def test_items_that_are_not_json_are_refused_before_anything_is_written(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="items can't be saved: .* of a data iterator, give its state"):
+    with pytest.raises(CheckpointError, match=r"items can't be saved: .* of a data iterator, give its state"):
         CheckpointManager(tmp_path / "run").save(1, TREE, items={"a": value})
     assert not list(tmp_path.iterdir())
 
@@ -462,7 +462,7 @@ def test_the_latest_valid_step_is_found_and_the_damaged_ones_are_named(tmp_path:
     assert seen[0].filename == __file__
     assert found is not None
     assert (found.step, found.tree["x"].tolist(), set(found.skipped)) == (1, [1, 1], {2, 3})
-    with pytest.raises(CheckpointDamagedError, match="Step 3 can't be read|damaged"):
+    with pytest.raises(CheckpointDamagedError, match=r"Step 3 can't be read|damaged"):
         manager.restore(like=LIKE)
     manager.close()
 

@@ -7,8 +7,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import treewright
 from tests.retrace.programs import f32
@@ -311,3 +313,25 @@ def the_length_of_a_scan_is_static() -> None:
 def of_another_function_no_remedy_is_given_for_its_arguments() -> None:
     for k in (1, 2):
         jax.jit(lambda x: x * k)(f32(k))  # noqa: B023
+
+
+@says("attributes", "trace 2: model.extra (added): Param")
+def an_attribute_of_a_flax_module_is_added() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Model(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, *names: str) -> None:
+            for name in names:
+                setattr(self, name, nnx.Param(jnp.ones(2)))
+
+    jitted: Any = jax.jit(lambda model: 0)
+    for names in (("kernel",), ("kernel", "extra")):
+        jitted(Model(*names))
+
+
+@says("attributes", "trace 2: jax.ensure_compile_time_eval (setting): False -> True")
+def a_function_is_called_while_jax_evaluates_at_compile_time() -> None:
+    jitted: Any = jax.jit(lambda x: x * 2)
+    jitted(f32(2))
+    with jax.ensure_compile_time_eval():
+        jitted(f32(2))

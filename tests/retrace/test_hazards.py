@@ -294,10 +294,6 @@ READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
         [("global", "it calls helper, which reads the global RATE"), ("function", "it reads the global helper")],
     ),
     "a method": (lambda: Reader().read, [("global", "it reads the global RATE"), ("identity", "it equals only")]),
-    "a default that can change": (
-        lambda: lambda x, settings=SETTINGS: x * settings.size,
-        [("mutable", "it holds settings")],
-    ),
     "a default without an exact key": (
         lambda: lambda x, reader=READER: reader.read(x),
         [
@@ -414,6 +410,7 @@ FAILS = "is not an array, so jit, grad and vmap fail"
 TRACED = "it is a child, so jit traces it, and an if on it fails"
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.ChildWarning")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

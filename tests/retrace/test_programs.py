@@ -28,7 +28,7 @@ def written(report: RetraceReport, *, reasons: bool) -> str:
     text = "\n".join(str(report).splitlines()[1:])
     text = text.replace("\n        ", "; " if reasons else "\n     ")
     lines = [line[4:] for line in text.splitlines() if not line.startswith("     ")]
-    told = [line for line in lines if not line.startswith("compared with trace ")]
+    told = [re.sub(r"Param\(.*", "Param", line) for line in lines if not line.startswith("compared with trace ")]
     return re.sub(r"( at | \()(programs|_)\w*\.py:\d+\)?", "", f"{report.event} {report.number}: {' | '.join(told)}")
 
 

@@ -86,11 +86,6 @@ def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
         (field(sharding=("",)), r"sharding=\('',\) is not a tuple"),
         (untyped(sharding=""), r"sharding='' is not a tuple"),
         (untyped(stack=2), "Example.kernel: stack=2 is not a name. It takes the name of one leading axis"),
-        (
-            field(sharding=("embed",), metadata={"static": True}),
-            "Example.kernel is static and has a sharding, but a static is not an array and is the same on every",
-        ),
-        (field(stack="layers", metadata={"static": True}), "Example.kernel is static and has a sharding"),
     ],
 )
 def test_a_sharding_that_no_array_can_have_is_refused_with_the_class(value: Any, message: str) -> None:

@@ -94,7 +94,7 @@ def test_a_state_is_made_over_two_processes_as_over_one_device(of_two: Any) -> N
 
 
 def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device(of_two: Any) -> None:
-    assert of_two["looped"] == [{"kept": True, "step": 3, "values": True}] * 2
+    assert of_two["looped"] == [{"kept": True, "step": 3, "traces": 2, "values": True}] * 2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from examples.processes import joined
 from tests.sharding.mismatches import A_FEW, CASES, Net, equal
-from treewright import TrainState, loop, max_traces, replace
+from treewright import TrainState, loop, replace
 from treewright.errors import ProcessMismatchError
 from treewright.sharding import abstract_state, assert_same_on_all_processes, sharded_init
 
@@ -83,17 +83,19 @@ def made() -> dict[str, Any]:
 
 def looped() -> dict[str, Any]:
     """Three steps of a loop over a state that is made over all processes, and the same on this process alone."""
+    traces: list[int] = []
     mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
 
     def make(key: jax.Array) -> TrainState[Net]:
         return TrainState.create(params=Net(jax.random.normal(key, (8, 8))), tx=optax.adam(0.1))
 
     def step(state: TrainState[Net], scale: jax.Array) -> tuple[TrainState[Net], jax.Array]:
+        traces.append(1)
         grads = jax.grad(lambda net: scale * (net.kernel**2).sum())(state.params)
         return state.apply_gradients(grads=grads), scale
 
     def after_three(state: TrainState[Net]) -> TrainState[Net]:
-        run = loop(max_traces(1)(step), state)
+        run = loop(step, state)
         for _ in range(3):
             run(jnp.ones(()))
         return run.state
@@ -106,6 +108,7 @@ def looped() -> dict[str, Any]:
     return {
         "kept": bool(state.params.kernel.sharding == spec),
         "step": int(state.step.addressable_data(0)),
+        "traces": len(traces),
         "values": bool(np.allclose(whole, alone.params.kernel, atol=1e-5)),
     }
 

@@ -57,6 +57,14 @@ class Fit(TypedDict, total=False):
         renamed: New names by old ones, of one or several steps, found at any depth: `{"out": "head"}` renames
             `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
         migrate: A function from all saved leaves, by flat name, to those that the tree is to have.
+
+    Examples:
+        >>> import tempfile
+        >>> from treewright.checkpoint import Fit, load, save
+        >>> options: Fit = {"renamed": {"w": "kernel"}, "allow_cast": True}
+        >>> save(path := f"{tempfile.mkdtemp()}/x", {"w": 1})
+        >>> load(path, like={"kernel": 0.0}, **options)
+        {'kernel': 1.0}
     """
 
     part: str | None
@@ -75,6 +83,14 @@ class Alone(TypedDict, total=False):
         modules: One or several modules, or their names, which are imported. Only their own classes and functions are
             found, Treewright's, and the states of optax.
         statics: Values of statics that were saved as descriptions, by flat name: `{"tx": optax.adam(1e-3)}`.
+
+    Examples:
+        >>> import tempfile
+        >>> from treewright.checkpoint import Alone, load, save
+        >>> options: Alone = {"part": "a", "modules": ["collections"]}
+        >>> save(path := f"{tempfile.mkdtemp()}/x", {"a": [1, 2], "b": 3})
+        >>> load(path, **options)
+        [1, 2]
     """
 
     part: str | None

@@ -115,7 +115,6 @@ class CheckpointManager:
         asynchronous: bool = True,
         timeout_seconds: float = 600.0,
     ) -> None:
-        _check_counts(keep=keep, keep_every=keep_every, keep_best=keep_best)
         if mode not in {None, "min", "max"}:
             raise ValueError(f"CheckpointManager(mode=...) takes 'min' or 'max', got {mode!r}.")
         if (metric is None) != (mode is None) or (keep_best is not None and metric is None):
@@ -185,12 +184,13 @@ class CheckpointManager:
             )
             manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
             self._open_for_saving()
+            returned = threading.Event()
             try:
                 if number in self._damaged:
                     self._saver.delete(number)  # renames it first
                     self._damaged.discard(number)
                 jax_arrays = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
-                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT)
+                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT, returned)
                 full = {name: array for name, array in arrays.items() if 0 not in array.shape}
                 saved = {STATE: ocp.args.PyTreeSave(full)} if full else {}
                 self._metrics[number] = manifest.metrics
@@ -202,10 +202,13 @@ class CheckpointManager:
                 )
                 self._pending = number
             except Exception as error:
+                returned.set()
                 self._let_go()
                 raise CheckpointError(
                     f"Step {number} could not be saved in {self.directory}; earlier steps are as they were: {error}"
                 ) from error
+            finally:
+                returned.set()
             if not self._asynchronous:
                 self._settle()
 
@@ -261,7 +264,6 @@ class CheckpointManager:
         if self._saver is not None:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        best = {"best_fn": self._rank} if self._metric else {}
         self._saver = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -274,7 +276,7 @@ class CheckpointManager:
                     post_finalization_callback=self._sync_unfinished,
                     create_directories_asynchronously=True,
                 ),
-                **best,
+                best_fn=self._rank if self._metric else None,
             ),
             item_handlers={
                 STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
@@ -552,11 +554,11 @@ class CheckpointManager:
                 skipped = {step: reason for step, reason in skipped.items() if step in there}
                 self._damaged.update(skipped)
                 if skipped:
-                    lines = "\n  ".join(_listed(skipped))
+                    lines = _lines_of(skipped)
                     warn_user(f"Restored step {untried[-1]} and skipped damaged ones:\n  {lines}", CheckpointWarning)
                 return Restored(untried[-1], tree, skipped)
             if skipped:
-                lines = "\n  ".join(_listed(skipped))
+                lines = _lines_of(skipped)
                 raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:\n  {lines}")
             if not self.directory.is_dir():
                 warn_user(
@@ -579,12 +581,6 @@ class CheckpointManager:
                 raise
             raise CheckpointDamagedError(f"{folder} was deleted while it was read, perhaps by a run.") from error
         return tree
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, SupportsIndex) or operator.index(count) < 1):
-            raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
 
 
 def _checked_items(items: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -614,5 +610,5 @@ def _step_number(step: Any) -> int:
     return number
 
 
-def _listed(skipped: Mapping[int, str]) -> list[str]:
-    return first_of([f"{step}: {reason}" for step, reason in skipped.items()])
+def _lines_of(skipped: Mapping[int, str]) -> str:
+    return "\n  ".join(first_of([f"{step}: {reason}" for step, reason in skipped.items()]))

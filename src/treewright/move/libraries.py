@@ -190,16 +190,17 @@ NEVER_ARRAYS = frozenset(
         *("typing.Callable", "collections.abc.Callable", "typing.Literal", "typing.Type"),
     }
 )
+# What a static may be given as a list, dict, set or array: `freeze` leaves tuples and the like as they are.
 CAN_CHANGE = frozenset(
     {
         *("builtins.list", "builtins.dict", "builtins.set", "numpy.ndarray"),
         *("typing.List", "typing.Dict", "typing.Set", "typing.DefaultDict", "collections.OrderedDict"),
+        *(
+            f"{module}.{kind}"
+            for module in ("typing", "collections.abc")
+            for kind in ("Sequence", "Mapping", "Iterable")
+        ),
     }
-)
-MAY_CHANGE = frozenset(
-    f"{module}.{kind}"
-    for module in ("typing", "collections.abc")
-    for kind in ("Sequence", "Mapping", "MutableSequence", "MutableMapping", "Iterable", "Collection")
 )
 CONTAINERS = frozenset(
     {"builtins.list", "builtins.tuple", "builtins.dict", "typing.List", "typing.Tuple", "typing.Dict"}

@@ -83,8 +83,6 @@ def _words(node: NodeClass, field: Field, program: Program) -> Iterator[tuple[st
             )
         if program.freezes(source, field) and argument(arguments_of(field.line.value), "converter") is None:
             yield "is static and freezes what it is given: a list becomes a tuple, a dict a FrozenMapping", False
-        elif program.has_one_of(source, annotation, libraries.MAY_CHANGE):
-            yield "is static, and a list or dict in it is refused: give a tuple, or static(converter=freeze)", False
         if field.specifier and argument(arguments_of(field.line.value), "compare") is not None:
             yield "is static, and statics always take part in ==: compare= is dropped", False
 
@@ -121,15 +119,16 @@ def _look_at_uses(source: Source, program: Program) -> None:
     for target in matchers.findall(source.module, _TARGETS) if mutable else ():
         place = getattr(target, "target", target)
         if isinstance(place, cst.Attribute) and source.code(place.value) != "self":
-            found.append((place, mutable.get(place.attr.value), f"is changed in place here: {_FROZEN}"))
+            name = place.attr.value
+            found.append((place, mutable.get(name), f"assigns .{name}. If that is a field of {{}}: {_FROZEN}"))
     for read in matchers.findall(source.module, _READ_BY_KEY) if mappings else ():
         name = source.code(read).rpartition("[")[2].strip("\"']")
-        found.append((read, mappings.get(name), f"is read as a mapping here, which a node is not: write .{name}"))
+        found.append((read, mappings.get(name), f"reads [{name!r}]. If that is a field of {{}}: write .{name}"))
     for call in matchers.findall(source.module, matchers.Call()) if mappings else ():
         name = source.code(call.func) if isinstance(call, cst.Call) else ""
         owner = next((node for node in mappings.values() if node.name == name.rpartition(".")[2]), None)
         stars = [arg for arg in arguments_of(call) if arg.star == "**" and isinstance(arg.value, cst.Name)]
-        found += [(arg, owner, "is unpacked as a mapping here, which a node is not: name the fields") for arg in stars]
+        found += [(arg, owner, "unpacks a mapping into {}. If it is a node: name the fields") for arg in stars]
     for place, owner, text in found:
         if owner is not None:
-            source.note(place, f"if {owner.name} {text}", owner.library, undecided=True)
+            source.note(place, text.format(owner.name), owner.library, undecided=True)

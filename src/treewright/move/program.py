@@ -172,6 +172,11 @@ class Program:
         names = {name.name for name in assignment.get_qualified_names_for(assignment.name)}
         return any(rule == name or rule.startswith(f"{name}.") for name in names - {"jax"} for rule in self.rules)
 
+    def concerns(self, source: Source) -> bool:
+        """Whether a file has anything to rewrite: a class that becomes a node, or a name of a library."""
+        nodes = any(node.source is source for node in self.nodes.values())
+        return nodes or b"register_dataclass" in source.content or any(map(self._is_known, source.assignments))
+
     # Names
 
     def names_of(self, source: Source, node: cst.CSTNode, text: str | None = None) -> frozenset[str]:

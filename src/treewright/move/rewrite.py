@@ -28,6 +28,9 @@ from treewright.move.program import (
 def moved(program: Program) -> Iterator[tuple[Source, bytes]]:
     """The new text of each file of a program that was read. What has to be looked at is noted in the files."""
     for source in program.sources.values():
+        if not program.concerns(source):
+            yield source, source.content
+            continue
         rewriter = Rewriter(source, program)
         module = source.module.visit(rewriter)
         rewriter.note_what_is_left()
@@ -73,10 +76,17 @@ class _EmptyGuards(cst.CSTTransformer):
         orelse = updated_node.orelse
         if isinstance(orelse, cst.Else) and not orelse.body.body:
             self.removed, orelse = True, None
-        if orelse is None and not updated_node.body.body:
-            self.removed = True
-            return cst.RemoveFromParent()
-        return updated_node.with_changes(orelse=orelse)
+        if updated_node.body.body:
+            return updated_node.with_changes(orelse=orelse)
+        self.removed = True
+        if isinstance(orelse, cst.Else):
+            test = cst.UnaryOperation(
+                cst.Not(), updated_node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+            )
+            bare = isinstance(updated_node.test, cst.Name | cst.Attribute)
+            test = test.with_changes(expression=updated_node.test) if bare else test
+            return updated_node.with_changes(test=test, body=orelse.body, orelse=None)
+        return updated_node if orelse is not None else cst.RemoveFromParent()
 
     def leave_Try(self, original_node: cst.Try, updated_node: cst.Try) -> Any:
         after = (updated_node.orelse, updated_node.finalbody)
@@ -243,9 +253,8 @@ class Rewriter(cst.CSTTransformer):
         if node is None or field is None or (node.library is libraries.OURS and not field.specifier):
             return updated_node
         if field.kind == "unclear":
-            self._gone.update(
-                id(first_name(function_of(value))) for value in filter(None, [original_node.value])
-            )  # noted with the fields
+            noted = [] if original_node.value is None else [first_name(function_of(original_node.value))]
+            self._gone.update(map(id, noted))  # with the fields
             return updated_node
         before = original_node.annotation.annotation
         if field.annotation is not before:

@@ -141,6 +141,7 @@ PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 # the arguments that these libraries pass to `jit` in place of the user's own.
 EQUINOX_JIT = "equinox._jit"
 FLAX_NNX = "flax.nnx"
+FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; without it, a line more
 
 # Where JAX keeps the functions that are operations to users.
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")

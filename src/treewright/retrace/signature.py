@@ -18,6 +18,7 @@ from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, StaticComparison, differences, static_difference
 from treewright._trees.level import LeafType, Level, Structure, SureLeaves, leaf_type_of, level_of
 from treewright.retrace.jax_private import (
+    FLAX_NODES,
     UNNAMED_SETTINGS,
     Call,
     HeldCall,
@@ -321,6 +322,8 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
     """The differences between two calls: of arguments, then of settings and options."""
     compare = _Remembered(reasons=reasons)
     found = list(_of_arguments(old, new, compare))
+    if any(difference.kind in {"added", "removed"} for difference in found):  # which flax lists once more
+        found = [difference for difference in found if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
         settings = list(_by_name("setting", old.settings, new.settings))
         named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]

@@ -116,7 +116,7 @@ class History:
         another function is the first difference.
         """
         best: tuple[tuple[int, int], Entry] | None = None
-        for entry in reversed(self.entries):
+        for entry in reversed(list(self.entries)):  # a copy, to which no other thread adds
             found = call_differences(entry.signature, signature, reasons=False)
             of_trace = sum(not is_placement(difference) for difference in found)
             distance = (of_trace, len(found))

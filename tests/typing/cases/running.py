@@ -80,7 +80,7 @@ def saved(state: State, folder: Path) -> State:
     save(folder / "state", state)
     assert_type(load(folder / "state", like=state), State)
     with CheckpointManager(folder) as manager:
-        manager.save(3, state, metadata={"loss": 1.0}, items={"batches": b"..."})
+        manager.save(3, state, metrics={"loss": 1.0}, items={"batches": 1})
         assert_type(manager.items(3), dict[str, Any])
         newest = manager.restore_latest_valid(like=state)
         print(newest and newest.tree.params.w)
