@@ -1,6 +1,6 @@
 """A converter that an annotation names runs however it is spelt, or the class is refused."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Final, Optional, Union
 
 import jax
@@ -35,7 +35,6 @@ REFUSED: dict[str, Any] = {
     "inside a tuple": tuple[AsArray, ...],
     "inside a list of an alias": list[Alias],
     "one of two": AsArray | tuple[int, ...],
-    "inside a function": Callable[[AsArray], None],
 }
 
 
