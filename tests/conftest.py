@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from pathlib import Path
+import re
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
@@ -67,6 +67,11 @@ def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
     return counts
 
 
+def one_line(value: object) -> str:
+    """The representation of a value without its line breaks."""
+    return re.sub(r"(?<=[(\[{]) |,? (?=[)\]}])", "", re.sub(r"\s*\n\s*", " ", repr(value)))
+
+
 def skip_before_jax(*release: int) -> None:
     """Skip a test that repeats words or names which JAX has had only since a release."""
     import jax
@@ -75,26 +80,8 @@ def skip_before_jax(*release: int) -> None:
         pytest.skip(f"repeats what JAX says since {'.'.join(map(str, release))}")
 
 
-def package_or_absent(name: str, *modules: str) -> Any:
+def importorskip(name: str, *modules: str) -> Any:
     """A package whose modules are imported; the file is skipped where it is not installed."""
     for module in (name, *modules):
         pytest.importorskip(module)
     return importlib.import_module(name)
-
-
-# Until each of these files has its own `pytestmark = pytest.mark.slow`.
-Absent: Any = ()
-SLOW = (
-    *("checkpoint", "examples", "interop", "move", "testing", "typing"),
-    *("nodes/test_cloudpickle", "nodes/test_export", "nodes/test_first_use", "nodes/test_laws"),
-    *("nodes/test_method_identity", "nodes/test_static_law", "nodes/test_static_wrapper", "nodes/test_treescope_page"),
-    *("nodes/test_transforms", "retrace/test_command", "retrace/test_explain", "retrace/test_hash_seeds"),
-    *("sharding/test_constrain", "sharding/test_describe", "sharding/test_init", "sharding/test_processes"),
-    *("sharding/test_program", "test_docs", "test_import_cost", "test_jit_cache", "test_loop", "test_site"),
-    *("test_threads", "test_train", "trees/test_tree_laws"),
-)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if str(item.path.relative_to(Path(__file__).parent)).startswith(SLOW):
-        item.add_marker("slow")

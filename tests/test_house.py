@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "treewright"
 FILE_LINES = 600
-FILES_THAT_IMPORT_PRIVATE_MODULES = 80
+FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Names at module level that may change all the same, as "module.name".
 MUTABLE_STATE = {
-    *("_core.definition._MAKING", "_core.functions.code_reads", "_core.init._pairing", "_core.jax_private._RELAY"),
-    *("checkpoint.atomic._HELD", "checkpoint.ending.UNFINISHED"),
+    # Locks, and the newest class of each name, so that a cell that runs again replaces its exported class.
+    *("_core.definition._MAKING", "_core.registration._LATEST"),
+    # What is found once: code never changes, and neither does what a version of JAX has.
+    *(
+        "_core.functions._code_key",
+        "_core.functions.code_reads",
+        "retrace.jax_private._RELAY",
+        "retrace.jax_private._names_of_settings",
+    ),
+    *("retrace.jax_private.capabilities", "retrace.jax_private.tells_of_compilations"),
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}
@@ -100,14 +108,14 @@ def test_mutable_names_are_found() -> None:
     assert [*mutable_names(ast.parse(code))] == ["seen", "table", "cached", "counter"]
 
 
-def test_at_most_one_file_runs_generated_code() -> None:
+def test_only_the_generated_init_and_the_command_that_runs_a_program_execute_text() -> None:
     executing = [
         module
         for module, code in modules().items()
         if any(isinstance(node, ast.Call) and ast.unparse(node.func) == "exec" for node in ast.walk(code))
     ]
 
-    assert len(executing) <= 1
+    assert executing == ["_core.init", "retrace.command"]
 
 
 # The map in CONTRIBUTING.md
@@ -139,7 +147,7 @@ def missing_files(page: Path, *folders: Path) -> Iterable[str]:
     return (name for name in named if not any((folder / name).is_file() for folder in folders))
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/inside.md"])
 def test_files_that_a_page_names_exist(page: str) -> None:
     assert [*missing_files(ROOT / page, SOURCE, ROOT)] == []
 

@@ -25,6 +25,8 @@ from treewright.errors import DonatedStateError, LoopStateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).parents[1]
 P: Any = PartitionSpec  # whose constructor has no annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -45,17 +47,88 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
         assert (site / f"{name}.html").exists(), page
 
 
-def test_the_reference_has_every_public_name_under_its_public_module(site: Path) -> None:
-    shown = re.sub(r"<[^>]+>", "", (site / "reference.html").read_text(encoding="utf-8"))
+def reference(site: Path) -> str:
+    """All pages of the reference, as HTML."""
+    return "".join(page.read_text(encoding="utf-8") for page in sorted((site / "reference").glob("*.html")))
 
-    assert [name for name in public_names() if not re.search(rf"\b{name}\b", shown)] == []
+
+def index(site: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))[
+        "docs"
+    ]
+    return found
+
+
+@pytest.mark.parametrize("page", ["index", "changelog", "contributing", "examples/index", "examples/digits"])
+def test_the_site_has_the_pages_of_the_repository(site: Path, page: str) -> None:
+    assert (site / f"{page}.html").exists()
+
+
+def test_the_reference_has_every_public_name_under_its_public_module(site: Path) -> None:
+    anchors = set(re.findall(r'id="([^"]+)"', reference(site)))
+
+    assert [name for name in public_names() if name not in anchors] == []
+
+
+def test_the_reference_shows_no_private_default_and_no_badge(site: Path) -> None:
+    shown = html.unescape(re.sub(r"<[^>]+>", "", reference(site)))
+
+    assert re.findall(r"= [\w.]*\b_[A-Za-z]\w*", shown) == []
+    assert "class-attribute" not in shown
 
 
 def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
-    page = (site / "reference.html").read_text(encoding="utf-8")
+    page = reference(site)
 
     assert page.count("&gt;&gt;&gt;") > len(public_names()) / 2  # highlighted code keeps its prompts
     assert "<blockquote>" not in page  # to Markdown, which an unknown section is, a prompt is a quotation
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("trees", "treewright.spec_like"),
+        ("checkpoints", "treewright.checkpoint.save"),
+        ("start", "treewright.TrainState"),
+        ("recipes/training", "treewright.stack"),
+    ],
+)
+def test_a_name_in_a_guide_links_to_the_reference(site: Path, page: str, name: str) -> None:
+    text = (site / f"{page}.html").read_text(encoding="utf-8")
+
+    assert re.search(rf'href="[./]*reference/\w+\.html#{re.escape(name)}"', text)
+
+
+# What people type into the search, and a page that must be among the results.
+SEARCHED = {
+    "ConcretizationTypeError": "faq",
+    "EMA": "words",
+    "FAQ": "faq",
+    "LoRA": "tutorials/lora",
+    "PyTreeNode": "words",
+    "Sequential": "faq",
+    "filter_jit": "words",
+    "freeze parts": "recipes/training",
+    "hydra": "recipes/configs",
+    "optimizer": "words",
+    "pydantic": "recipes/configs",
+    "static_argnums": "faq",
+    "tree_at": "words",
+    "tutorial": "tutorials",
+}
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_a_word_of_other_libraries_finds_its_page(site: Path, word: str) -> None:
+    found = {entry["location"] for entry in index(site) if word.lower() in (entry["title"] + entry["text"]).lower()}
+
+    assert any(location.startswith(SEARCHED[word]) for location in found), found
+
+
+def test_long_tables_of_figures_are_not_searched(site: Path) -> None:
+    figures = [entry for entry in index(site) if entry["location"].startswith("performance")]
+
+    assert max(len(entry["text"]) for entry in figures) < 12_000
 
 
 def test_the_site_opens_from_disk_and_fetches_nothing_from_elsewhere(site: Path) -> None:

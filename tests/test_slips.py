@@ -170,6 +170,8 @@ def raised_on_purpose(error: BaseException) -> bool:
     """Whether the last line that ran was not one of ours, or is a `raise`."""
     if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got an unexpected)", str(error)):
         return True  # a function of the user's, which Treewright called as it should
+    if type(error).__module__ == errors.__name__:
+        return True  # our frames are left out of errors that pass through jit
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if not Path(frame.filename).is_relative_to(PACKAGE):
         return True

@@ -12,10 +12,12 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import Module, TrainState, replace, spec_like, static
 
-flax: Any = package_or_absent("flax", "flax.linen", "flax.training.train_state")
+pytestmark = pytest.mark.slow
+
+flax: Any = importorskip("flax", "flax.linen", "flax.training.train_state")
 nn: Any = flax.linen
 
 
@@ -337,3 +339,13 @@ def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
     stepped = jax.jit(training_step)(state)
 
     assert (stepped.loss_fn, int(stepped.metrics["n"])) == (optax.l2_loss, 1)
+
+
+def test_an_optimiser_that_assigns_to_what_it_captured_stays_the_same_static() -> None:
+    # cosine_decay_schedule makes a float of its number of steps when it is first called.
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 20)
+    state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(schedule))
+
+    updated = state.apply_gradients(grads=state.params)
+
+    assert jax.tree.structure(updated) == jax.tree.structure(state)

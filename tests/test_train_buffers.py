@@ -11,6 +11,8 @@ import pytest
 
 from treewright import Module, TrainState, buffer, combine, partition, spec_like, trainable
 
+pytestmark = pytest.mark.slow
+
 
 class Norm(Module):
     scale: jax.Array

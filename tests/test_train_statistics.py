@@ -13,6 +13,8 @@ from tests.conftest import count_traces
 from treewright import Module, TrainState, buffer, combine, loop, partition, replace, static, trainable
 from treewright.testing import assert_trees_close
 
+pytestmark = pytest.mark.slow
+
 lax: Any = jax.lax  # of which JAX leaves pmean untyped
 
 

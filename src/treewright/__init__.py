@@ -1,4 +1,34 @@
-"""Classes that are pytrees: nodes with static fields, for JAX."""
+"""Classes that are JAX pytrees, with settings that `jit` compares exactly.
+
+    import jax, jax.numpy as jnp
+    from treewright import Module, static
+
+    class Dense(Module):
+        kernel: jax.Array                         # a child: traced, differentiated, mapped over
+        activation: str = static(default="relu")  # a static: compiled in
+
+        def __call__(self, x):
+            return getattr(jax.nn, self.activation)(x @ self.kernel)
+
+    dense = Dense(jnp.ones((3, 2)))
+    jax.grad(lambda dense: dense(jnp.ones(3)).sum())(dense)  # a Dense
+    jax.vmap(dense)(jnp.ones((5, 3)))                        # f32[5,2]
+
+By topic, each with `help(treewright.NAME)`:
+
+    classes        Module, pytree_dataclass, register_dataclass
+    fields         static, buffer, field, AsArray, Converted, Converter
+    statics        Static, freeze, FrozenMapping, FrozenArray, StaticValue
+    changed copies replace, at, edit
+    trees          partition, combine, trainable, spec_like, stack, unstack, node_at, split_key_like
+    looking        summary, count, nbytes, find_aliases, diff, allclose
+    training       TrainState, loop
+    layers         adopt, Adopted: of equinox and flax
+    retraces       explain_retraces, max_traces, explain, check_statics
+    modules        checkpoint, sharding, typed, testing, errors
+
+`python -m treewright` lists the commands. The documentation is in `docs`, and `make docs` builds the site.
+"""
 
 __version__ = "0.1.0"
 

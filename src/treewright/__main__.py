@@ -4,6 +4,8 @@ import importlib
 import sys
 from types import MappingProxyType
 
+from treewright import __version__
+
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
@@ -16,6 +18,9 @@ COMMANDS = MappingProxyType(
 def main(arguments: list[str]) -> int:
     """Run the command that comes first. Without one, or with a wrong one, print them all."""
     name, *rest = arguments or ["--help"]
+    if name in {"-V", "--version"}:
+        sys.stdout.write(f"treewright {__version__}\n")
+        return 0
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
@@ -25,6 +30,7 @@ def main(arguments: list[str]) -> int:
     wrong = [] if asked else [f"There is no command {short_text(name)}{did_you_mean(name, COMMANDS)}."]
     lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
+    lines += [f"  {'--version':12} print the version"]
     print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

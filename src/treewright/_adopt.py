@@ -8,8 +8,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from treewright._core import FrozenMapping, Module, buffer, field, is_node, static
-from treewright._core.functions import public
+from treewright._core import FrozenMapping, Module, buffer, field, is_node, public, static
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.text import short_text
 from treewright._trees.level import Place, is_none, walk

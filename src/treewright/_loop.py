@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from treewright._core import innermost
-from treewright._core.functions import public
+from treewright._core import innermost, public
 from treewright._core.jax_private import jax_trees, path_text, trace_reader, typeof, untyped_jax
 from treewright._core.text import first_of, short_text
 from treewright._trees.diff import Difference, differences

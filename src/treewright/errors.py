@@ -30,9 +30,16 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """The error for something that needs a package which is not installed, with the line that installs it."""
-    return ImportError(f"{what} needs {package}. Install it with: pip install 'treewright[{extra}]'")
+    return ImportError(
+        f"{what} needs {package}. Install it with: pip install {package}\n"
+        f"In a checkout of Treewright, all that goes with it: pip install '.[{extra}]'"
+    )
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import TypeVar
 
-from treewright._core import Module, field, is_node, spec_of, static
-from treewright._core.fields import StaticValue
+from treewright._core import Module, StaticValue, field, is_node, spec_of, static
 from treewright._core.jax_private import jax_trees, path_text, untyped_jax
 from treewright._core.text import cured, did_you_mean, first_of, short_text
 from treewright._trees.level import leaf_type_of, note_classes_made_again

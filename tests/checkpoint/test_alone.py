@@ -24,6 +24,8 @@ from treewright.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["tests.checkpoint.models"]
 
 

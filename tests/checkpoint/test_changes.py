@@ -19,6 +19,8 @@ from treewright.errors import CheckpointError, CheckpointMismatchError, Checkpoi
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 class Moving(Module):
     """A field that is static in one version of the class and a child in the other."""

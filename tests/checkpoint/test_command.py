@@ -22,6 +22,8 @@ from treewright.checkpoint import CheckpointManager, read_manifest, save
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("orbax.checkpoint")
 ROOT = Path(__file__).parents[2]
 

@@ -22,6 +22,8 @@ from treewright.errors import CheckpointDamagedError, CheckpointMismatchError, C
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def differences(engine: Any, saved: Any, like: Any, **options: Any) -> tuple[Any, ...]:
     """What loading refuses."""

@@ -29,6 +29,8 @@ from tests.checkpoint.models import every_kind, net, spec
 from treewright.checkpoint import from_names, load, read_manifest, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
+pytestmark = pytest.mark.slow
+
 TREE = {"w": np.arange(1000.0), "b": [jnp.ones(3), 2]}
 
 

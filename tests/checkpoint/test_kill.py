@@ -16,6 +16,8 @@ import pytest
 from tests.checkpoint.killed import SIZE
 from treewright.checkpoint import CheckpointManager, load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIKE = {"a": jax.ShapeDtypeStruct((SIZE,), jnp.int32), "b": [jax.ShapeDtypeStruct((10,), jnp.int32)] * 5}  # type: ignore[no-untyped-call]
 

@@ -19,6 +19,8 @@ from tests.conftest import count_traces
 from treewright import Module, TrainState, replace
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
+pytestmark = pytest.mark.slow
+
 # What fits
 
 

@@ -19,6 +19,8 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, Checkpoin
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def test_arrays_come_by_name_with_their_bits(tmp_path: Path) -> None:
     arrays = {"a.b": np.arange(6.0).reshape(2, 3), "half": np.ones(2, jnp.bfloat16), "n": np.asarray(np.int32(3))}

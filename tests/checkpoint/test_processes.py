@@ -16,6 +16,8 @@ import pytest
 from treewright.checkpoint import CheckpointManager
 from treewright.errors import CheckpointWarning
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("orbax.checkpoint")
 ROOT = Path(__file__).parents[2]
 VALUES = np.arange(1 << 16, dtype=np.float32).reshape(8, -1)

@@ -15,6 +15,8 @@ from treewright.errors import CheckpointError, CheckpointMismatchError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def tree() -> dict[str, Any]:
     return {"mean": jax.new_ref(jnp.arange(3.0)), "key": jax.new_ref(jax.random.key(7)), "w": jnp.ones((2, 2))}

@@ -28,6 +28,8 @@ from treewright.errors import CheckpointError, CheckpointMismatchError, Checkpoi
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", STATICS)
 def test_every_kind_of_static_comes_back_from_its_file_alone(name: str, tmp_path: Path) -> None:

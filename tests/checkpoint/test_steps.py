@@ -31,6 +31,8 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, Checkpoin
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+pytestmark = pytest.mark.slow
+
 ocp: Any = pytest.importorskip("orbax.checkpoint")
 TREE = {"x": np.ones(2)}
 LIKE = {"x": jnp.zeros(2, int)}

@@ -11,7 +11,7 @@ import optax
 import pytest
 from equinox import nn
 
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import (
     Adopted,
     Module,
@@ -25,7 +25,6 @@ from treewright import (
     static,
     trainable,
 )
-from treewright._core.jax_private import path_text
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointMismatchError, MissingPlaceError, StaticFieldError
 
@@ -33,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-nnx: Any = package_or_absent("flax", "flax.nnx").nnx
-linen: Any = package_or_absent("flax", "flax.linen").linen
+pytestmark = pytest.mark.slow
+
+nnx: Any = importorskip("flax", "flax.nnx").nnx
+linen: Any = importorskip("flax", "flax.linen").linen
 
 KEY = jax.random.key(0)
 VECTOR, LINE = jnp.arange(4.0), jnp.arange(32.0).reshape(4, 8)
@@ -161,7 +162,7 @@ def test_another_setting_or_function_retraces_and_is_named_by_its_path() -> None
 
     assert counted.count == 2
     (difference,) = diff(net(), net(jax.nn.gelu))
-    assert [path_text(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
+    assert [jax.tree_util.keystr(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
 
 
 def test_attributes_items_and_methods_are_those_of_the_layer() -> None:

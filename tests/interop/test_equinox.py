@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import count_traces
 from treewright import Module, TrainState, static
 
+pytestmark = pytest.mark.slow
+
 eqx = pytest.importorskip("equinox")
 
 

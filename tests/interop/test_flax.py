@@ -19,6 +19,8 @@ from flax import linen, nnx, serialization  # noqa: E402  flax first
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 class Dense(Module):
     kernel: jax.Array

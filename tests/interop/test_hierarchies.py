@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import jax_dataclasses as jdc
 import pytest
 
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import Module, diff, pytree_dataclass, static
 from treewright.errors import NodeDefinitionError
 
-struct: Any = package_or_absent("flax", "flax.struct").struct
+pytestmark = pytest.mark.slow
+
+struct: Any = importorskip("flax", "flax.struct").struct
 PAGE = Path(__file__).parents[2] / "docs" / "moving" / "index.md"
 
 

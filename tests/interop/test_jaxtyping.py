@@ -19,6 +19,8 @@ beartype = pytest.importorskip("beartype")
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)
 # Not annotations of a class body in this file, where they would be strings that the checkers below can't resolve.
 MATRIX, VECTOR = jaxtyping.Float[jax.Array, "n m"], jaxtyping.Float[jax.Array, " m"]

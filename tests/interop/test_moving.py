@@ -19,6 +19,8 @@ from treewright import pytree_dataclass, static
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "moving" / "index.md"
 SOURCES = {
     "flax.struct": (
@@ -177,7 +179,7 @@ FEATURES: dict[str, Callable[[Library], bool]] = {
     "a class that checks its fields in `__post_init__` works in `vmap` and `tree.map`": checked_by_hand,
     "a static `1`, then `True`: each its own trace": exact_statics,
     "a static list that grows gives no old result": fresh_result,
-    "an equal static lambda made anew: one trace": same_lambda,
+    "an equal static lambda made again: one trace": same_lambda,
     "a subclass without a decorator is a node": inherited,
     "`==` gives a `bool`": compared,
     "key paths name fields": named,

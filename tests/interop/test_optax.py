@@ -13,6 +13,8 @@ import pytest
 
 from treewright import Module, TrainState, static
 
+pytestmark = pytest.mark.slow
+
 optax = pytest.importorskip("optax")
 
 

@@ -24,7 +24,10 @@ from treewright._core.keys import exact_key, why_itself_only
 
 optax = pytest.importorskip("optax")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:optax", "ignore::UserWarning:optax")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:optax", "ignore::UserWarning:optax"),
+]
 
 Maker = Callable[[], Any]
 

@@ -20,7 +20,8 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # orbax warns of what it does itself
+# Orbax warns of what it does itself.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Dense(Module):

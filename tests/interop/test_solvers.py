@@ -11,6 +11,8 @@ import pytest
 
 from treewright import Module, pytree_dataclass, static
 
+pytestmark = pytest.mark.slow
+
 lineax = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")
 

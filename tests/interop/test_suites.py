@@ -6,6 +6,8 @@ import pytest
 
 from tests.interop.suites import SUITES, OfflineError, results_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SUITES)

@@ -14,6 +14,8 @@ import pytest
 
 from treewright import Module, pytree_dataclass, static
 
+pytestmark = pytest.mark.slow
+
 
 @pytree_dataclass
 class Dense:

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from treewright.move import command
+from treewright.__main__ import main as treewright
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -121,19 +121,10 @@ def moved(name: str, folder: Path) -> Moved:
     return Moved(_run(program, old), _run(program, new), (len(lines) - files, by_hand), files)
 
 
-def moved_script(name: str, folder: Path) -> tuple[str, str]:
-    """What a script of `programs/` gives, and what it gives when it has itself been moved, with nothing by hand."""
-    script = folder / "script.py"
-    script.write_bytes((PROGRAMS / f"{name}.txt").read_bytes())
-    before = _run(script.read_text(encoding="utf-8"), folder)
-    assert _written(script, statuses={0})
-    return before, _run(script.read_text(encoding="utf-8"), folder)
-
-
 def _written(path: Path, *, statuses: set[int]) -> str:
     """The diff of what the command changes in a file or a folder."""
     with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
-        status = command.main([str(path), "--write"])
+        status = treewright(["move", str(path), "--write"])
     assert status in statuses
     return diff.getvalue()
 

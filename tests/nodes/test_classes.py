@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.conftest import one_line
 from treewright import Module, pytree_dataclass, static
-from treewright._core.text import text
 from treewright.errors import NodeDefinitionError
 
 T = TypeVar("T")
@@ -300,4 +300,4 @@ def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own()
 
         inner: Inner
 
-    assert text(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + text(Outer.Inner(1.0)) + ")")
+    assert one_line(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + one_line(Outer.Inner(1.0)) + ")")

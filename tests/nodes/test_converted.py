@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
-from treewright._core.jax_private import GetAttrKey, path_text
 from treewright.errors import NodeDefinitionError
 
 AsTuple: TypeAlias = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
@@ -91,7 +90,3 @@ def test_keyword_only_of_a_decorated_subclass_holds_for_its_specified_fields() -
         name: str = static()
 
     assert Named(1.0, name="a").name == "a"
-
-
-def test_the_key_of_a_field_reads_as_an_attribute() -> None:
-    assert path_text((GetAttrKey("kernel"),), "layer") == "layer.kernel"

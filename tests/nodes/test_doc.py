@@ -11,7 +11,6 @@ import jax
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright._core.fields import spec_of
 
 
 @pytree_dataclass
@@ -41,7 +40,7 @@ def shown(cls: type) -> str:
 
 
 def test_what_doc_says_is_kept_with_the_field() -> None:
-    assert [one.doc for one in spec_of(Layer).fields] == [
+    assert [one.doc for one in vars(Layer)["__node_spec__"].fields] == [
         "f32[inputs, outputs].",
         "How many outputs.",
         "Of the last batches,\n    weighted.",
@@ -53,7 +52,7 @@ def test_what_doc_says_is_kept_with_the_field() -> None:
 def test_dataclasses_has_it_too() -> None:
     found: list[Any] = list(dataclasses.fields(Layer))
 
-    assert [one.doc for one in found] == [one.doc for one in spec_of(Layer).fields]
+    assert [one.doc for one in found] == [one.doc for one in vars(Layer)["__node_spec__"].fields]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="dataclasses.field(doc=...) is new in Python 3.14")
@@ -64,7 +63,7 @@ def test_the_doc_of_a_standard_field_is_kept_too() -> None:
     class Plain:
         x: int = standard(doc="A number.")
 
-    assert spec_of(Plain).fields[0].doc == "A number."
+    assert vars(Plain)["__node_spec__"].fields[0].doc == "A number."
     assert "x: A number." in shown(Plain)
 
 

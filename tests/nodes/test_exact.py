@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Absent, package_or_absent
+from tests.conftest import importorskip
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import FrozenMapping, Module, Static, freeze, pytree_dataclass, static
 from treewright._core.keys import exact_key
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 ONES = (1, True, 1.0, np.float32(1))
 F32, F64 = np.dtype("float32"), np.dtype("float64")
 ABSTRACT: Any = jax.ShapeDtypeStruct
-flax: Any = package_or_absent("flax", "flax.core", "flax.linen")
+flax: Any = importorskip("flax", "flax.core", "flax.linen")
 FROZEN_DICT: Any = flax.core.FrozenDict
-equinox: Any = package_or_absent("equinox")
+equinox: Any = importorskip("equinox")
 PARTIAL: Any = jax.tree_util.Partial
 TUPLE: Any = tuple
 SPEC: Any = jax.sharding.PartitionSpec
@@ -114,7 +114,7 @@ class Setting(equinox.Module):  # type: ignore[misc,unused-ignore]
 
 
 def held_by_equinox(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
-    return equinox if isinstance(equinox, Absent) else read(cast("Any", Setting)(value))
+    return read(cast("Any", Setting)(value))
 
 
 class FrozenDict(Mapping[str, Any]):
@@ -436,8 +436,6 @@ def test_an_equal_static_does_not_trace_again(make: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
 def test_a_changed_static_traces_once_and_changed_back_not_again(first: Any, second: Any) -> None:
-    if isinstance(first, Absent):
-        pytest.skip(f"{first.name} is not installed")
     assert trace_counts(first, second, first, second) == [1, 2, 2, 2]
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
+pytestmark = pytest.mark.slow
+
 MODELS = """
 import enum
 import functools

@@ -7,10 +7,13 @@ import itertools
 from typing import Any
 
 import jax
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treewright import Module, buffer, field, pytree_dataclass, replace, static
+
+pytestmark = pytest.mark.slow
 
 NAMES = ["a", "b", "c", "kernel", "self", "cls", "statics", "store", "type", "x1", "children"]
 LEAVES = st.one_of(st.integers(-3, 3), st.floats(allow_nan=False), st.none(), st.lists(st.integers(0, 3), max_size=2))

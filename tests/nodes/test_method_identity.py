@@ -21,6 +21,8 @@ from treewright.errors import StaticFieldError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 class Linear(Module):
     kernel: Any

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from tests.conftest import one_line
 from treewright import Module, pytree_dataclass
-from treewright._core.text import text
 
 # Comparison of one's own
 
@@ -155,7 +155,7 @@ def test_what_dataclasses_generated_for_a_base_is_generated_anew() -> None:
     for cls in (Decorated, Model):
         assert cls(jnp.ones(2)) == cls(jnp.ones(2))
         assert hash(cls(1)) == hash((1,))
-        assert text(cls(jnp.ones(2))).endswith("(value=f32[2])")
+        assert one_line(cls(jnp.ones(2))).endswith("(value=f32[2])")
     assert ByIdentity(1) != ByIdentity(1)
 
 
@@ -181,7 +181,7 @@ def test_a_decorator_generates_over_an_inherited_method_as_dataclasses_does_and_
     class Model(Own, Module):
         value: Any
 
-    assert (Decorated(1) == "a", hash(Decorated(1)), text(Decorated(1)).endswith("(value=1)")) == (
+    assert (Decorated(1) == "a", hash(Decorated(1)), one_line(Decorated(1)).endswith("(value=1)")) == (
         False,
         hash((1,)),
         True,

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import count_traces
+from tests.conftest import count_traces, one_line
 from treewright import Module, field, pytree_dataclass, replace, static
-from treewright._core.text import text
 
 
 @pytree_dataclass
@@ -268,7 +267,7 @@ def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None
         assert jax.tree.leaves(node) == [1]
         assert node == type(node)(1)
         assert hash(node) == hash(type(node)(1))
-        assert text(node).endswith("(value=1)")
+        assert one_line(node).endswith("(value=1)")
         for copied in (copy.copy(node), copy.deepcopy(node), replace(node), jax.tree.map(lambda leaf: leaf, node)):
             assert copied.size == 2
         assert len(computed) == 5

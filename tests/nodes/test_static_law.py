@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.nodes.static_worlds import BODIES, CHANGES, FORMS, WAYS, ByCode, ByContent, ByEquality, Plainly, Run
 
+pytestmark = pytest.mark.slow
+
 Step = tuple[Any, ...]
 
 

@@ -33,6 +33,8 @@ from treewright.errors import NodeDefinitionError, StaticFieldError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 ALIAS: Any = TypeAliasType
 

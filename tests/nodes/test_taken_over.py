@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import pytest
 
 import treewright
-from tests.conftest import count_traces, package_or_absent
+from tests.conftest import count_traces, importorskip
 from treewright import at, checkpoint, diff, pytree_dataclass, register_dataclass, static
 from treewright._core.jax_private import is_tree_node
 from treewright.errors import CheckpointMismatchError, NodeDefinitionError, StaticFieldError
 
-serialization: Any = package_or_absent("flax", "flax.serialization").serialization
+serialization: Any = importorskip("flax", "flax.serialization").serialization
 
 MARKS: dict[str, Callable[[], Any]] = {
     "of JAX and equinox": lambda: dataclasses.field(default=True, metadata={"static": True}),

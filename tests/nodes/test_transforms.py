@@ -16,6 +16,8 @@ from treewright import Module, pytree_dataclass, static
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 @pytree_dataclass
 class DataLinear:

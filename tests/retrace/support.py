@@ -14,7 +14,7 @@ import treewright
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treewright.retrace.report import RetraceReport
+    from treewright import RetraceReport
 
     Call = Callable[[Any], object]
 

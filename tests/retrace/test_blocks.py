@@ -19,7 +19,7 @@ from treewright.errors import TooManyTracesError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treewright.retrace.report import RetraceReport
+    from treewright import RetraceReport
 
 Spec: Any = PartitionSpec  # without a type of its own
 

@@ -13,6 +13,8 @@ import pytest
 from tests.retrace.support import details
 from treewright import Module, explain, static
 
+pytestmark = pytest.mark.slow
+
 
 class Layer(Module):
     kernel: Any

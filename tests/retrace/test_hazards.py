@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import package_or_absent
+from tests.conftest import importorskip
 from treewright import Module, Static, TrainState, adopt, buffer, check_statics, field, static
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class EqxLayer(eqx.Module):
     setting: Any = eqx.field(static=True, default=None)
 
 
-flax: Any = package_or_absent("flax", "flax.struct", "flax.nnx", "flax.training.train_state")
+flax: Any = importorskip("flax", "flax.struct", "flax.nnx", "flax.training.train_state")
 
 
 @flax.struct.dataclass

@@ -15,13 +15,11 @@ from hypothesis import given
 
 import treewright
 from treewright import Module, static
-from treewright._core.jax_private import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from treewright import RetraceReport
-    from treewright._trees.diff import Difference
+    from treewright import Difference, RetraceReport
 
 
 class Node(Module):
@@ -178,7 +176,7 @@ def function_of(names: tuple[str, ...]) -> Any:
 
 def paths(differences: tuple[Difference, ...]) -> list[str]:
     """The places of a report, those inside of a static by the static."""
-    return sorted({path_text(difference.path) for difference in differences})
+    return sorted({jax.tree_util.keystr(difference.path) for difference in differences})
 
 
 def run_between(program: Program, jitted: Any) -> None:

@@ -17,6 +17,8 @@ from treewright import FrozenMapping, Module, field, freeze, static
 from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, sharded_init, shardings, use_rules
 
+pytestmark = pytest.mark.slow
+
 P: Any = PartitionSpec  # whose constructor has no annotations
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KEPT: Rules = {"embed": "fsdp", "hidden": "tensor"}

@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import count_traces
 from treewright import Module, buffer, field, static
-from treewright._core.fields import spec_of
 from treewright.errors import NodeDefinitionError
 
 
@@ -30,8 +29,8 @@ def declare(value: Any, base: Any = Module) -> Any:
 
 
 def test_the_class_knows_the_names_of_each_axis() -> None:
-    assert [field.sharding for field in spec_of(Layer).fields] == [("embed", "mlp"), ("mlp",)]
-    assert spec_of(declare(field(stack="layers"))).fields[0].stack == "layers"
+    assert [field.sharding for field in vars(Layer)["__node_spec__"].fields] == [("embed", "mlp"), ("mlp",)]
+    assert declare(field(stack="layers")).__node_spec__.fields[0].stack == "layers"
 
 
 def test_names_are_no_part_of_the_treedef() -> None:
@@ -62,13 +61,13 @@ def test_a_subclass_inherits_the_names_and_may_change_them() -> None:
     class Whole(Layer):
         kernel: jax.Array = field()
 
-    assert spec_of(Same).fields[0].sharding == ("embed", "mlp")
-    assert spec_of(Other).fields[0].sharding == (None, "mlp")
-    assert spec_of(Whole).fields[0].sharding is None
+    assert vars(Same)["__node_spec__"].fields[0].sharding == ("embed", "mlp")
+    assert vars(Other)["__node_spec__"].fields[0].sharding == (None, "mlp")
+    assert vars(Whole)["__node_spec__"].fields[0].sharding is None
 
 
 def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
-    found = spec_of(Layer).fields[0]
+    found = vars(Layer)["__node_spec__"].fields[0]
 
     assert pickle.loads(pickle.dumps(found)).sharding == ("embed", "mlp")
     assert copy.deepcopy(found).sharding == ("embed", "mlp")

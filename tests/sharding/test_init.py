@@ -20,6 +20,8 @@ from treewright.sharding import Rules, abstract_state, sharded_init
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.slow
+
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
 P: Any = PartitionSpec  # whose constructor has no annotations
 

@@ -13,6 +13,8 @@ import pytest
 from examples.processes import ProcessesFailedError, run
 from tests.sharding.mismatches import A_FEW, CASES
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 180  # a hard limit; a run takes a few
 
 

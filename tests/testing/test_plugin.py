@@ -8,13 +8,16 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.test_house import ROOT
 from tests.test_import_cost import modules_added_by, packages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 

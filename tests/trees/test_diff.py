@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import package_or_absent
+from tests.conftest import importorskip
 from treewright import Module, diff, field, replace, static
 from treewright._trees.at import place_of
 from treewright._trees.diff import ABSENT
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 # Without types of their own.
-flax: Any = package_or_absent("flax", "flax.core", "flax.struct")
+flax: Any = importorskip("flax", "flax.core", "flax.struct")
 FrozenDict: Any = flax.core.FrozenDict
 Partial: Any = jax.tree_util.Partial
 struct: Any = flax.struct

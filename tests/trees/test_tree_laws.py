@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -32,6 +33,8 @@ from treewright import (
 from treewright._core.jax_private import path_text
 from treewright._trees.sizes import items_of
 from treewright.errors import MissingPlaceError
+
+pytestmark = pytest.mark.slow
 
 
 class Outer(Module):

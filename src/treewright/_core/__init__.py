@@ -1,24 +1,48 @@
 """A class and its instances: what the rest of the package uses of it."""
 
-from treewright._core.fields import FieldSpec, NodeSpec, buffer, field, spec_of, static
+from treewright._core.fields import FieldSpec, NodeSpec, StaticValue, buffer, field, spec_of, static
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
-from treewright._core.functions import captured, defaults, import_path, innermost
+from treewright._core.functions import (
+    captured,
+    defaults,
+    import_path,
+    innermost,
+    is_cached_property,
+    of_earlier_class,
+    public,
+)
 from treewright._core.functions import read_by as globals_read
-from treewright._core.instance import flat_form, from_flat_form, is_node, replace
+from treewright._core.instance import (
+    LEAVES,
+    PAIR,
+    Unfinished,
+    check,
+    flat_form,
+    from_flat_form,
+    is_node,
+    replace,
+    with_fields,
+)
 from treewright._core.keys import NoExactKeyError, exact_key
+from treewright._core.methods import leaves_equal
 from treewright._core.module import Module
 from treewright._core.statics import Statics
 
 __all__ = [
+    "LEAVES",
+    "PAIR",
     "FieldSpec",
     "FrozenArray",
     "FrozenMapping",
     "Module",
     "NoExactKeyError",
     "NodeSpec",
+    "StaticValue",
     "Statics",
+    "Unfinished",
     "buffer",
     "captured",
+    "check",
     "defaults",
     "exact_key",
     "field",
@@ -28,8 +52,13 @@ __all__ = [
     "globals_read",
     "import_path",
     "innermost",
+    "is_cached_property",
     "is_node",
+    "leaves_equal",
+    "of_earlier_class",
+    "public",
     "replace",
     "spec_of",
     "static",
+    "with_fields",
 ]

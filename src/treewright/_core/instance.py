@@ -453,6 +453,11 @@ def replaced(node: Any, /, **changes: Any) -> Any:
     kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
     copy = _new(type(node))
     build(copy, _derive_again, spec, kept, changes, variables)
+    # The same values are the same statics, though their key may have changed: optax's cosine schedule assigns to what
+    # it has captured when it is first called.
+    children, statics = flat_form(copy)
+    if all(new is old for new, old in zip(statics.values, pair[1].values, strict=True)):
+        return from_flat_form(type(node), (children, pair[1]))
     return copy
 
 

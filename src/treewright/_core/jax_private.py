@@ -7,6 +7,7 @@ Supported is every JAX from 0.9.0 to the newest. What only retraces need is in `
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import jax
@@ -123,3 +124,19 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     """JAX's record of the options of a jitted function as a mapping; None for anything else."""
     options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
+
+
+def hide_frames(folder: str) -> None:
+    """Leave frames of a folder's files out of tracebacks where JAX leaves out its own: of errors in jitted functions.
+
+    `JAX_TRACEBACK_FILTERING=off` shows them. Without this piece of JAX they are always shown.
+    """
+    try:
+        from jax._src.traceback_util import register_exclusion
+    except ImportError:
+        return
+    hide: Callable[[str], None] = register_exclusion
+    hide(folder)
+
+
+hide_frames(str(FilePath(__file__).parents[1]))

@@ -57,6 +57,7 @@ class BoundMethod:
         object.__setattr__(self, "__self__", instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython and pytest leave the frame out
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:

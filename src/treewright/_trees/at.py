@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overloa
 
 import jax
 
-from treewright._core import is_node
-from treewright._core.functions import of_earlier_class
+from treewright._core import is_node, of_earlier_class
 from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._core.text import cured, did_you_mean, first_of, short_text
 from treewright._trees.level import Place, all_entries, walk, with_values

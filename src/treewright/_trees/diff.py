@@ -11,10 +11,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import NoExactKeyError, exact_key, flat_form, spec_of
-from treewright._core.functions import public
+from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, public, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees, path_text, typeof
-from treewright._core.methods import leaves_equal
 from treewright._core.text import counted, cut_text, mesh_text, names_in, short_text, short_texts
 from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
 
@@ -319,7 +317,7 @@ def _bare(tree: Any) -> Any:
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """Pairs of children that are still to be compared, and those that only one has."""
     if len(old.children) == len(new.children):
-        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks/retrace.py).
+        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks: retrace).
         pairs = [(x, y) for x, y in zip(old.children, new.children, strict=True) if x is not y]
         if all(key == other for (key, _), (other, _) in pairs):
             return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []

@@ -6,9 +6,19 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
 
-from treewright._core import Module, NodeSpec, flat_form, is_node, spec_of
-from treewright._core.functions import is_cached_property, of_earlier_class
-from treewright._core.instance import LEAVES, PAIR, Unfinished, check
+from treewright._core import (
+    LEAVES,
+    PAIR,
+    Module,
+    NodeSpec,
+    Unfinished,
+    check,
+    flat_form,
+    is_cached_property,
+    is_node,
+    of_earlier_class,
+    spec_of,
+)
 from treewright._core.jax_private import Key
 from treewright._core.text import did_you_mean
 from treewright._trees.level import all_entries, level_of, with_changes

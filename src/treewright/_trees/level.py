@@ -13,8 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import FrozenMapping, Statics, flat_form, is_node, spec_of
-from treewright._core.instance import LEAVES, with_fields
+from treewright._core import LEAVES, FrozenMapping, Statics, flat_form, is_node, spec_of, with_fields
 from treewright._core.jax_private import (
     DictKey,
     FlattenedIndexKey,

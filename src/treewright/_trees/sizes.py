@@ -32,7 +32,7 @@ def items_of(tree: Any) -> Iterator[Item]:
 
     Statics and `None`s in fields with `repr=False` are left out.
     """
-    # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks/trees.py: count).
+    # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks: trees).
     waiting = [Item((), tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
     is_leaf = SureLeaves()

@@ -6,13 +6,12 @@ import io
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treewright._core.text import counted
-from treewright.move.libraries import LIBRARIES
+from treewright.move.libraries import PAGES
 
 if TYPE_CHECKING:
     from treewright.move.program import Source
@@ -21,6 +20,7 @@ _HELP = (
     "Rewrite Python files so that classes of other libraries become nodes. The diff goes to standard output, and "
     "nothing is changed without --write. What has to be looked at goes to standard error, by file and line."
 )
+_NOTHING = "Nothing has been changed."
 _STATUS = (
     "exit status: 0; 1 if something could not be decided; 2 if a file can't be read, does not parse or can't be "
     "written, and then none is changed"
@@ -38,35 +38,36 @@ def main(arguments: list[str]) -> int:
     from treewright.move.program import Program
     from treewright.move.rewrite import moved
 
-    chosen = [library for library in LIBRARIES if options.library in {library.name, "auto"}]
+    libraries = [*PAGES] if options.library == "auto" else [options.library]
     try:
-        program = Program({path: path.read_bytes() for path in _files(options.paths)}, chosen)
+        program = Program({path: path.read_bytes() for path in _files(options.paths)}, libraries)
         texts = list(moved(program))
         changed = {source.path: text for source, text in texts if text != source.content}
-        if options.write:
-            _write(changed)
     except (OSError, ValueError) as error:
-        sys.stderr.write(
-            f"{error}\n" if isinstance(error, _HalfWrittenError) else f"{error}\nNothing has been changed.\n"
-        )
+        sys.stderr.write(f"{error}\n{_NOTHING}\n")
         return 2
+    if options.write:
+        try:
+            _write(changed)
+        except OSError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
     for source, text in texts:
         if text != source.content:
             sys.stdout.writelines(_diff(source, text))
     sys.stdout.flush()
     sys.stderr.writelines(_account(texts, written=options.write))
     files = counted(len(changed), "file")
-    last = f"Changed {files}." if options.write else f"Nothing has been changed. --write changes {files}."
+    last = f"Changed {files}." if options.write else f"{_NOTHING} --write changes {files}."
     sys.stderr.write(f"{last}\n")
     return int(any(notice.undecided for source, _ in texts for notice in source.notices))
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [library.name for library in LIBRARIES]
     parser = argparse.ArgumentParser(prog="python -m treewright move", description=_HELP, epilog=_STATUS)
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a Python file, or a folder of them")
     origin = "the library to move from; auto, the default, is all of them"
-    parser.add_argument("--from", choices=[*names, "auto"], default="auto", dest="library", help=origin)
+    parser.add_argument("--from", choices=[*PAGES, "auto"], default="auto", dest="library", help=origin)
     parser.add_argument("--write", action="store_true", help="change the files")
     return parser
 
@@ -96,46 +97,41 @@ def _files_below(folder: Path) -> Iterator[Path]:
 # Writing
 
 
-class _HalfWrittenError(OSError):
-    """Some files are changed, and could not be put back."""
-
-
 def _write(texts: Mapping[Path, bytes]) -> None:
-    """Write all files or none: all are written beside their places first, and then renamed."""
-    places = {path: path.resolve() for path in texts}  # of links, the files that they lead to
-    before = {place: place.read_bytes() for place in places.values()}
+    """Write all files or none: all are written beside their places first, and then renamed.
+
+    Raises:
+        OSError: If one can't be written; the message says whether those before could be put back.
+    """
+    places = {path.resolve(): text for path, text in texts.items()}  # of links, the files that they lead to
+    before = {place: place.read_bytes() for place in places}
     staged: dict[Path, Path] = {}
     renamed: list[Path] = []
     try:
-        for path, place in places.items():
-            staged[place] = _staged(place, texts[path])
+        for place, text in places.items():
+            staged[place] = _staged(place, text)
         for place, beside in staged.items():
             beside.replace(place)
             renamed.append(place)
     except OSError as error:
         left = [str(place) for place in renamed if not _put_back(place, before[place])]
-        if left:
-            lines = [f"{error}", "These files have been changed, and could not be put back:", *left]
-            raise _HalfWrittenError("\n".join(lines)) from error
-        raise
+        lines = ["These files have been changed, and could not be put back:", *left] if left else [_NOTHING]
+        raise OSError("\n".join([str(error), *lines])) from error
     finally:
         for beside in staged.values():
             beside.unlink(missing_ok=True)
 
 
 def _staged(place: Path, content: bytes) -> Path:
-    """A file beside another, with its permissions and a new content, on disk."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    """A file beside another, with its permissions and a new content."""
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(place, name)
+        beside.write_bytes(content)
+        shutil.copymode(place, beside)
     except OSError:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
-    return Path(name)
+    return beside
 
 
 def _put_back(place: Path, content: bytes) -> bool:

@@ -20,8 +20,8 @@ from treewright._core import (
     import_path,
     innermost,
     is_node,
+    public,
 )
-from treewright._core.functions import public
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.diff import parts_of

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 
-from treewright._core.functions import public
+from treewright._core import public
 from treewright._core.jax_private import DictKey, SequenceKey, is_key_dtype
 from treewright._core.text import first_names, in_html
 from treewright._trees.diff import Difference, DifferenceKind

@@ -21,3 +21,7 @@ __all__ = [
     "shardings",
     "use_rules",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,76 @@
+"""The imports of a rewritten file: those without use go, in one pass, and ours come."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+from libcst.codemod import CodemodContext
+from libcst.codemod.visitors import AddImportsVisitor
+
+from treewright.move.program import Program, Source, first_name
+
+
+def imports_without_use(source: Source, gone: set[int], program: Program) -> set[int]:
+    """The ids of the names in import statements whose every use is gone.
+
+    An import that another file takes from here stays, and so does one whose name stands in a text, as in `__all__`.
+    """
+    uses: dict[int, set[int]] = {}
+    for each in source.imports:
+        is_text = re.search(rb"[\"']%s[\"']" % each.name.encode(), source.content) is not None
+        kept = {0} if is_text or f"{source.name}.{each.name}" in program.passed_on else set()
+        own = {id(first_name(access.node)) for access in each.references}
+        uses.setdefault(id(each.as_name), set()).update(own | kept)
+    return {name for name, used in uses.items() if used and used <= gone}
+
+
+def with_imports(module: cst.Module, needed: set[tuple[str, str | None]], removed: Mapping[int, Any]) -> cst.Module:
+    """A file with the imports that it needs, and without some: their aliases, by their ids."""
+    context = CodemodContext()
+    for name, attribute in needed:
+        AddImportsVisitor.add_needed_import(context, name, attribute)
+    module = module.visit(_Removal(removed))
+    # Imports are added to the first block of them: the rest of the file need not be visited.
+    end = next((i for i, line in enumerate(module.body) if not isinstance(line, cst.SimpleStatementLine)), None)
+    head = AddImportsVisitor(context).transform_module(module.with_changes(body=module.body[:end]))
+    return head.with_changes(body=[*head.body, *(module.body[end:] if end is not None else ())])
+
+
+class _Removal(cst.CSTTransformer):
+    """Removes imports, and the conditions and `try` around them that hold nothing else."""
+
+    def __init__(self, removed: Mapping[int, Any]) -> None:
+        super().__init__()
+        self._removed = removed
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        statements = cst.Module | cst.BaseSuite | cst.BaseCompoundStatement | cst.SimpleStatementLine
+        return isinstance(node, statements | cst.Else | cst.Import | cst.ImportFrom)
+
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
+        return self._without(updated_node, original_node.names)
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
+        names = original_node.names
+        return updated_node if isinstance(names, cst.ImportStar) else self._without(updated_node, names)
+
+    def _without(self, updated: cst.Import | cst.ImportFrom, names: Any) -> Any:
+        kept = [alias for alias in names if id(alias) not in self._removed]
+        if len(kept) == len(names):
+            return updated
+        if not kept:
+            return cst.RemoveFromParent()
+        kept[-1] = kept[-1].with_changes(comma=names[-1].comma)
+        return updated.with_changes(names=kept)
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
+        has_more = updated_node.body.body or updated_node.orelse is not None
+        return updated_node if has_more else cst.RemoveFromParent()
+
+    def leave_Else(self, original_node: cst.Else, updated_node: cst.Else) -> Any:
+        return updated_node if updated_node.body.body else cst.RemoveFromParent()
+
+    def leave_Try(self, original_node: cst.Try, updated_node: cst.Try) -> Any:
+        has_more = updated_node.body.body or updated_node.orelse or updated_node.finalbody
+        return updated_node if has_more else cst.RemoveFromParent()
