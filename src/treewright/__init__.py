@@ -116,8 +116,8 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_core.converters": ("AsArray", "Converted", "Converter"),
             "_core.definition": ("Static", "pytree_dataclass"),
+            "_core.converters": ("AsArray", "Converted", "Converter"),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),

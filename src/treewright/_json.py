@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from treewright._core import functions as inspected
+from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenMapping, frozen_array
 from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
@@ -41,7 +42,6 @@ from treewright._core.kinds import (
     kind_of,
     with_fields,
 )
-from treewright._core.spec import spec_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 

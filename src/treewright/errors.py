@@ -17,7 +17,6 @@ __all__ = [
     "LoopStateError",
     "MissingPlaceError",
     "NodeDefinitionError",
-    "NodeDefinitionWarning",
     "NodeInitError",
     "ProcessMismatchError",
     "RetraceWarning",
@@ -76,10 +75,6 @@ class ChildWarning(UserWarning):
     It is fine in a tree that none of them sees. Otherwise it is a setting, and its field is to be `static()`; a `map`
     is to be made a tuple. A field that is declared with `field()` is not asked about.
     """
-
-
-class NodeDefinitionWarning(UserWarning):
-    """A class is a node, but a part of what it says has no effect."""
 
 
 class NodeInitError(TypeError, AttributeError):

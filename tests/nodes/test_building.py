@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, field, pytree_dataclass, replace, static
-from treewright.errors import NodeDefinitionWarning, NodeInitError, UnfinishedNodeError
+from treewright.errors import NodeInitError, UnfinishedNodeError
 
 
 class Linear(Module):
@@ -335,47 +335,6 @@ def test_a_getattr_that_delegates_is_never_asked_for_what_the_node_holds() -> No
     assert wrapped.scale == 2.0
     assert [leaf.shape for leaf in jax.tree.leaves(wrapped) if hasattr(leaf, "shape")] == [(2, 2)]
     assert replace(wrapped, scale=3.0).scale == 3.0
-
-
-def test_a_post_init_that_nothing_runs_is_warned_of_when_the_class_is_made() -> None:
-    class Derived(Module):
-        x: Any
-
-        def __post_init__(self) -> None:
-            self.x = 0.0
-
-    with pytest.warns(
-        NodeDefinitionWarning, match=r"Idle has an `__init__` method and a `__post_init__`, which only a"
-    ):
-
-        class Idle(Derived):
-            def __init__(self) -> None:
-                self.x = 1.0
-
-    assert Idle().x == 1.0
-
-
-def test_an_init_that_calls_post_init_or_another_init_is_not_warned_of() -> None:
-    class Calls(Module):
-        x: Any
-
-        def __init__(self) -> None:
-            self.__post_init__()
-
-        def __post_init__(self) -> None:
-            self.x = 0.0
-
-    class Passes(Module):
-        x: Any = 2.0
-
-        def __post_init__(self) -> None:
-            self.x = 0.0
-
-    class Below(Passes):
-        def __init__(self) -> None:
-            super().__init__()
-
-    assert Calls().x == Below().x == 0.0
 
 
 def test_a_misspelt_keyword_of_ones_own_init_is_answered_with_the_close_match() -> None:

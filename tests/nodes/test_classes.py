@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import types
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -41,7 +40,7 @@ def test_one_form_of_the_flattened_node_is_enough() -> None:
 
 
 def test_slots_are_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="Bad declares __slots__"):
+    with pytest.raises(NodeDefinitionError, match="Bad defines __slots__ itself"):
 
         class Bad(Module):
             __slots__ = ("x",)
@@ -50,7 +49,7 @@ def test_slots_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
 def test_a_setattr_of_the_users_own_is_refused(name: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=f"Cannot overwrite attribute {name} in class Bad"):
+    with pytest.raises(NodeDefinitionError, match=f"Bad defines {name} itself"):
         pytree_dataclass(type("Bad", (), {name: lambda *_: None}))
 
 
@@ -287,33 +286,6 @@ def test_module_keywords_reach_other_bases() -> None:
 
     assert Net.tag == "t"
     assert jax.tree.leaves(Net(w=1.0)) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("keywords", "expected"),
-    [
-        ({"kwonly": True}, r"kwonly \(did you mean kw_only\?\)"),
-        ({"tag": "a", "reper": False}, r"tag, reper \(did you mean repr\?\)"),
-    ],
-)
-def test_a_keyword_that_nobody_takes_is_refused_before_anything_is_registered(
-    keywords: dict[str, Any], expected: str
-) -> None:
-    made: list[type] = []
-
-    class Seen:
-        def __set_name__(self, owner: type, name: str) -> None:
-            made.append(owner)
-
-    class Model(Module):
-        x: Any = 1.0
-
-    cure = r"Options of a Module: init, repr, eq, order, unsafe_hash, kw_only, match_args\.$"
-    message = rf"^Wrong is given {expected} in its class statement, and no base takes that\. {cure}"
-    with pytest.raises(NodeDefinitionError, match=message):
-        types.new_class("Wrong", (Model,), dict(keywords), lambda body: body.update(seen=Seen()))
-    wrong: Any = object.__new__(made[0])
-    assert jax.tree.leaves(wrong)[0] is wrong  # a leaf: nothing was registered
 
 
 def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own() -> None:

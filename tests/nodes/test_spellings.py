@@ -1,7 +1,6 @@
 """A converter that an annotation names runs however it is spelt, or the class is refused."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import InitVar
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Final, Optional, Union
 
 import jax
@@ -36,7 +35,6 @@ REFUSED: dict[str, Any] = {
     "inside a tuple": tuple[AsArray, ...],
     "inside a list of an alias": list[Alias],
     "one of two": AsArray | tuple[int, ...],
-    "inside a function": Callable[[AsArray], None],
 }
 
 
@@ -61,11 +59,6 @@ def test_a_none_that_the_annotation_allows_is_kept(name: str) -> None:
 def test_where_it_is_not_about_the_whole_value_the_class_is_refused(annotation: Any) -> None:
     with pytest.raises(NodeDefinitionError, match=r"Net\.x: the converter inside .* would not run, since it is not"):
         made(annotation)
-
-
-def test_an_argument_that_is_no_field_has_no_converter() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x: .*InitVar.* Convert it in __post_init__"):
-        made(InitVar[AsArray])
 
 
 def test_an_unknown_name_is_no_converter_by_its_letters() -> None:

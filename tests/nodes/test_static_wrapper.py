@@ -330,8 +330,8 @@ def declare(annotation: Any) -> Any:
 
 REFUSED: list[tuple[Any, str]] = [
     (jax.Array, r"jax\.Array"),
-    (np.ndarray, r"numpy\.ndarray"),
-    (npt.NDArray[np.float32], r"numpy\.ndarray"),
+    (np.ndarray, "ndarray"),
+    (npt.NDArray[np.float32], "ndarray"),
     (list, "list"),
     (list[int], "list"),
     (typing.List[int], "list"),  # noqa: UP006  people still write it
@@ -353,7 +353,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("tuple[jax.Array, ...] | None", r"jax\.Array"),
     ("list[int]", "list"),
     (jt.Float[jax.Array, "batch"], r"jax\.Array"),
-    (jt.Int[np.ndarray, "batch"], r"numpy\.ndarray"),
+    (jt.Int[np.ndarray, "batch"], "ndarray"),
     (typing.Optional[jt.PRNGKeyArray], r"jax\.Array"),  # noqa: UP045
     (ALIAS("Sizes", tuple[list[int], ...]), "list"),
     (jt.PRNGKeyArray, r"jax\.Array"),
@@ -365,7 +365,8 @@ def test_a_static_annotated_as_what_no_static_holds_is_refused_when_the_class_is
     annotation: Any, part: str
 ) -> None:
     with pytest.raises(
-        NodeDefinitionError, match=rf"^Example\.n is static, but its annotation holds {part}\. jit comp"
+        NodeDefinitionError,
+        match=rf"^Example\.n is static, but its annotation holds {part}, which has no hash",
     ):
         declare(annotation)
 

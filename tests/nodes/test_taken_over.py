@@ -5,7 +5,7 @@ import pickle
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.export
@@ -42,95 +42,18 @@ def quantised(mark: str, **options: Any) -> Any:
 # Under the decorator
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"frozen": True}, {"order": True}, {"unsafe_hash": True}, {"kw_only": True}, {"repr": False}],
-    ids=str,
-)
 @pytest.mark.parametrize("mark", MARKS)
-def test_the_fields_of_a_dataclass_are_taken_over_with_their_statics(mark: str, options: dict[str, Any]) -> None:
-    theirs = quantised(mark, **options)
-    cls = pytree_dataclass(theirs)
-    node = cls(whole=1.0)
-    identity = jax.jit(counted := count_traces(lambda node: node))
-    for late in (True, False, True):
-        identity(cls(whole=jnp.ones(2), late=late))
-
-    assert cls is theirs
-    assert (jax.tree.leaves(node), node.late, counted.count) == ([1.0], True, 2)
-    assert node == cls(whole=1.0)
-    assert hash(node) == hash(cls(whole=1.0))
-    assert (repr(node) == "quantised.<locals>.Quantised(whole=1.0, late=True)") is options.get("repr", True)
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'whole' of a"):
-        node.whole = 2.0
-    if options.get("kw_only"):
-        with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-            cls(1.0)
+def test_a_class_that_is_a_dataclass_already_is_refused(mark: str) -> None:
+    for theirs in (quantised(mark), quantised(mark, frozen=True)):
+        with pytest.raises(NodeDefinitionError, match=r"Quantised is a dataclass already\. Drop @dataclass"):
+            pytree_dataclass(theirs)
 
 
-def test_what_the_user_wrote_stays_and_what_dataclasses_generated_goes() -> None:
-    @pytree_dataclass
-    @dataclasses.dataclass(frozen=True)
-    class Own:
-        x: Any
-        scale: dataclasses.InitVar[float] = 2.0
-        limit: ClassVar[int] = 3
-        made: Any = dataclasses.field(init=False)
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_static_may_have_the_mark_of_another_library(mark: str) -> None:
+    cls = pytree_dataclass(type("Marked", (), {"__annotations__": {"w": Any, "late": bool}, "late": MARKS[mark]()}))
 
-        def __post_init__(self, scale: float) -> None:  # type: ignore[override]  # mypy reads only one decorator
-            object.__setattr__(self, "made", self.x * scale)
-
-        def __repr__(self) -> str:
-            return "own"
-
-    assert jax.tree.leaves(Own(1.0)) == [1.0, 2.0]
-    assert repr(Own(1.0)) == "own"
-    assert list(Own.__match_args__) == ["x", "scale"]
-
-
-def test_an_option_that_either_decorator_says_no_to_is_off() -> None:
-    @pytree_dataclass
-    @dataclasses.dataclass(init=False, eq=False, match_args=False)
-    class Own:
-        x: Any
-
-        def __init__(self) -> None:
-            object.__setattr__(self, "x", 3.0)
-
-    assert jax.tree.leaves(Own()) == [3.0]
-    assert Own() != Own()
-    assert "__match_args__" not in vars(Own)
-
-
-def test_an_option_that_either_decorator_asks_for_is_on() -> None:
-    @pytree_dataclass
-    @dataclasses.dataclass(order=True)
-    class Ordered:
-        x: Any
-
-    @pytree_dataclass(eq=False)
-    @dataclasses.dataclass(unsafe_hash=True)
-    class Hashed:
-        x: Any
-
-    ordered: Any = Ordered
-    assert ordered(1) < ordered(2)
-    assert hash(Hashed(1)) == hash(Hashed(1))
-
-
-# Each takes the class that is about to be taken over, and gives a subclass of it.
-EARLIER_SUBCLASSES: dict[str, Callable[[Any], Any]] = {
-    "plain": lambda base: types.new_class("Below", (base,)),
-    "a node": lambda base: pytree_dataclass(types.new_class("Below", (base,))),
-    "with an __init__": lambda base: types.new_class(
-        "Below", (base,), exec_body=lambda body: body.update(__init__=lambda self: setattr(self, "whole", 1.0))
-    ),
-    "below a plain one": lambda base: types.new_class("Below", (types.new_class("Between", (base,)),)),
-    "a dataclass": lambda base: dataclasses.make_dataclass("Below", [("y", Any, 2.0)], bases=(base,)),
-    "below a dataclass": lambda base: types.new_class(
-        "Below", (dataclasses.make_dataclass("Between", [("y", Any, 2.0)], bases=(base,), kw_only=True),)
-    ),
-}
+    assert jax.tree.leaves(cls(1.0)) == [1.0]
 
 
 @pytest.mark.parametrize("base", [Exception, dict, list, tuple, float, str, set, type, types.SimpleNamespace])
@@ -142,13 +65,6 @@ def test_a_class_whose_instances_hold_more_than_fields_is_refused(base: type[Any
         with pytest.raises(NodeDefinitionError, match=known):
             make(cls)
     assert not is_tree_node(cls)
-
-
-@pytest.mark.parametrize("mark", MARKS)
-def test_a_class_of_make_dataclass_is_taken_over(mark: str) -> None:
-    cls: Any = dataclasses.make_dataclass("Made", [("w", Any), ("late", bool, MARKS[mark]())])
-
-    assert jax.tree.leaves(pytree_dataclass(cls)(1.0)) == [1.0]
 
 
 # As they are
@@ -250,14 +166,12 @@ def test_what_can_not_be_registered_is_refused_and_is_not_registered() -> None:
         NodeDefinitionError, match=r"Theirs has no field spcing \(did you mean spacing\?\)\. Its fields: x,"
     ):
         register_dataclass(cls, static=["spcing"])
-    with pytest.raises(NodeDefinitionError, match=r"static='spacing' is a text, .* Write static=\['spacing'\]\."):
-        register_dataclass(cls, static="spacing")
     for wrong in (below, cls(1, 2), int):
         with pytest.raises(
             NodeDefinitionError, match="register_dataclass takes a class that is a dataclass itself, got"
         ):
             register_dataclass(wrong)
-    with pytest.raises(NodeDefinitionError, match="Static is a node already"):
+    with pytest.raises(NodeDefinitionError, match="Static is registered with JAX already"):
         register_dataclass(treewright.Static)
     assert not is_tree_node(cls)
     register_dataclass(cls)

@@ -1,6 +1,6 @@
 """A class and its instances: what the rest of the package uses of it."""
 
-from treewright._core.fields import StaticValue, buffer, field, static
+from treewright._core.fields import FieldSpec, NodeSpec, StaticValue, buffer, field, spec_of, static
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import (
     captured,
@@ -28,7 +28,6 @@ from treewright._core.keys import NoExactKeyError, exact_key
 from treewright._core.kinds import parts_of
 from treewright._core.methods import leaves_equal
 from treewright._core.module import Module
-from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 
 __all__ = [

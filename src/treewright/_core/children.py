@@ -33,29 +33,21 @@ def check_children(node: Any) -> None:
     """Warn of the children of a new node that JAX takes for no leaf; those declared with `field()` are meant.
 
     Raises:
-        NodeInitError: If a child is a method of the node itself, or a specifier.
+        NodeInitError: If a child is a method of the node itself.
     """
     spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
     if spec.unseen:
         spec.unseen.pop()
     for field in spec.children:
         value = children[field.index]
+        if type(value) is list and field.name in spec.plain_children:
+            _warn_of_list(node, field)
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
-        _refuse_never_meant(node, field, value)
+        if getattr(value, "__self__", None) is node:
+            raise contains_itself(node, field.name)
         if field.name in spec.plain_children and _is_no_leaf(value):
             _warn(node, field, value)
-
-
-def _refuse_never_meant(node: Any, field: Any, value: Any) -> None:
-    place = f"{type(node).__qualname__}.{field.name}"
-    if getattr(value, "__self__", None) is node:
-        raise contains_itself(node, field.name)
-    if type(value) is dataclasses.Field:
-        raise NodeInitError(
-            f"{place} was given a field specifier as its value. Declare the field in the class body, {field.name}: "
-            f"... = {field.kind if field.kind != 'child' else 'field'}(), and assign its value in __init__."
-        )
 
 
 def contains_itself(node: Any, name: str) -> NodeInitError:
@@ -71,49 +63,51 @@ def _is_layer(kind: type[Any]) -> bool:
     return any((base.__module__.partition(".")[0], base.__name__) in _LAYERS for base in kind.__mro__)
 
 
-def _is_numeric(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex) or hasattr(leaf, "dtype")
-
-
 def _is_no_leaf(value: Any) -> bool:
     """Whether jit would refuse a value, or a leaf of a layer of another library."""
     kind = type(value)
     if _is_layer(kind):
-        return not is_tree_node(kind) or not all(map(_is_numeric, jax.tree.leaves(value)))
-    if is_tree_node(kind):
+        return not is_tree_node(kind) or not all(
+            hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex) for leaf in jax.tree.leaves(value)
+        )
+    if is_tree_node(kind) or hasattr(kind, "dtype") or hasattr(kind, "__jax_array__"):
         return False
-    if isinstance(value, _ITERABLES):
-        return True
-    is_array = hasattr(kind, "dtype") or hasattr(kind, "__jax_array__")
-    return not is_array and (isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(kind))
+    return isinstance(value, (*_SETTINGS, *_ITERABLES)) or callable(value) or dataclasses.is_dataclass(kind)
+
+
+def _warn_of_list(node: Any, field: Any) -> None:
+    cls = type(node)
+    annotation = annotation_text(field.type, cls)
+    if annotation.startswith("tuple["):
+        warn_user(
+            f"{cls.__qualname__}.{field.name} is annotated with {annotation} and was given a list: to JAX another "
+            f"tree, so jit traces again, and the nodes are not equal.\n"
+            f"Make a tuple of it where it is given: {field.name} = tuple(...).",
+            ChildWarning,
+        )
 
 
 def _warn(node: Any, field: Any, value: Any) -> None:
-    function = function_text(value)
+    cls, kind, function = type(node), type(value), function_text(value)
     shown = text_with_class(value) if function is None else f"the function {function}"
-    warn_user(
-        f"{type(node).__qualname__}.{field.name} is a child and holds {shown}. jit, grad and vmap take arrays and "
-        f"numbers as leaves, and would refuse it.\n{_cure(type(node), field, value)}",
-        ChildWarning,
+    option = "" if field.default is MISSING else f"default={function_text(field.default) or short_text(field.default)}"
+    decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass."
+    cure = (
+        f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type, cls)} = static({option})"
+        f"{decorate if dataclasses.is_dataclass(kind) else ''}\n"
+        f"If it is to be a leaf all the same, declare it with field()."
     )
-
-
-def _cure(cls: type[Any], field: Any, value: Any) -> str:
-    kind = type(value)
     if isinstance(value, _ITERABLES):
-        return f"Make a tuple of it where it is given: {field.name} = tuple(...)."
-    if _is_layer(kind):
-        return (
+        cure = f"Make a tuple of it where it is given: {field.name} = tuple(...)."
+    elif _is_layer(kind):
+        cure = (
             f"Adopt the layer where it is given, with its arrays as children and its settings as statics:\n"
             f"  {field.name} = treewright.adopt(...)"
         )
-    default = field.default
-    option = "" if default is MISSING else f"default={function_text(default) or short_text(default)}"
-    is_record = dataclasses.is_dataclass(kind)
-    decorate = f"\nIf it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass." if is_record else ""
-    return (
-        f"If it is a setting, make it static:\n  {field.name}: {annotation_text(field.type, cls)} = static({option})"
-        f"{decorate}\nIf it is to be a leaf all the same, declare it with field()."
+    warn_user(
+        f"{cls.__qualname__}.{field.name} is a child and holds {shown}. jit, grad and vmap take arrays and "
+        f"numbers as leaves, and would refuse it.\n{cure}",
+        ChildWarning,
     )
 
 

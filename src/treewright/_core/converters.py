@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
-from treewright._core.fields import JDC_MARK, MISSING, specifier_in
+from treewright._core.fields import specifier_in
 from treewright._core.functions import public
 from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticFieldError
@@ -95,7 +95,7 @@ class Converter:
 AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
 
 
-# Reading annotations
+# Annotations
 
 
 def own_annotations(cls: type[Any]) -> dict[str, Any]:
@@ -140,87 +140,73 @@ _UNIONS = (typing.Union, types.UnionType)
 _ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
 
 
-def looked_through(annotation: Any, cls: type[Any]) -> Any:
-    """An annotation without what only names or qualifies it: strings, aliases of both kinds, `Final`, `InitVar`."""
+def looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable[[Any], Any]]]:
+    """The type and the converters that an annotation in the body of `cls` comes to.
+
+    The type is what stands behind strings, aliases of both kinds, `Final`, `ClassVar`, `InitVar`, `Annotated` and
+    `| None`; a text where a name is unknown. A converter inside `| None` leaves a None alone.
+    """
+    converters: list[Callable[[Any], Any]] = []
+    takes_none = False
     for _ in range(16):  # `type Tree = Tree | int` has no end
         annotation = resolved(annotation, cls)
-        origin = typing.get_origin(annotation)
+        origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
         if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
             annotation = (origin or annotation).__value__
         elif isinstance(annotation, dataclasses.InitVar):
             annotation = annotation.type
+        elif origin is Annotated:
+            found = [part.function for part in annotation.__metadata__ if isinstance(part, Converter)]
+            converters += [functools.partial(unless_none, one) for one in found] if takes_none else found
+            annotation = annotation.__origin__
         elif origin in {typing.Final, ClassVar}:
-            annotation = typing.get_args(annotation)[0]
+            annotation = parts[0]
+        elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
+            takes_none, annotation = True, parts[parts[0] is types.NoneType]
         else:
             break
-    return annotation
+    return annotation, converters
 
 
-def optional_part(annotation: Any) -> Any:
-    """`X` for `X | None`, and any other annotation as it is."""
-    if typing.get_origin(annotation) not in _UNIONS:
-        return annotation
-    parts = [part for part in typing.get_args(annotation) if part is not types.NoneType]
-    return parts[0] if len(parts) == 1 else annotation
+# In `jax_dataclasses.Static[...]` and `flax.nnx.Static[...]`.
+_STATIC_MARKS = frozenset({"__jax_dataclasses_static_field__", "__static__"})
 
 
-# Converters
-
-
-def converter_in(annotation: Any, cls: type[Any], name: str) -> Callable[[Any], Any] | None:
-    """The converter that the annotation of a field names, however it is spelt, or None.
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", given: Any, *, is_static: bool) -> Any:
+    """The converter of a field: the one that its specifier names, or its annotation.
 
     Raises:
-        NodeDefinitionError: If it names one in a place where none can run.
+        NodeDefinitionError: If the annotation names one in a place where none can run, or there are two.
     """
-    place = f"{cls.__qualname__}.{name}"
-    hint = looked_through(annotation, cls)
-    inner = looked_through(optional_part(hint), cls)
-    if isinstance(inner, str):
-        if re.search(r"\b(AsArray|Convert(er|ed))\b", inner):
+    place = f"{cls.__qualname__}.{field.name}"
+    hint, converters = looked_through(field.type, cls)
+    for part in getattr(field.type, "__metadata__", ()):
+        specifier = "static" if isinstance(part, str) and part in _STATIC_MARKS else specifier_in(part)
+        if specifier is not None:
             raise NodeDefinitionError(
-                f"{place}: the annotation {inner!r} can't be resolved when the class is made, so its converter would "
-                f"not run. Import what it names at the top of the module, not under TYPE_CHECKING."
+                f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
+                f"{field.name}: {annotation_text(hint, cls)} = {specifier}()."
             )
-        return None
-    if hasattr(inner, "_is_static_wrapper_"):  # an alias has what its class has
-        wrapper = inner.__origin__ if typing.get_origin(inner) is Annotated else inner
-        held = ", ".join(annotation_text(part, cls) for part in typing.get_args(wrapper)) or "..."
-        return functools.partial(only_static, place, f"{name}: {held} = static()")
-    _refuse_specifiers(hint, cls, name)
-    found = _converters(inner, cls)
-    if len(found) > 1:
-        raise NodeDefinitionError(f"{place} has {len(found)} converters. Make them one function.")
-    if found:
-        return found[0] if inner is hint else functools.partial(unless_none, found[0])
-    if typing.get_origin(inner) is Annotated:
-        return converter_in(inner.__origin__, cls, name)
-    if any(_converters(part, cls) for part in _parts(hint, cls)):
+    if isinstance(hint, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", hint):
         raise NodeDefinitionError(
-            f"{place}: the converter inside {annotation_text(annotation, cls)} would not run, since it is not about "
-            f"the whole value. Convert the whole: {name}: ... = field(converter=...)."
+            f"{place}: the annotation {hint!r} can't be resolved when the class is made, so its converter would "
+            f"not run. Import what it names at the top of the module, not under TYPE_CHECKING."
         )
-    return None
-
-
-def _converters(hint: Any, cls: type[Any]) -> list[Callable[[Any], Any]]:
-    """The functions of the `Converter`s of an `Annotated`, those of one inside it too."""
-    hint = looked_through(hint, cls)
-    if typing.get_origin(hint) is not Annotated:
-        return []
-    own = [part.function for part in hint.__metadata__ if isinstance(part, Converter)]
-    return own + _converters(hint.__origin__, cls)
-
-
-def _parts(hint: Any, cls: type[Any]) -> list[Any]:
-    """All arguments of a generic annotation, and theirs."""
-    parts: list[Any] = []
-    waiting = list(typing.get_args(hint))
-    while waiting and len(parts) < 100:
-        part = looked_through(waiting.pop(), cls)
-        parts.append(part)
-        waiting.extend(part if isinstance(part, list) else typing.get_args(part))
-    return parts
+    if any(looked_through(part, cls)[1] for part in typing.get_args(hint) if not isinstance(part, str)):
+        raise NodeDefinitionError(
+            f"{place}: the converter inside {annotation_text(field.type, cls)} would not run, since it is not about "
+            f"the whole value. Convert the whole: {field.name}: ... = field(converter=...)."
+        )
+    found = [*([] if given is None else [given]), *converters]
+    if len(found) > 1:
+        raise NodeDefinitionError(
+            f"{place} has {len(found)} converters, in its annotation and in converter=, and one of them would not run. "
+            f"Make them one function."
+        )
+    if not found and not is_static and hasattr(hint, "_is_static_wrapper_"):  # an alias has what its class has
+        held = ", ".join(annotation_text(part, cls) for part in typing.get_args(hint)) or "..."
+        return functools.partial(only_static, place, f"{field.name}: {held} = static()")
+    return found[0] if found else None
 
 
 def unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
@@ -228,74 +214,33 @@ def unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else convert(value)
 
 
-# Specifiers that other libraries, and ours in a slip, put into an annotation.
-_MARKS = types.MappingProxyType({JDC_MARK: "jax_dataclasses.Static", "__static__": "flax.nnx.Static"})
-
-
-def _refuse_specifiers(hint: Any, cls: type[Any], name: str) -> None:
-    """Refuse `Annotated[int, static()]`: nothing reads a specifier there."""
-    for part in hint.__metadata__ if typing.get_origin(hint) is Annotated else ():
-        specifier = specifier_in(part)
-        foreign = _MARKS.get(part) if isinstance(part, str) else None
-        if specifier is not None or foreign is not None:
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}.{name} has {foreign or f'{specifier}()'} in its annotation, where nothing reads "
-                f"it, and would be a plain child. Write {name}: {annotation_text(hint.__origin__, cls)} = "
-                f"{specifier or 'static'}()."
-            )
-
-
 def only_static(place: str, line: str, value: Any) -> Any:
     """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
     if value is None or hasattr(type(value), "_is_static_wrapper_"):
         return value
-    given = short_text(value)
     raise StaticFieldError(
-        f"{place} is annotated with Static, which is a node around a static value, and is given {given}. That would be "
-        f"a plain child, traced by jit. Write {line} in the class, for a field that holds {given} itself, or give it "
-        f"Static({given})."
+        f"{place} is annotated with Static, a node around a static value, and is given {short_text(value)}, which "
+        f"would be a plain child, traced by jit. Write {line} in the class, or give it Static({short_text(value)})."
     )
 
-
-def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", given: Any, *, is_static: bool) -> Any:
-    """The converter of a field: the one that its specifier names, or its annotation."""
-    annotated = converter_in(field.type, cls, field.name)
-    if getattr(annotated, "func", None) is only_static:
-        if is_static or given is not None:
-            return given
-        if field.default is not MISSING:
-            annotated(field.default)  # type: ignore[misc]
-    elif annotated is not None and given is not None:
-        raise NodeDefinitionError(
-            f"{cls.__qualname__}.{field.name} has a converter in its annotation and another in converter=, and one of "
-            f"them would not run. Drop one."
-        )
-    return given or annotated
-
-
-# Types that no static can have
 
 _UNHASHABLE = (list, dict, set, bytearray, np.ndarray, jax.Array)
 
 
 def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
     """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
-    hint = looked_through(annotation, cls)
+    hint = looked_through(annotation, cls)[0]
     hint = getattr(hint, "array_type", hint)  # jaxtyping's Float[Array, "..."]
-    origin = None if isinstance(hint, type) else typing.get_origin(hint)
-    arguments = typing.get_args(hint)
-    if origin is Annotated:
-        return unhashable_in(arguments[0], cls)
-    if origin in _UNIONS and np.dtype in [typing.get_origin(part) or part for part in arguments]:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS and np.dtype in [typing.get_origin(part) or part for part in parts]:
         return None  # numpy's and jax's DTypeLike, which takes lists among much else
     if origin in {tuple, frozenset, *_UNIONS}:
         try:
-            return next(filter(None, (unhashable_in(part, cls) for part in arguments)), None)
+            return next(filter(None, (unhashable_in(part, cls) for part in parts)), None)
         except RecursionError:  # type Nested = tuple[Nested, ...] | int
             return None
     kind: Any = origin or hint
-    if not isinstance(kind, type) or not issubclass(kind, _UNHASHABLE):
-        return None
-    if kind is jax.Array or kind.__hash__ is None:
-        return {jax.Array: "jax.Array", np.ndarray: "numpy.ndarray"}.get(kind, kind.__name__)
-    return None
+    if kind is jax.Array:
+        return "jax.Array"
+    is_refused = isinstance(kind, type) and issubclass(kind, _UNHASHABLE) and kind.__hash__ is None
+    return kind.__qualname__ if is_refused else None

@@ -2,145 +2,219 @@
 
 import abc
 import contextlib
-import copy
 import dataclasses
+import functools
 import inspect
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
 
+import jax
+import numpy as np
 import typing_extensions
 
 from treewright._core import methods
 from treewright._core.children import NODES_TO_SEE
-from treewright._core.class_body import is_class_variable, refuse_converter, refuse_field, refuse_methods, refuse_slips
-from treewright._core.converters import converter_of, own_annotations
+from treewright._core.converters import annotation_text, converter_of, own_annotations, resolved, unhashable_in
 from treewright._core.fields import (
     MISSING,
     FieldOptions,
+    FieldSpec,
+    NodeSpec,
+    Options,
     S,
     buffer,
+    call_text,
     field,
     options_of,
+    specifier_in,
     static,
 )
+from treewright._core.freeze import FrozenArray
 from treewright._core.functions import class_attribute, innermost, public
 from treewright._core.init import make_init
-from treewright._core.instance import FieldView, install_views, replace, sealing, with_close_matches
+from treewright._core.instance import PAIR, FieldView, install_views, replace, sealing
 from treewright._core.jax_private import GetAttrKey
-from treewright._core.registration import earlier_class, refuse_builtin_base, refuse_registered, register_once
-from treewright._core.spec import FieldSpec, NodeSpec, Options
+from treewright._core.registration import earlier_class, refuse_unregistrable, register_once
 from treewright._core.statics import StaticTable
 from treewright._core.text import short_text
-from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
-
-if sys.version_info >= (3, 14):
-    import annotationlib
+from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flavor:
-    """How decorated classes and Modules differ.
-
-    Attributes:
-        inherits: Whether an `__init__`, `__eq__`, `__hash__` or `__repr__` that a user wrote in a base is kept, and not
-            generated over.
-        methods: The methods that the class is given, where its body does not write them.
-        reserved: Names that no field may have, besides those that no node's field may have.
-    """
-
-    inherits: bool
-    methods: Mapping[str, Any]
-    reserved: frozenset[str] = frozenset()
-
-
 _METHODS = MappingProxyType({**methods.FROZEN, **methods.OTHERS})
-DECORATED = Flavor(inherits=False, methods=_METHODS)
-MODULE = Flavor(inherits=True, methods=MappingProxyType({}), reserved=frozenset({"replace"}))  # Module has them
-
 # They give each protocol an `__init__` that only looks for the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
-_PYTHONS = frozenset({"abc", "builtins", *_PLACEHOLDERS})
 
 
-def make_node_class(cls: type[Any], options: Options, flavor: Flavor) -> None:
-    """Make `cls` a node class in place. After an error it is not registered, and not to be used."""
+def make_node_class(cls: type[Any], options: Options, *, is_module: bool) -> None:
+    """Make `cls` a node class in place. After an error it is not registered, and not to be used.
+
+    A Module keeps the `__init__` and the methods of comparison that a user wrote in a base; a decorated class gets
+    its own, as from `dataclasses`.
+    """
     if "__node_registered__" not in vars(cls):
-        refuse_registered(cls)
-        refuse_builtin_base(cls)
-    if "__dataclass_params__" in vars(cls):
-        options = _restore_body(cls, options)
+        refuse_unregistrable(cls)
     own = own_annotations(cls)
-    writer, init = _written_init(cls)
-    has_own_init = _has_own_init(cls, flavor, writer, init)
-    refuse_methods(cls)
-    refuse_slips(cls, own, flavor.reserved, has_own_init=has_own_init)
+    init = _init_of(cls, is_module=is_module)
+    _check_methods(cls)
+    _check_body(cls, own, init, is_module=is_module)
     _read_fields(cls, options, own)
     _drop_overridden(cls, own)
-    spec = _node_spec(cls, options, own, has_own_init=has_own_init)
-    _install(spec, flavor, writer, init)
+    spec = _node_spec(cls, options, own, init)
+    _install_fields(spec)
+    _install_init(spec, init)
+    _install_comparison(spec, is_module=is_module)
+    _install_methods(cls, is_module=is_module)
+    _document(spec)
     register_once(cls)
 
 
-# 1. What the class is before we touch it
+# 1. What the user wrote
 
 
-def _restore_body(cls: type[Any], options: Options) -> Options:
-    """Bring a class that `dataclasses` has processed back to its body: its fields as declared, nothing generated.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Init:
+    """The `__init__` that Python would run: its class, the function, and whether the node class keeps it."""
 
-    Of the options, those that are true by default are false where either decorator says so, and the others true.
+    writer: type[Any]
+    function: Callable[..., None]
+    is_kept: bool
+
+
+def _init_of(cls: type[Any], *, is_module: bool) -> _Init:
+    writers = (base for base in cls.__mro__ if "__init__" in vars(base))
+    writer = next(base for base in writers if getattr(vars(base)["__init__"], "__module__", None) not in _PLACEHOLDERS)
+    function = vars(writer)["__init__"]
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    is_generated = writer is object or (code is not None and code.co_qualname.startswith("__create_fn__."))
+    if writer is not cls and "__node_spec__" in vars(writer):
+        is_generated = not vars(writer)["__node_spec__"].has_own_init
+    return _Init(writer, function, not is_generated and (writer is cls or is_module))
+
+
+_NEVER_OVERRIDDEN = MappingProxyType(
+    {
+        "__slots__": "a node keeps its fields in one flattened pair, so slots for them would stay empty",
+        "__setattr__": "it keeps a node frozen; assignments in __init__ work without, and a field's converter= can "
+        "check or change its value",
+        "__delattr__": "it keeps a node frozen",
+        "tree_flatten": "the class would have two forms that could disagree; mark static fields with static()",
+        "tree_unflatten": "the class would have two forms that could disagree; mark static fields with static()",
+    }
+)
+_RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is Python's, such as `__call__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _check_methods(cls: type[Any]) -> None:
+    """Refuse methods and slots that every node has in a form of its own."""
+    if "__dataclass_params__" in vars(cls):
+        raise NodeDefinitionError(f"{cls.__qualname__} is a dataclass already. Drop @dataclass: a node class is one.")
+    for name, reason in _NEVER_OVERRIDDEN.items():
+        if name in vars(cls):
+            raise NodeDefinitionError(f"{cls.__qualname__} defines {name} itself. Remove it: {reason}.")
+
+
+def _check_body(cls: type[Any], own: Mapping[str, Any], init: _Init, *, is_module: bool) -> None:
+    """Refuse what Python runs without a word, and what means something else than it says."""
+    for name in own:
+        if name in _RESERVED or (is_module and name == "replace") or is_special(name):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} can't have a field {name}: every node uses this name itself. Rename it."
+            )
+    for name, value in list(vars(cls).items()):
+        if is_special(name):
+            continue
+        if name in own:
+            _check_default(cls, name, own[name], value)
+        else:
+            _check_unannotated(cls, name, value, init)
+
+
+def _check_default(cls: type[Any], name: str, annotation: Any, value: Any) -> None:
+    """Refuse a default that is not a value, and an array, which all instances would share."""
+    place = f"{cls.__qualname__}.{name}"
+    default: Any = value.default if type(value) is dataclasses.Field else value
+    array = _first_array_in(default)
+    if array is not None and "ClassVar" not in str(resolved(annotation, cls)):
+        what = "an array" if array is default else f"a {type(default).__qualname__} that holds {short_text(array)}"
+        raise NodeDefinitionError(
+            f"{place} has {what} as default: one array that all instances would share, made when the module is "
+            f"imported. Use field(default_factory=lambda: ...)."
+        )
+    is_wrapped = type(default) in {tuple, list} and len(default) == 1
+    specifier = specifier_in(default[0] if is_wrapped else default)
+    if specifier is not None:
+        slip = "a comma or brackets around it" if is_wrapped else "no parentheses"
+        raise NodeDefinitionError(
+            f"{place} has {specifier} as default with {slip}, which would be a leaf. Write {name}: "
+            f"{annotation_text(annotation, cls)} = {specifier}()."
+        )
+    is_property = isinstance(default, property | functools.cached_property)
+    is_property = is_property and not getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
+    function = innermost(default)
+    if is_property or (isinstance(function, types.FunctionType) and function.__qualname__ == place):
+        what = "property" if is_property else "method"
+        raise NodeDefinitionError(
+            f"{place} is a field and a {what} of one name, so the {what} would become the field's default. Rename one "
+            f"of them."
+        )
+
+
+def _check_unannotated(cls: type[Any], name: str, value: Any, init: _Init) -> None:
+    """Refuse a specifier without an annotation, an array, and what would hide a field that the constructor takes.
+
+    Where the constructor takes none of that name, the field is overridden: see `_drop_overridden`.
     """
-    params: Any = vars(cls)["__dataclass_params__"]
-    generated = [name for name, value in vars(cls).items() if _is_generated(value)]
-    if "__eq__" in generated and vars(cls).get("__hash__", MISSING) is None:
-        generated.append("__hash__")
-    matched = "__match_args__" in vars(cls)
-    for name in [*generated, *(["__match_args__"] if matched else [])]:
-        delattr(cls, name)
-    for name, declared in cls.__dataclass_fields__.items():
-        if name in own_annotations(cls) and not is_class_variable(declared.type, cls):
-            setattr(cls, name, copy.copy(declared))
-    del cls.__dataclass_fields__, cls.__dataclass_params__
-    said = {name: getattr(options, name) and getattr(params, name) for name in ("init", "repr", "eq")}
-    asked = {name: getattr(options, name) or getattr(params, name) for name in ("order", "unsafe_hash")}
-    return dataclasses.replace(options, **said, **asked, match_args=options.match_args and matched)
+    place, specifier, array = f"{cls.__qualname__}.{name}", specifier_in(value), _first_array_in(value)
+    if specifier is not None:
+        default = MISSING if isinstance(value, types.FunctionType) else value.default
+        line = call_text(specifier, {} if default is MISSING else {"default": default})
+        kind = "..." if default is MISSING or callable(default) else type(default).__name__
+        raise NodeDefinitionError(
+            f"{place}: {name!r} is a field but has no type annotation, and only annotated names are fields.\n"
+            f"  Write {name}: {kind} = {line}"
+        )
+    holder = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
+    hidden = vars(holder).get(name)
+    if isinstance(hidden, FieldView) and hidden.field.init and not init.is_kept:
+        line = short_text(value) if hidden.field.kind == "child" else call_text(hidden.field.kind, {"default": value})
+        declared = f"{name}: {annotation_text(hidden.field.type, holder)} = {line}"
+        is_method = hasattr(type(value), "__get__")
+        cure = "Rename it." if is_method else f"For a new default repeat the annotation:\n  {declared}\nElse rename it."
+        raise NodeDefinitionError(f"{place} would hide the field {name} of {holder.__qualname__}. {cure}")
+    if array is not None:
+        kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+        raise NodeDefinitionError(
+            f"{place} {'is an array' if value is array else f'is a {kind} that holds an array'}, {short_text(array)}, "
+            f"and is not a field: no leaf of an instance, never trained, and a constant in what jit compiles. Write "
+            f"{name}: {kind} = field(default_factory=lambda: ...), or {name}: ClassVar[{kind}] = ... if a constant is "
+            f"meant."
+        )
 
 
-def _is_generated(value: Any) -> bool:
-    """Whether `dataclasses` wrote a method: its code says so, whatever module it claims."""
-    if not isinstance(value, types.FunctionType):
-        return False
-    written: types.FunctionType = inspect.unwrap(value)
-    return written.__module__ == dataclasses.__name__ or written.__code__.co_qualname.startswith("__create_fn__.")
-
-
-def _written_init(cls: type[Any]) -> tuple[type[Any], Callable[..., None]]:
-    """The class in the MRO that has the `__init__` which Python runs, and the function."""
-    for base in cls.__mro__:
-        init = vars(base).get("__init__")
-        if init is not None and getattr(init, "__module__", None) not in _PLACEHOLDERS:
-            return base, init
-    raise AssertionError("object has an __init__")
-
-
-def _has_own_init(cls: type[Any], flavor: Flavor, writer: type[Any], init: Callable[..., None]) -> bool:
-    """Whether the class keeps an `__init__` that a user wrote: in its body, or in the base where Python finds one."""
-    if writer is object or (writer is not cls and not flavor.inherits) or _is_generated(init):
-        return False
-    spec = None if writer is cls else vars(writer).get("__node_spec__")
-    own: bool = spec is None or spec.has_own_init
-    return own
+def _first_array_in(value: Any) -> Any:
+    """An array that a value is, or that it holds as a tree; None if there is none."""
+    if isinstance(value, str | int | float | property | type | types.FunctionType):
+        return None
+    leaves: list[Any] = []
+    with contextlib.suppress(Exception):  # keys that can't be sorted, a list in itself, an unfinished node
+        leaves = jax.tree.leaves(value)
+    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray) and type(leaf) is not FrozenArray)
+    return next(arrays, None)
 
 
 # 2. The fields, as `dataclasses` reads them
 
 
-def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
+def _read_fields(cls: type[Any], options: Options, own: Mapping[str, Any]) -> None:
     """Let the standard library read the fields; what it would generate is ours, or is not needed."""
     for name in own:
         inherited = class_attribute(cls, name)
@@ -174,10 +248,10 @@ def _read_fields(cls: type[Any], options: Options, own: Iterable[str]) -> None:
     params.frozen = all(base.frozen for base in bases)  # else dataclasses refuses a subclass of both kinds
 
 
-def _drop_overridden(cls: type[Any], own: Iterable[str]) -> None:
+def _drop_overridden(cls: type[Any], own: Mapping[str, Any]) -> None:
     """Forget the fields that the body of this class, or of a node class that it inherits, overrides by a value."""
     fields: dict[str, Any] = cls.__dataclass_fields__
-    for name in fields.keys() - own:
+    for name in fields.keys() - own.keys():
         holders = [base for base in cls.__mro__ if name in vars(base)]
         if not holders or isinstance(vars(holders[0])[name], FieldView):
             continue
@@ -190,27 +264,24 @@ def _drop_overridden(cls: type[Any], own: Iterable[str]) -> None:
 # 3. The spec
 
 
-def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_own_init: bool) -> NodeSpec:
+def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], init: _Init) -> NodeSpec:
     """The spec of a class that `dataclasses.dataclass` has processed."""
     declared: dict[str, Any] = cls.__dataclass_fields__
     mark = getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009  the only word of them; its name has stood since 3.7
-    variables = {name: given for name, given in declared.items() if given._field_type is mark}
-    for name in variables.keys() & own.keys():
-        refuse_converter(cls, name, own[name])
     fields: list[FieldSpec] = []
     plain: set[str] = set()
     counts = {True: 0, False: 0}
     for field_ in dataclasses.fields(cls):
         specified = options_of(field_)
-        said = specified or FieldOptions()
-        is_static = said.kind == "static"
-        spec = _field_spec(cls, field_, said, counts[is_static])
+        given = specified or FieldOptions()
+        is_static = given.kind == "static"
+        spec = _field_spec(cls, field_, given, counts[is_static])
         counts[is_static] += 1
         fields.append(spec)
         if specified is None:
             plain.add(spec.name)
         if spec.name in own:
-            refuse_field(cls, spec, specified)
+            _check_field(cls, spec, specified)
     children = tuple([spec for spec in fields if not spec.is_static])
     statics = tuple([spec for spec in fields if spec.is_static])
     names = tuple([spec.name for spec in statics])
@@ -226,10 +297,10 @@ def _node_spec(cls: type[Any], options: Options, own: Mapping[str, Any], *, has_
         keys=tuple([GetAttrKey(spec.name) for spec in children]),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         options=options,
-        has_own_init=has_own_init,
+        has_own_init=init.is_kept,
         has_post_init=has_post_init,
-        runs_post_init=has_post_init and options.init and not has_own_init,
-        init_vars={name: _or_missing(given.default) for name, given in variables.items()},
+        runs_post_init=has_post_init and options.init and not init.is_kept,
+        init_vars={name: _or_missing(one.default) for name, one in declared.items() if one._field_type is mark},
         plain_children=frozenset(plain),
         unseen=[None] * NODES_TO_SEE,
     )
@@ -271,62 +342,85 @@ def _declarer(cls: type[Any], name: str) -> type[Any]:
     return next((base for base in cls.__mro__ if name in own_annotations(base)), cls)
 
 
-# 4. What the class gets
-
-
-def _install(spec: NodeSpec, flavor: Flavor, writer: type[Any], init: Callable[..., None]) -> None:
-    cls = spec.cls
-    _warn_of_idle_post_init(spec, init)
-    final_init = _init_of(spec, writer, init)
-    earlier = earlier_class(cls)
-    install_views(spec, by_name=earlier is not None and _may_become(earlier, spec))
-    cls.__node_spec__ = spec
-    cls.__node_fields__ = spec.by_name
-    if final_init is not None:
-        cls.__init__ = final_init
-    _install_comparison(spec, flavor)
-    _install_methods(cls, flavor)
-    _enforce_abstract_methods(cls)
-    _document(spec)
-
-
-def _may_become(earlier: type[Any], spec: NodeSpec) -> bool:
-    """Whether an instance of an earlier class, if a tool assigns it the new class, has fields in other places."""
-    table, views = spec.table, (vars(earlier).get(field_.name) for field_ in spec.fields)
-    old = getattr(vars(earlier).get("__node_spec__"), "table", table)
-    return (old.children, old.names) != (table.children, table.names) or any(type(view) is FieldView for view in views)
-
-
-def _warn_of_idle_post_init(spec: NodeSpec, init: Any) -> None:
-    """Warn of a `__post_init__` beside an `__init__` that does not call it, or another `__init__`."""
-    code = getattr(innermost(init), "__code__", None)
-    if not (spec.has_own_init and spec.has_post_init) or code is None or "__init__" in code.co_names:
+def _check_field(cls: type[Any], field_: FieldSpec, specified: FieldOptions | None) -> None:
+    """Refuse what shows once a field is known: a changed kind, a lost sharding, a static that can't be one."""
+    place = f"{cls.__qualname__}.{field_.name}"
+    if specified is None:
+        _check_repeated(cls, field_)
         return
-    called = (getattr(innermost(value), "__code__", None) for base in spec.cls.__mro__ for value in vars(base).values())
-    if not any("__post_init__" in getattr(other, "co_names", ()) for other in called):
-        warn_user(
-            f"{spec.cls.__module__}.{spec.cls.__qualname__} has an `__init__` method and a `__post_init__`, which only "
-            f"a generated `__init__` runs. Call it at the end of yours, or name it `__check_init__`, which runs after "
-            f"either.",
-            NodeDefinitionWarning,
+    names: Any = () if field_.sharding is None or callable(field_.sharding) else field_.sharding
+    if not isinstance(names, tuple) or not all(name is None or (isinstance(name, str) and name) for name in names):
+        cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
+        raise NodeDefinitionError(
+            f"{place}: sharding={names!r} is not a tuple with a name or None for each axis of the array. Write a "
+            f"tuple, such as {cure}."
+        )
+    if field_.stack is not None and not isinstance(field_.stack, str) and not callable(field_.stack):
+        raise NodeDefinitionError(
+            f"{place}: stack={field_.stack!r} is not a name. It takes the name of one leading axis, such as "
+            f'stack="layers", or a function of the node that gives it.'
+        )
+    # A field that was marked for another library was annotated for it too: there the value is what counts.
+    if not field_.is_static or field_.converter is not None or specified.foreign:
+        return
+    part = unhashable_in(field_.type, cls)
+    if part is not None:
+        frozen = "" if part == "jax.Array" else ", or keep it frozen: static(converter=treewright.freeze)"
+        raise NodeDefinitionError(
+            f"{place} is static, but its annotation holds {part}, which has no hash, and jit compares statics. Make it "
+            f"a child: drop static(){frozen}."
         )
 
 
-def _init_of(spec: NodeSpec, writer: type[Any], init: Callable[..., None]) -> Callable[..., None] | None:
-    """A generated `__init__`, or one that a user wrote, made to seal the node when it returns; None to inherit it."""
-    if spec.options.init and not spec.has_own_init:
-        made = make_init(spec)
-        if hasattr(init, "__globals__"):  # not object's, whose docstring says nothing
-            made.__doc__ = init.__doc__
-        return made
+def _check_repeated(cls: type[Any], field_: FieldSpec) -> None:
+    """Refuse an annotation without a specifier, where a base declared the field with more."""
+    place = f"{cls.__qualname__}.{field_.name}"
+    specs = (vars(base).get("__node_spec__") for base in cls.__mro__[1:])
+    inherited = next((spec.by_name[field_.name] for spec in specs if spec and field_.name in spec.by_name), None)
+    if inherited is not None and inherited.kind != "child":
+        kind, given = inherited.kind, {} if field_.default is MISSING else {"default": field_.default}
+        raise NodeDefinitionError(
+            f"{place} is annotated anew without {kind}(), so a {kind} field would become a plain child.\n"
+            f"  Write {field_.name}: {annotation_text(field_.type, cls)} = {call_text(kind, given)}, or "
+            f"{call_text('field', given)} if a child is meant."
+        )
+    if inherited is not None and (inherited.sharding or inherited.stack):
+        raise NodeDefinitionError(
+            f"{place} is annotated anew without field(), so its sharding would be lost and every device would hold all "
+            f"of it. Write {field_.name}: ... = field(...) with the sharding= or stack= that it is to have, or a bare "
+            f"field() for none."
+        )
+
+
+# 4. What the class gets
+
+
+def _install_fields(spec: NodeSpec) -> None:
+    """The spec, and the views: by name where an instance of an earlier class, given this one, has other places."""
+    cls, earlier, table = spec.cls, earlier_class(spec.cls), spec.table
+    views = [vars(earlier).get(field_.name) for field_ in spec.fields] if earlier is not None else []
+    old = getattr(vars(earlier).get("__node_spec__"), "table", table) if earlier is not None else table
+    is_moved = (old.children, old.names) != (table.children, table.names)
+    install_views(spec, by_name=is_moved or any(type(view) is FieldView for view in views))
+    cls.__node_spec__ = spec
+    cls.__node_fields__ = spec.by_name
+
+
+def _install_init(spec: NodeSpec, init: _Init) -> None:
+    """A generated `__init__`, or the one that a user wrote, made to seal the node when it returns."""
+    cls, writer = spec.cls, init.writer
+    if spec.options.init and not init.is_kept:
+        cls.__init__ = make_init(spec)
+        return
     # What a user wrote in a base that is a node has been made to seal.
-    inherits = writer is object or (writer is not spec.cls and "__node_spec__" in vars(writer))
-    if inherits and (writer is object or class_attribute(spec.cls, "__init__") is init):
-        return None
-    return sealing(init)
+    is_sealing = (
+        writer is not cls and "__node_spec__" in vars(writer) and class_attribute(cls, "__init__") is init.function
+    )
+    if writer is not object and not is_sealing:
+        cls.__init__ = sealing(init.function)
 
 
-def _install_comparison(spec: NodeSpec, flavor: Flavor) -> None:
+def _install_comparison(spec: NodeSpec, *, is_module: bool) -> None:
     """Install `__eq__`, `__hash__` and `__repr__`: the body's own stay, the options decide on the rest.
 
     An option that is true puts ours in place, and one that is false Python's. One that a user wrote in a base stays,
@@ -342,7 +436,7 @@ def _install_comparison(spec: NodeSpec, flavor: Flavor) -> None:
         inherited, pythons = class_attribute(cls, name), getattr(object, name)
         generated = inherited is ours or inherited is pythons or _is_of_dataclass(cls, name)
         method = ours if wanted else pythons
-        if inherited is not method and (generated or (wanted and (unsaid or not flavor.inherits))):
+        if inherited is not method and (generated or (wanted and (unsaid or not is_module))):
             setattr(cls, name, method)
 
 
@@ -352,31 +446,22 @@ def _is_of_dataclass(cls: type[Any], name: str) -> bool:
     return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
 
-def _install_methods(cls: type[Any], flavor: Flavor) -> None:
-    """The other methods of a node, over those that `dataclasses` generated for a base."""
+def _install_methods(cls: type[Any], *, is_module: bool) -> None:
+    """The other methods of a node, over those that `dataclasses` generated for a base; a Module inherits them.
+
+    Abstract methods are as of `abc.ABC`: Python itself refuses the instance, whatever the metaclass of its class.
+    """
     body = dict(vars(cls))
     for name, method in _METHODS.items():
         inherited = class_attribute(cls, name)
-        if name not in body and inherited is not method and (name in flavor.methods or _is_of_dataclass(cls, name)):
+        if name not in body and inherited is not method and (not is_module or _is_of_dataclass(cls, name)):
             setattr(cls, name, method)
     if "replace" not in cls.__dataclass_fields__ and class_attribute(cls, "replace") is None:
         cls.replace = replace
-
-
-def _enforce_abstract_methods(cls: type[Any]) -> None:
-    """As `abc.ABC` does: Python itself refuses the instance, whatever the metaclass of its class."""
-    inherited = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
-    if inherited or any(getattr(value, "__isabstractmethod__", False) for value in vars(cls).values()):
+    inherits = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
+    if inherits or any(getattr(value, "__isabstractmethod__", False) for value in body.values()):
         cls.__abstractmethods__ = frozenset()
         abc.update_abstractmethods(cls)
-
-
-def _signature(cls: type[Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):
-        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
-    else:  # before 3.14
-        signature = inspect.signature(cls)
-    return signature
 
 
 def _document(spec: NodeSpec) -> None:
@@ -384,8 +469,8 @@ def _document(spec: NodeSpec) -> None:
     cls = spec.cls
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__
-        with contextlib.suppress(TypeError, ValueError):  # a metaclass with a __call__ that has no signature
-            cls.__doc__ = cls.__name__ + str(_signature(cls)).replace(" -> None", "")
+        with contextlib.suppress(TypeError, ValueError, NameError):  # a name that is unknown yet, from 3.14 on
+            cls.__doc__ = cls.__name__ + str(inspect.signature(cls)).replace(" -> None", "")
     documented = [(field_.name, field_.doc) for field_ in spec.fields if field_.doc is not None]
     if documented:
         lines = [f"    {name}: {inspect.cleandoc(doc)}".replace("\n", "\n        ") for name, doc in documented]
@@ -393,18 +478,6 @@ def _document(spec: NodeSpec) -> None:
 
 
 # Decorated classes
-
-
-# The options of `dataclasses.dataclass` that are false for every node, and `frozen`, which is true for every node.
-_FIXED = MappingProxyType(
-    {
-        "frozen": "a node that changes in place would change under a running transformation. treewright.replace(node, "
-        "field=...) gives a changed copy",
-        "slots": "a node keeps its fields in one flattened pair, and slots would need a second class",
-        "weakref_slot": "weakref_slot is True but slots is False, as for every node, which can be weakly referenced as "
-        "it is",
-    }
-)
 
 
 @overload
@@ -420,8 +493,6 @@ def pytree_dataclass(
     frozen: bool = True,
     match_args: bool = True,
     kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
 ) -> Callable[[C], C]: ...
 @dataclass_transform(
     frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field)
@@ -438,15 +509,11 @@ def pytree_dataclass(
     frozen: bool = True,
     match_args: bool = True,
     kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
 ) -> Any:
     """Make a class a pytree node: its fields are children, those marked `static()` go to `aux_data`.
 
     What `dataclasses.dataclass(frozen=True)` does, and on top of it `tree_flatten`, `tree_unflatten`, key paths by
     field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object.
-    Where it is a dataclass already, its fields are taken over, statics by any mark among them; `order` and
-    `unsafe_hash` are on, and the other options off, if either decorator says so.
 
     Args:
         cls: The class.
@@ -459,8 +526,6 @@ def pytree_dataclass(
         frozen: Always true.
         match_args: Generate `__match_args__`.
         kw_only: All fields of this class are taken by keyword.
-        slots: Refused.
-        weakref_slot: Refused.
 
     Raises:
         NodeDefinitionError: If the class can't be a node; the message names the field or option and the cure.
@@ -482,42 +547,28 @@ def pytree_dataclass(
     """
     given = dict(locals())
 
-    def decorate(cls: type[Any]) -> type[Any]:
-        return _decorated(cls, class_options("pytree_dataclass", cls, given))
+    def decorate(cls: Any) -> type[Any]:
+        if not isinstance(cls, type):
+            raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
+        if "__node_spec__" in vars(cls):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} is a node class already, by a decorator or as a Module. Drop @pytree_dataclass; "
+                f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
+            )
+        make_node_class(cls, class_options("pytree_dataclass", cls, given), is_module=False)
+        return cls
 
     return decorate if cls is None else decorate(cls)
 
 
 def class_options(where: str, cls: type[Any], given: Mapping[str, Any]) -> Options:
     """The options that were given for a class."""
-    for option, reason in _FIXED.items():
-        asked = bool(given[option])
-        if asked is not (option == "frozen"):
-            raise NodeDefinitionError(f"{where}({option}={asked}) for {cls.__qualname__}: {reason}.")
+    if not given["frozen"]:
+        raise NodeDefinitionError(
+            f"{where}(frozen=False) for {cls.__qualname__}: a node that changes in place would change under a running "
+            f"transformation. treewright.replace(node, field=...) gives a changed copy."
+        )
     return Options(**{option: bool(given[option]) for option in Options.__match_args__})
-
-
-def _decorated(cls: Any, options: Options) -> type[Any]:
-    if not isinstance(cls, type):
-        raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
-    if "__node_spec__" in vars(cls):
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is a node class already, by a decorator or as a Module. Drop @pytree_dataclass; "
-            f"options of a Module stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
-        )
-    make_node_class(cls, options, DECORATED)
-    return cls
-
-
-def refuse_keywords(cls: type[Any], after: type[Any], keywords: Mapping[str, Any], cure: str) -> None:
-    """Refuse keywords of a class statement that the bases behind `after` do not take."""
-    behind = cls.__mro__[cls.__mro__.index(after) + 1 :]
-    takers = [base for base in behind if "__init_subclass__" in vars(base) and base.__module__ not in _PYTHONS]
-    if keywords and not takers:
-        wrong = ", ".join(with_close_matches(keywords, Options.__match_args__))
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is given {wrong} in its class statement, and no base takes that. {cure}"
-        )
 
 
 @pytree_dataclass

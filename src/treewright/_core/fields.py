@@ -1,4 +1,4 @@
-"""Field specifiers: `field`, `static` and `buffer`, and the options that they keep in a `dataclasses.Field`."""
+"""Field specifiers, and specs: what a node class and each of its fields consist of."""
 
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
@@ -12,7 +12,11 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 from typing_extensions import TypeVar
 
 from treewright._core.functions import public
+from treewright._core.statics import StaticTable
 from treewright._core.text import short_text
+
+if sys.version_info >= (3, 14):
+    pass
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -63,8 +67,7 @@ Stack: TypeAlias = str | Callable[[Any], str | None]
 OPTIONS_KEY = "treewright"
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
 # decorator of theirs on a subclass.
-JDC_MARK = "__jax_dataclasses_static_field__"
-STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, JDC_MARK: True})
+STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
 MISSING: Any = dataclasses.MISSING
 
 
@@ -102,14 +105,6 @@ def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
     return FieldOptions("static", foreign=True) if marked else None
 
 
-def names_problem(names: Any) -> str | None:
-    """What is wrong with the names of a sharding, in words that follow them; None if nothing is."""
-    if issubclass(type(names), tuple) and all(name is None or (isinstance(name, str) and name) for name in names):
-        return None
-    cure = f"({names!r},)" if isinstance(names, str) and names else '("embed", None)'
-    return f"is not a tuple with a name or None for each axis of the array. Write a tuple, such as {cure}"
-
-
 _OURS = ("converter", "sharding", "stack", "local", "doc")
 
 
@@ -140,19 +135,12 @@ def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None =
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
 def field(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
+          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> T: ...
 @overload
-def field(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
-          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
-@overload
-def field(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-          compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-          sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
-@overload
-def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-          metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+def field(*, default: Any = ..., default_factory: Callable[[], Any] = ..., init: bool = ..., repr: bool = ...,
+          hash: bool | None = ..., compare: bool = ..., metadata: Mapping[Any, Any] | None = ...,
+          kw_only: bool = ..., doc: str | None = ...,
           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def field(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
@@ -219,18 +207,9 @@ def static(*, default_factory: Callable[[], S], init: bool = ..., repr: bool = .
            compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
            doc: str | None = ..., local: bool = ..., converter: None = ...) -> S: ...
 @overload
-def static(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
-           converter: Callable[[Any], S]) -> S: ...
-@overload
-def static(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           doc: str | None = ..., local: bool = ...,
-           converter: Callable[[Any], S]) -> S: ...
-@overload
-def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
-           converter: Callable[[Any], S]) -> S: ...
+def static(*, default: Any = ..., default_factory: Callable[[], Any] = ..., init: bool = ..., repr: bool = ...,
+           hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
+           kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: Callable[[Any], S]) -> S: ...
 if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
     @overload
     def static(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: StaticCompare = ...,
@@ -310,17 +289,9 @@ def buffer(*, default_factory: Callable[[], T], init: bool = ..., repr: bool = .
            doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
            converter: None = ...) -> T: ...
 @overload
-def buffer(*, default: Any, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
-           sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
-@overload
-def buffer(*, default_factory: Callable[[], Any], init: bool = ..., repr: bool = ..., hash: bool | None = ...,
-           compare: bool = ..., metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ...,
-           doc: str | None = ..., sharding: Sharding | None = ..., stack: Stack | None = ...,
-           converter: Callable[[Any], T]) -> T: ...
-@overload
-def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
-           metadata: Mapping[Any, Any] | None = ..., kw_only: bool = ..., doc: str | None = ...,
+def buffer(*, default: Any = ..., default_factory: Callable[[], Any] = ..., init: bool = ..., repr: bool = ...,
+           hash: bool | None = ..., compare: bool = ..., metadata: Mapping[Any, Any] | None = ...,
+           kw_only: bool = ..., doc: str | None = ...,
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: Callable[[Any], T]) -> T: ...
 @overload
 def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
@@ -365,3 +336,97 @@ def specifier_in(value: Any) -> str | None:
         return None
     options = options_of(value)
     return "field" if options is None or options.kind == "child" else options.kind
+
+
+# Specs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field. `index` is its place among the children, or among the statics."""
+
+    name: str
+    kind: FieldKind
+    index: int
+    type: Any
+    default: Any
+    default_factory: Any
+    init: bool
+    repr: bool
+    hash: bool
+    equal: bool
+    kw_only: bool
+    converter: Callable[[Any], Any] | None
+    compare: Compare
+    sharding: Sharding | None
+    stack: Stack | None
+    local: bool
+    doc: str | None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the field is kept in `aux_data`."""
+        return self.kind == "static"
+
+    @property
+    def is_left_open(self) -> bool:
+        """Whether only `__post_init__` can give the field its value."""
+        return not self.init and self.default is MISSING and self.default_factory is MISSING
+
+    def convert(self, value: Any) -> Any:
+        """The value as the field keeps it."""
+        return value if self.converter is None else self.converter(value)
+
+    def value_in(self, pair: tuple[Any, Any]) -> Any:
+        """The field's value in an instance's `(children, statics)`."""
+        return pair[1].values[self.index] if self.is_static else pair[0][self.index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what is MISSING: `pickle` makes another object of it, which no `is` finds.
+        given = {slot: getattr(self, slot) for slot in self.__slots__}
+        return (field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
+
+
+def field_spec(given: dict[str, Any]) -> FieldSpec:
+    """A field that comes back from a pickle, which leaves out what is MISSING."""
+    return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a class: see `pytree_dataclass`."""
+
+    init: bool = True
+    repr: bool = True
+    eq: bool = True
+    order: bool = False
+    unsafe_hash: bool = False
+    kw_only: bool = False
+    match_args: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class NodeSpec:
+    """A node class: its fields in order, its table of statics, and how its instances are made."""
+
+    cls: type[Any]
+    fields: tuple[FieldSpec, ...]
+    by_name: dict[str, FieldSpec]
+    children: tuple[FieldSpec, ...]
+    statics: tuple[FieldSpec, ...]
+    table: StaticTable
+    keys: tuple[Any, ...]  # of GetAttrKey
+    checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
+    options: Options
+    has_own_init: bool
+    has_post_init: bool
+    runs_post_init: bool  # the constructor does, if it is a generated one
+    init_vars: dict[str, Any]  # the default of each, or MISSING
+    plain_children: frozenset[str]  # those without a specifier
+    unseen: list[None]  # one for each of the next nodes whose children are looked at: see `children.py`
+
+
+def spec_of(node_or_class: Any) -> NodeSpec:
+    """The spec of a node or of its class."""
+    spec: NodeSpec = node_or_class.__node_spec__
+    return spec

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treewright._core.fields import MISSING
+from treewright._core.fields import MISSING, FieldSpec, NodeSpec
 from treewright._core.functions import class_attribute
 from treewright._core.instance import PAIR, assign_all, checked
-from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
 if sys.version_info >= (3, 14):

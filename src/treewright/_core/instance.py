@@ -18,10 +18,9 @@ import jax
 import numpy as np
 
 from treewright._core.children import check_children, contains_itself
-from treewright._core.fields import MISSING, MYPY
+from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
 from treewright._core.jax_private import jax_trees
-from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from treewright._core.fields import NodeSpec, spec_of
 from treewright._core.instance import (
     PAIR,
     delete_attribute,
@@ -22,7 +23,6 @@ from treewright._core.instance import (
 )
 from treewright._core.jax_private import is_key_dtype, jax_trees
 from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
-from treewright._core.spec import NodeSpec, spec_of
 from treewright._core.statics import Statics, table_in
 from treewright._core.text import (
     PATIENCE,

@@ -12,16 +12,14 @@ import jax
 
 from treewright._core import methods
 from treewright._core.children import note_settings
-from treewright._core.class_body import is_special
 from treewright._core.converters import own_annotations
-from treewright._core.definition import MODULE, class_options, make_node_class, refuse_keywords
-from treewright._core.fields import buffer, field, specifier_in, static
+from treewright._core.definition import class_options, is_special, make_node_class
+from treewright._core.fields import buffer, field, spec_of, specifier_in, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import Keys, NoExactKeyError, method_key
 from treewright._core.registration import register_function_node, register_once
-from treewright._core.spec import Options, spec_of
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
 
@@ -187,15 +185,12 @@ class Module:
         frozen: bool = True,
         match_args: bool = True,
         kw_only: bool = False,
-        slots: bool = False,
-        weakref_slot: bool = False,
         **keywords: Any,
     ) -> None:
         options = class_options("Module", cls, locals())
-        refuse_keywords(cls, Module, keywords, f"Options of a Module: {', '.join(Options.__match_args__)}.")
         super().__init_subclass__(**keywords)
         wrap_methods(cls)
-        make_node_class(cls, options, MODULE)
+        make_node_class(cls, options, is_module=True)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.

@@ -28,24 +28,14 @@ _LATEST: "weakref.WeakValueDictionary[str, type[Any]]" = weakref.WeakValueDictio
 # What can't be registered
 
 
-def refuse_registered(cls: type[Any]) -> None:
-    """Refuse a class that JAX knows already, in a form that is not ours."""
-    if not is_tree_node(cls):
-        return
-    above = [base for base in cls.__mro__[1:] if base is not object and not hasattr(base, "__node_spec__")]
-    registers = [base for base in above if "__init_subclass__" in vars(base) and base.__module__ != "typing"]
-    cause = "another decorator, or a call, has registered it. Drop that"
-    if registers:
-        name = registers[-1].__qualname__
-        cause = f"{name}, of which it is a subclass, registers every subclass. Put treewright.Module in its place"
-    raise NodeDefinitionError(
-        f"{cls.__qualname__} is registered with JAX already, and JAX keeps one form of each class: {cause} first, or "
-        f"leave {cls.__name__} as it is: a node may hold it in a field."
-    )
-
-
-def refuse_builtin_base(cls: type[Any]) -> None:
-    """Refuse a subclass of `list`, `Exception` and the like, whose instances hold more than fields."""
+def refuse_unregistrable(cls: type[Any]) -> None:
+    """Refuse a class that JAX knows already, and a subclass of `list`, `Exception` and the like."""
+    if is_tree_node(cls):
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is registered with JAX already, by another decorator, a call or a base class that "
+            f"registers its subclasses, and JAX keeps one form of each class. Drop that (treewright.Module can stand "
+            f"in the place of such a base), or leave {cls.__name__} as it is: a node may hold it in a field."
+        )
     for base in cls.__mro__:
         if base is not object and isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
             raise NodeDefinitionError(
@@ -229,12 +219,13 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
         >>> jax.jit(lambda grid: grid.values / grid.spacing)(Grid(jnp.ones(2), 0.5)).tolist()
         [2.0, 2.0]
     """
-    names = _field_names(cls)
-    if isinstance(static, str):
+    if "__dataclass_fields__" not in getattr(cls, "__dict__", ()):
         raise NodeDefinitionError(
-            f"register_dataclass: static={static!r} is a text, and would be read as the names of "
-            f"{len(static)} fields. Write static=[{static!r}]."
+            f"register_dataclass takes a class that is a dataclass itself, got {short_text(cls)}. Decorate your own "
+            f"class with @pytree_dataclass."
         )
+    refuse_unregistrable(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
     wanted = set(static)
     wrong = sorted(wanted - {*names})
     if wrong:
@@ -254,19 +245,6 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
     )
     _register_as_it_is(cls, table)
     return cls
-
-
-def _field_names(cls: Any) -> list[str]:
-    if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
-        raise NodeDefinitionError(
-            f"register_dataclass takes a class that is a dataclass itself, got {short_text(cls)}. Decorate your own "
-            f"class with @pytree_dataclass."
-        )
-    if hasattr(cls, "__node_spec__"):
-        raise NodeDefinitionError(f"register_dataclass: {cls.__qualname__} is a node already. Drop the call.")
-    refuse_registered(cls)
-    refuse_builtin_base(cls)
-    return [field.name for field in dataclasses.fields(cls)]
 
 
 def _register_as_it_is(cls: type[Any], table: StaticTable) -> None:
