@@ -7,6 +7,7 @@ Nothing is imported or made here.
 import dataclasses
 import json
 import math
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -196,10 +197,16 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
 
 
 Types = Mapping[str, type[Any]]
-_DOCUMENT: Types = {"format": str, "version": int, "nodes": list, "leaves": list, "metrics": dict, "items": list}
-_ENTRY: Types = {"name": str, "path": str, "kind": str}
-_NODE: Types = {**_ENTRY, "children": list, "class": str, "keys": list, "fields": dict, "statics": dict}
-_LEAF: Types = {**_ENTRY, "shape": list, "dtype": str, "weak": bool, "key": str, "ref": bool, "tied": str}
+_DOCUMENT: Types = types.MappingProxyType(
+    {"format": str, "version": int, "nodes": list, "leaves": list, "metrics": dict, "items": list}
+)
+_ENTRY: Types = types.MappingProxyType({"name": str, "path": str, "kind": str})
+_NODE: Types = types.MappingProxyType(
+    {**_ENTRY, "children": list, "class": str, "keys": list, "fields": dict, "statics": dict}
+)
+_LEAF: Types = types.MappingProxyType(
+    {**_ENTRY, "shape": list, "dtype": str, "weak": bool, "key": str, "ref": bool, "tied": str}
+)
 _OPTIONAL = frozenset({"metrics", "items", "class", "keys", "fields", "statics", "weak", "key", "ref", "tied"})
 
 

@@ -1,6 +1,8 @@
 """The names of each library, and the rule for each: one table, and the only place that knows them."""
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
@@ -41,47 +43,53 @@ _NO_MAPPING = "is frozen and no mapping: read attributes, and change them by rep
 _ABSTRACT = "Module has no such annotation: declare the field here and again in the subclass, or make it a property"
 _ENFORCED = "a node has no such check: annotate with jaxtyping, or check in __check_init__"
 
-RULES = {
-    "flax.struct.dataclass": Rule("decorator"),
-    "flax.struct.PyTreeNode": Rule("base"),
-    "flax.struct.field": Rule("specifier", argument="pytree_node", static_if="False"),
-    "flax.training.train_state.TrainState": Rule("renamed", "treewright.TrainState"),
-    "flax.serialization.register_serialization_state": Rule("stays", advice=_SERIALIZED),
-    "chex.dataclass": Rule("decorator", keyword_only="mappable_dataclass", advice=_NO_MAPPING),
-    "chex.mappable_dataclass": Rule("stays", advice="a node is not a mapping: read attributes, and drop it"),
-    "equinox.Module": Rule("base", drops=("strict",), filtered=True),
-    "equinox.field": Rule("specifier", argument="static"),
-    "equinox.static_field": Rule("specifier", static=True),
-    "equinox.AbstractVar": Rule("stays", advice=_ABSTRACT),
-    "equinox.AbstractClassVar": Rule("stays", advice=_ABSTRACT),
-    "jax_dataclasses.pytree_dataclass": Rule("decorator"),
-    "jax_dataclasses.Static": Rule("marker"),
-    "jax_dataclasses.field": Rule("specifier"),
-    "jax_dataclasses.static_field": Rule("specifier", static=True),
-    "jax_dataclasses.replace": Rule("renamed", "treewright.replace"),
-    "jax_dataclasses.copy_and_mutate": Rule("renamed", "treewright.edit", drops=("validate",)),
-    "jax_dataclasses.asdict": Rule("renamed", "dataclasses.asdict"),
-    "jax_dataclasses.astuple": Rule("renamed", "dataclasses.astuple"),
-    "jax_dataclasses.fields": Rule("renamed", "dataclasses.fields"),
-    "jax_dataclasses.is_dataclass": Rule("renamed", "dataclasses.is_dataclass"),
-    "jax_dataclasses.EnforcedAnnotationsMixin": Rule("stays", advice=_ENFORCED),
-}
+RULES = MappingProxyType(
+    {
+        "flax.struct.dataclass": Rule("decorator"),
+        "flax.struct.PyTreeNode": Rule("base"),
+        "flax.struct.field": Rule("specifier", argument="pytree_node", static_if="False"),
+        "flax.training.train_state.TrainState": Rule("renamed", "treewright.TrainState"),
+        "flax.serialization.register_serialization_state": Rule("stays", advice=_SERIALIZED),
+        "chex.dataclass": Rule("decorator", keyword_only="mappable_dataclass", advice=_NO_MAPPING),
+        "chex.mappable_dataclass": Rule("stays", advice="a node is not a mapping: read attributes, and drop it"),
+        "equinox.Module": Rule("base", drops=("strict",), filtered=True),
+        "equinox.field": Rule("specifier", argument="static"),
+        "equinox.static_field": Rule("specifier", static=True),
+        "equinox.AbstractVar": Rule("stays", advice=_ABSTRACT),
+        "equinox.AbstractClassVar": Rule("stays", advice=_ABSTRACT),
+        "jax_dataclasses.pytree_dataclass": Rule("decorator"),
+        "jax_dataclasses.Static": Rule("marker"),
+        "jax_dataclasses.field": Rule("specifier"),
+        "jax_dataclasses.static_field": Rule("specifier", static=True),
+        "jax_dataclasses.replace": Rule("renamed", "treewright.replace"),
+        "jax_dataclasses.copy_and_mutate": Rule("renamed", "treewright.edit", drops=("validate",)),
+        "jax_dataclasses.asdict": Rule("renamed", "dataclasses.asdict"),
+        "jax_dataclasses.astuple": Rule("renamed", "dataclasses.astuple"),
+        "jax_dataclasses.fields": Rule("renamed", "dataclasses.fields"),
+        "jax_dataclasses.is_dataclass": Rule("renamed", "dataclasses.is_dataclass"),
+        "jax_dataclasses.EnforcedAnnotationsMixin": Rule("stays", advice=_ENFORCED),
+    }
+)
 
 # The page about each library. A file that uses one has its name somewhere.
-PAGES = {
-    "flax": "docs/moving/flax-struct.md",
-    "chex": "docs/moving/chex.md",
-    "equinox": "docs/moving/equinox.md",
-    "jax_dataclasses": "docs/moving/jax-dataclasses.md",
-}
+PAGES = MappingProxyType(
+    {
+        "flax": "docs/moving/flax-struct.md",
+        "chex": "docs/moving/chex.md",
+        "equinox": "docs/moving/equinox.md",
+        "jax_dataclasses": "docs/moving/jax-dataclasses.md",
+    }
+)
 
 # What to do with a name that is left, by its kind, and whether it has to be changed by hand.
-LEFT: dict[Kind, tuple[str, bool]] = {
-    "decorator": ("left here, where it is used in a way that the command does not know", True),
-    "base": ("left here: a Module of ours is not an instance of it", True),
-    "specifier": ("left outside of a class that moves: nodes read its static mark, and nothing else", False),
-    "marker": ("left here, where it marks no field", False),
-}
+LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
+    {
+        "decorator": ("left here, where it is used in a way that the command does not know", True),
+        "base": ("left here: a Module of ours is not an instance of it", True),
+        "specifier": ("left outside of a class that moves: nodes read its static mark, and nothing else", False),
+        "marker": ("left here, where it marks no field", False),
+    }
+)
 
 # Options of a dataclass that a node has by itself, or has no use for.
 WITHOUT_USE = ("frozen", "slots", "weakref_slot")
