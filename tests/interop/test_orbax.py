@@ -12,6 +12,8 @@ import optax
 import pytest
 
 from treewright import Module, TrainState, static
+from treewright.checkpoint import CheckpointManager, from_names, to_names
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own dependencies
@@ -53,3 +55,16 @@ def test_a_training_state_is_saved_and_restored_into_one_of_the_same_structure(t
     assert_same(restored, saved)
     # The restored state goes where the saved one went: one branch each.
     jax.lax.cond(jnp.asarray(True), lambda: restored, lambda: saved)
+
+
+def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
+    with orbax.CheckpointManager(tmp_path) as plain:
+        plain.save(1, args=orbax.args.StandardSave({"a": jnp.ones(1)}))
+        plain.wait_until_finished()
+        restored = plain.restore(1, args=orbax.args.StandardRestore())
+
+    for restore in (CheckpointManager(tmp_path).restore, CheckpointManager(tmp_path).restore_latest_valid):
+        with pytest.raises(CheckpointError, match=r"Step 1 in .* has no manifest: another program") as caught:
+            restore(like={"a": jnp.ones(1)})
+        assert not isinstance(caught.value, CheckpointDamagedError)
+    assert from_names(to_names(restored), like={"a": jnp.zeros(1)})["a"].tolist() == [1.0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treewright._core.text import counted
+from treewright.errors import missing_extra
 from treewright.move.libraries import PAGES
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     try:
         import libcst  # noqa: F401
     except ImportError:
-        sys.stderr.write("treewright move needs libcst. Install it with: pip install 'treewright[move]'\n")
+        sys.stderr.write(f"{missing_extra('treewright move', 'libcst', 'move')}\n")
         return 2
     from treewright.move.program import Program
     from treewright.move.rewrite import moved
