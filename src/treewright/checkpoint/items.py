@@ -299,7 +299,7 @@ def policy_of(keep: int | None, every: int | None, best: int | None, rank: Calla
         if count is not None and not (isinstance(count, SupportsIndex) and operator.index(count) >= 1):
             raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
     policies = ocp.checkpoint_managers
-    parts = [policies.LatestN(keep)]
+    parts: list[Any] = [policies.LatestN(keep)]
     if every is not None:
         parts.append(policies.EveryNSteps(every))
     if best is not None:
