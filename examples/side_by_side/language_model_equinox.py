@@ -96,7 +96,7 @@ class State(eqx.Module):
     def __init__(self, params: LM) -> None:
         self.step = jnp.zeros((), jnp.int32)
         self.params = params
-        self.opt_state = tx.init(params)  # type: ignore[arg-type]  # its library names fewer types than it takes
+        self.opt_state = tx.init(params)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
         self.average = jax.tree.map(jnp.copy, params)
 
 
@@ -109,9 +109,9 @@ def loss_of(model: LM, batch: jax.Array) -> jax.Array:
 def step(key: jax.Array, state: State) -> tuple[State, jax.Array]:
     batch = batch_of(jax.random.fold_in(key, state.step))
     loss, grads = eqx.filter_value_and_grad(loss_of)(state.params, batch)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)  # type: ignore[arg-type]  # its library names fewer types than it takes
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     params = eqx.apply_updates(state.params, updates)
-    average = optax.incremental_update(params, state.average, 0.02)  # type: ignore[arg-type]  # its library names fewer types than it takes
+    average = optax.incremental_update(params, state.average, 0.02)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     where = lambda state: (state.step, state.params, state.opt_state, state.average)
     return eqx.tree_at(where, state, (state.step + 1, params, opt_state, average)), loss
 

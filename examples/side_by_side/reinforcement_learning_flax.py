@@ -99,8 +99,8 @@ def loss_of(params: Any, moments: Moment, last: Cart) -> jax.Array:
         total = jnp.where(fell, 0.0, 1.0 + 0.97 * after)
         return total, total
 
-    _, totals = jax.lax.scan(discount, agent.apply(params, last.seen)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # its library names fewer types than it takes
-    advantage = jax.lax.stop_gradient(totals) - values  # type: ignore[operator]  # flax says less than it returns
+    _, totals = jax.lax.scan(discount, agent.apply(params, last.seen)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
+    advantage = jax.lax.stop_gradient(totals) - values  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]  # flax says less than it returns
     logits = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(logits, moments.action[:, None], axis=1)[:, 0]
     entropy = -jnp.sum(jnp.exp(logits) * logits, axis=1)

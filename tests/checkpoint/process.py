@@ -166,7 +166,7 @@ def failing_file_system(job: Job) -> object:
                 raise OSError(116, "Stale file handle")
             return read(path, *args, **options)
 
-        Path.read_text = stale  # type: ignore[assignment, method-assign]
+        Path.read_text = stale  # type: ignore[assignment, method-assign]  # pyright: ignore[reportAttributeAccessIssue]
         said = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
         Path.read_text = read  # type: ignore[method-assign]
         found = manager.restore_latest_valid(like=job.tree(n=0))

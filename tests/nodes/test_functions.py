@@ -82,7 +82,7 @@ def importing() -> Callable[[Any], Any]:
 def assigning() -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         global RATE  # noqa: PLW0603
-        RATE = 2
+        RATE = 2  # pyright: ignore[reportConstantRedefinition]
         return x
 
     return function
@@ -220,7 +220,10 @@ CLOSED: dict[str, Callable[[], Any]] = {
     "a device": lambda: PARTIAL(jax.device_put, device=jax.devices()[0]),
     "a path": lambda: PARTIAL(max, pathlib.Path("a")),
     "a shard_map": lambda: jax.shard_map(
-        lambda x: x, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x")  # type: ignore[no-untyped-call]  # left untyped by its library
+        lambda x: x,
+        mesh=MESH,
+        in_specs=PartitionSpec("x"),  # type: ignore[no-untyped-call]  # left untyped by its library
+        out_specs=PartitionSpec("x"),  # type: ignore[no-untyped-call]  # left untyped by its library
     ),
     "two functions": lambda: (lambda x: x, lambda x: x),
     "data with closed methods": lambda: PARTIAL(operator.methodcaller("closed", 1), Data()),

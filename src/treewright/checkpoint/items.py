@@ -228,7 +228,7 @@ def _restored_state(folder: Any, arguments: Any, requests: list[Request]) -> dic
     whole = max(leaf.form.nbytes for leaf, _ in requests)
     for largest in (max(share for _, share in shares), whole):
         limit = max(sum(size for size, _ in shares) // 16, largest) + (1 << 20)
-        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)  # pyright: ignore[reportArgumentType]
         try:
             state: dict[str, Any] = handler.restore(folder, args=arguments)
         except ValueError as error:
