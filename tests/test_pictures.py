@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-Image = pytest.importorskip("PIL.Image")
+Image: Any = pytest.importorskip("PIL.Image")
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
-def lines_of_text(picture: Image.Image, side: int = 40) -> int:
+def lines_of_text(picture: Any, side: int = 40) -> int:
     """How many separate lines have something written in them, looking past a margin that may be a panel's."""
     grey = picture.convert("L").crop((side, 0, picture.width // 2, picture.height))
     rows = [grey.crop((0, y, grey.width, y + 1)).getextrema() for y in range(grey.height)]

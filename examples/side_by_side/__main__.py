@@ -47,7 +47,8 @@ def left_out(tree: ast.AST) -> Iterator[ast.stmt]:
 
 def count(program: str) -> int:
     """Lines of code."""
-    skipped = {line for node in left_out(ast.parse(program)) for line in range(node.lineno, node.end_lineno + 1)}
+    passed = left_out(ast.parse(program))
+    skipped = {line for node in passed for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     lines = enumerate(program.splitlines(), 1)
     return sum(bool(text.strip()) and not text.strip().startswith("#") for n, text in lines if n not in skipped)
 

@@ -10,7 +10,7 @@ import optax
 from sklearn.datasets import load_digits
 
 digits = load_digits()
-images, labels = jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target)
+images, labels = jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target)  # pyright: ignore[reportAttributeAccessIssue]
 train, test = (images[:1500], labels[:1500]), (images[1500:], labels[1500:])
 
 

@@ -68,7 +68,7 @@ class LM(eqx.Module):
         lm = jax.tree.map(lambda leaf: leaf.astype(self.compute), self)
         x = lm.embedding_kernel[characters] + lm.position_kernel[: len(characters)]
         x, _ = jax.lax.scan(eqx.filter_checkpoint(lambda x, block: (block(x), None)), x, lm.blocks)
-        return (rms_norm(x, lm.final_scale) @ lm.embedding_kernel.T).astype(jnp.float32)
+        return (rms_norm(x, lm.final_scale) @ lm.embedding_kernel.T).astype(jnp.float32)  # type: ignore[no-any-return]  # what it calls returns Any
 
 
 def new_model() -> LM:
@@ -96,7 +96,7 @@ class State(eqx.Module):
     def __init__(self, params: LM) -> None:
         self.step = jnp.zeros((), jnp.int32)
         self.params = params
-        self.opt_state = tx.init(params)
+        self.opt_state = tx.init(params)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
         self.average = jax.tree.map(jnp.copy, params)
 
 
@@ -109,9 +109,9 @@ def loss_of(model: LM, batch: jax.Array) -> jax.Array:
 def step(key: jax.Array, state: State) -> tuple[State, jax.Array]:
     batch = batch_of(jax.random.fold_in(key, state.step))
     loss, grads = eqx.filter_value_and_grad(loss_of)(state.params, batch)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     params = eqx.apply_updates(state.params, updates)
-    average = optax.incremental_update(params, state.average, 0.02)
+    average = optax.incremental_update(params, state.average, 0.02)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     where = lambda state: (state.step, state.params, state.opt_state, state.average)
     return eqx.tree_at(where, state, (state.step + 1, params, opt_state, average)), loss
 

@@ -28,13 +28,13 @@ class Cart:
 
 @struct.dataclass
 class World:
-    gravity: float = struct.field(pytree_node=False, default=9.8)
-    push: float = struct.field(pytree_node=False, default=10.0)
-    dt: float = struct.field(pytree_node=False, default=0.02)
+    gravity: float = struct.field(pytree_node=False, default=9.8)  # type: ignore[no-untyped-call]  # left untyped by its library
+    push: float = struct.field(pytree_node=False, default=10.0)  # type: ignore[no-untyped-call]  # left untyped by its library
+    dt: float = struct.field(pytree_node=False, default=0.02)  # type: ignore[no-untyped-call]  # left untyped by its library
 
     def reset(self, key: jax.Array) -> Cart:
         start = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
-        return Cart(*start, age=jnp.zeros((), jnp.int32))
+        return Cart(*start, age=jnp.zeros((), jnp.int32))  # type: ignore[misc]  # four of its fields are in start
 
     def step(self, cart: Cart, action: jax.Array, key: jax.Array) -> Cart:
         force = jnp.where(action == 1, self.push, -self.push)
@@ -48,7 +48,7 @@ class World:
             spin=cart.spin + self.dt * turn,
             age=cart.age + 1,
         )
-        return jax.tree.map(lambda new, old: jnp.where(moved.fallen, new, old), self.reset(key), moved)
+        return jax.tree.map(lambda new, old: jnp.where(moved.fallen, new, old), self.reset(key), moved)  # type: ignore[no-any-return]  # what it calls returns Any
 
 
 class Network(linen.Module):
@@ -99,15 +99,15 @@ def loss_of(params: Any, moments: Moment, last: Cart) -> jax.Array:
         total = jnp.where(fell, 0.0, 1.0 + 0.97 * after)
         return total, total
 
-    _, totals = jax.lax.scan(discount, agent.apply(params, last.seen)[1], moments.fell, reverse=True)
-    advantage = jax.lax.stop_gradient(totals) - values
+    _, totals = jax.lax.scan(discount, agent.apply(params, last.seen)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
+    advantage = jax.lax.stop_gradient(totals) - values  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]  # flax says less than it returns
     logits = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(logits, moments.action[:, None], axis=1)[:, 0]
     entropy = -jnp.sum(jnp.exp(logits) * logits, axis=1)
     return jnp.mean(0.5 * advantage**2 - chosen * jax.lax.stop_gradient(advantage) - 0.01 * entropy)
 
 
-class Training(TrainState):
+class Training(TrainState):  # type: ignore[no-untyped-call]  # left untyped by its library
     carts: Cart
     key: jax.Array
 
@@ -120,7 +120,7 @@ def update(world: World, state: Training) -> tuple[Training, jax.Array]:
         return jnp.mean(jax.vmap(lambda *each: loss_of(params, *each))(moments, carts))
 
     grads = jax.grad(mean_loss)(state.params)
-    return state.apply_gradients(grads=grads, carts=carts, key=key), jnp.mean(carts.age)
+    return state.apply_gradients(grads=grads, carts=carts, key=key), jnp.mean(carts.age)  # type: ignore[no-untyped-call]  # left untyped by its library
 
 
 @jax.jit
@@ -131,7 +131,7 @@ def train(world: World, state: Training) -> tuple[Training, jax.Array]:
 world = World()
 carts = jax.vmap(world.reset)(jax.random.split(jax.random.key(0), 64))
 params = agent.init(jax.random.key(1), jnp.zeros(4))
-state = Training.create(apply_fn=agent.apply, params=params, tx=optax.adam(5e-3), carts=carts, key=jax.random.key(2))
+state = Training.create(apply_fn=agent.apply, params=params, tx=optax.adam(5e-3), carts=carts, key=jax.random.key(2))  # type: ignore[no-untyped-call]  # left untyped by its library
 state = state.replace(step=jnp.zeros((), jnp.int32))
 state, ages = train(world, state)
 print(f"mean age of a cart: below 50 at first: {ages[10] < 50}, above 90 at the end: {ages[-50:].mean() > 90}")

@@ -414,7 +414,7 @@ def _own(value: Any) -> dict[str, Any]:
 
 def _array_digest(value: Any) -> str:
     """Empty for an array of which this process has only a part, or whose values are gone or yet to come."""
-    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
+    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):  # pyright: ignore[reportAttributeAccessIssue]
         return ""
     if getattr(value, "is_deleted", bool)():
         return "deleted"

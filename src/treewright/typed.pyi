@@ -242,19 +242,19 @@ if not TYPE_CHECKING_WITH_PYREFLY and not MYPY and sys.version_info.major < 3:
                    donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
                    compiler_options: dict[str, Any] | None = ...) -> Callable[P, R]: ...
     @overload
-    def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,
+    def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
                    static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
                    donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
                    compiler_options: dict[str, Any] | None = ...) -> _Keeps: ...
 
 @overload
-def jit_method(fun: Callable[Concatenate[Any, P], R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,
+def jit_method(fun: Callable[Concatenate[Any, P], R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
                static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
                donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
                compiler_options: dict[str, Any] | None = ...) -> JittedMethod[P, R]:
     """`jax.jit` for a method that overrides another one, jitted or not, or is overridden."""
 @overload
-def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,
+def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
                static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
                donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
                compiler_options: dict[str, Any] | None = ...) -> _JitMethod: ...

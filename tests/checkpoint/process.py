@@ -166,7 +166,7 @@ def failing_file_system(job: Job) -> object:
                 raise OSError(116, "Stale file handle")
             return read(path, *args, **options)
 
-        Path.read_text = stale  # type: ignore[assignment, method-assign]
+        Path.read_text = stale  # type: ignore[assignment, method-assign]  # pyright: ignore[reportAttributeAccessIssue]
         said = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
         Path.read_text = read  # type: ignore[method-assign]
         found = manager.restore_latest_valid(like=job.tree(n=0))
@@ -214,7 +214,7 @@ def main(folder: Path, port: str, index: int, names: list[str]) -> None:
     for scenario in SCENARIOS:
         if scenario.__name__ in names:
             job = Job(folder / scenario.__name__, index)
-            line = job.outcome(lambda scenario=scenario, job=job: scenario(job))
+            line = job.outcome(lambda scenario=scenario, job=job: scenario(job))  # type: ignore[misc]  # its parameters have no types
             with (folder / f"found-by-{index}").open("a") as file:
                 file.write(f"{scenario.__name__}: {line}\n")
 

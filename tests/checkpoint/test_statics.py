@@ -58,7 +58,8 @@ def table_of(values: Any) -> Any:
 
 def with_rate(rate: float) -> Any:
     return optax.multi_transform(
-        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)}, lambda _: "last"
+        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)},  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
+        lambda _: "last",
     )
 
 

@@ -148,7 +148,7 @@ def test_a_step_can_be_deleted_and_saved_again(tmp_path: Path) -> None:
 def test_a_step_is_a_whole_number(step: Any, tmp_path: Path) -> None:
     for call in (lambda manager: manager.save(step, TREE), lambda manager: manager.delete(step)):
         with pytest.raises(CheckpointError, match="A step is a whole number from 0, got"):
-            call(CheckpointManager(tmp_path))
+            call(CheckpointManager(tmp_path))  # type: ignore[no-untyped-call]  # lambdas have no annotations
     with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # what loops count with
         assert manager.all_steps() == (1, 2, 3)
 
@@ -250,7 +250,7 @@ def test_saving_goes_on_in_the_background_and_arrays_may_change_meanwhile(
         assert manager.latest_step() is None
         let_go.set()
         manager.wait()
-        found = manager.restore(like={"host": host, "donated": donated, "ref": ref})
+        found: Any = manager.restore(like={"host": host, "donated": donated, "ref": ref})
     assert_same(
         found | {"ref": found["ref"][...]}, {"host": np.ones(3), "donated": jnp.ones(1 << 20), "ref": jnp.ones(3)}
     )
@@ -535,7 +535,7 @@ def test_an_error_of_the_file_system_is_no_damage_and_the_step_stays(
 
 def test_an_error_of_the_target_is_raised_as_it_is(tmp_path: Path) -> None:
     odd = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
-    abstract = NamedSharding(jax.sharding.AbstractMesh((2,), ("a",)), spec("a"))  # type: ignore[no-untyped-call]
+    abstract = NamedSharding(jax.sharding.AbstractMesh((2,), ("a",)), spec("a"))
     struct: Any = jax.ShapeDtypeStruct
     with saved(tmp_path, 1) as manager:
         for sharding in (odd, abstract):

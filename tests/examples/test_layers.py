@@ -56,7 +56,7 @@ def test_conv(stride: int) -> None:
     ours = replace(
         layers.Conv(3, 4, 3, stride, key=KEY),
         kernel=theirs.weight.transpose(2, 3, 1, 0),
-        bias=theirs.bias[:, 0, 0],
+        bias=theirs.bias[:, 0, 0],  # type: ignore[index]  # pyright: ignore[reportOptionalSubscript]  # it has a bias
     )
     x = jax.random.normal(OTHER, (8, 8, 3))
 
@@ -88,8 +88,8 @@ def test_batch_norm() -> None:
         same(y, expected)
 
     evaluated = jax.vmap(eqx.nn.inference_mode(theirs), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    same(ours(x, train=False)[0], evaluated(x, state)[0])
-    same(ours(x, train=False)[1].mean, ours.mean)
+    same(ours(x, train=False)[0], evaluated(x, state)[0])  # type: ignore[possibly-undefined]  # pyright: ignore[reportPossiblyUnboundVariable]  # there are keys
+    same(ours(x, train=False)[1].mean, ours.mean)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 @pytest.mark.parametrize("causal", [False, True])

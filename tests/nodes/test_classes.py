@@ -182,7 +182,7 @@ def test_a_decorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
 
     assert jax.tree.leaves(WithMethod(1.0)) == [1.0]
     assert jax.tree.map(lambda x: x + 1, WithMethod(1.0)).double() == 4.0
-    node: Any = WithField(1.0, 3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    node: Any = WithField(1.0, 3.0)
     assert jax.tree.leaves(node) == [1.0, 3.0]
     assert node.mode == "m"
 
@@ -218,7 +218,7 @@ class Undecorated(Base):
 
 class WithInit(Base):
     def __init__(self) -> None:
-        self.x = 2.0
+        self.x = 2.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # set once, in __init__
 
 
 class CallingInit(Base):

@@ -82,7 +82,7 @@ def importing() -> Callable[[Any], Any]:
 def assigning() -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         global RATE  # noqa: PLW0603
-        RATE = 2
+        RATE = 2  # pyright: ignore[reportConstantRedefinition]
         return x
 
     return function
@@ -105,7 +105,7 @@ def with_note(value: Any) -> Any:
 
 def in_a_library(value: Any) -> Any:
     """A function that a library made, with this in it."""
-    return optax.scale_by_schedule(jax.tree_util.Partial(max, value)).update
+    return optax.scale_by_schedule(jax.tree_util.Partial(max, value)).update  # type: ignore[no-untyped-call]  # left untyped by its library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,12 +215,15 @@ CLOSED: dict[str, Callable[[], Any]] = {
     "a function in a function": lambda: lambda x: [(lambda y: jnp.sin(y))][0](x),
     "a text's method": lambda: PARTIAL("a".join, ("b",)),
     "a method that a class has": lambda: PARTIAL(str.upper),
-    "a PartitionSpec": lambda: PARTIAL(jax.lax.with_sharding_constraint, shardings=PartitionSpec("x")),
+    "a PartitionSpec": lambda: PARTIAL(jax.lax.with_sharding_constraint, shardings=PartitionSpec("x")),  # type: ignore[no-untyped-call]  # left untyped by its library
     "a mesh": lambda: PARTIAL(max, MESH),
     "a device": lambda: PARTIAL(jax.device_put, device=jax.devices()[0]),
     "a path": lambda: PARTIAL(max, pathlib.Path("a")),
     "a shard_map": lambda: jax.shard_map(
-        lambda x: x, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x")
+        lambda x: x,
+        mesh=MESH,
+        in_specs=PartitionSpec("x"),  # type: ignore[no-untyped-call]  # left untyped by its library
+        out_specs=PartitionSpec("x"),  # type: ignore[no-untyped-call]  # left untyped by its library
     ),
     "two functions": lambda: (lambda x: x, lambda x: x),
     "data with closed methods": lambda: PARTIAL(operator.methodcaller("closed", 1), Data()),
@@ -352,7 +355,7 @@ def of_alike(value: Any) -> Any:
 class Bits(int, enum.Enum):
     def __new__(cls, bits: int, name: str) -> Bits:  # noqa: PYI034  as enum has it
         made = int.__new__(cls, bits)
-        made._value_ = name  # type: ignore[assignment]
+        made._value_ = name
         return made
 
     F16 = (16, "f16")

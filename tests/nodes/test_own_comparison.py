@@ -46,7 +46,7 @@ def made(body: type[Any], *bases: type[Any], decorate: bool = False, **options: 
     if decorate:
         return pytree_dataclass(**options)(type("Net", bases, namespace))
     make: Callable[..., Any] = type(Module)
-    return make("Net", bases or (Module,), namespace, **options)
+    return make("Net", bases or (Module,), namespace, **options)  # pyright: ignore[reportCallIssue]
 
 
 def behaviour(cls: Any) -> tuple[str, str, str]:
@@ -67,7 +67,7 @@ def behaviour(cls: Any) -> tuple[str, str, str]:
 
 VALUE, OWN, PYTHON = ("value",) * 3, ("own",) * 3, ("python",) * 3
 SILENT = {"eq": False, "repr": False}
-RULES: dict[str, tuple[Callable[[bool], Any], tuple[str, str, str], tuple[str, str, str]]] = {
+RULES: dict[str, tuple[Callable[[bool], Any], tuple[str, ...], tuple[str, ...]]] = {
     "nothing said": (lambda d: made(Empty, decorate=d), VALUE, VALUE),
     "the options off": (lambda d: made(Empty, decorate=d, **SILENT), PYTHON, PYTHON),
     "all of its own": (lambda d: made(Own, decorate=d), OWN, OWN),

@@ -17,7 +17,7 @@ from treewright import Static, TrainState, checkpoint, errors, sharding
 
 @pytest.mark.parametrize("name", ["Static", "TrainState"])
 def test_an_exported_program_names_a_class_of_ours_by_its_public_name(name: str) -> None:
-    value = {"Static": Static("a"), "TrainState": TrainState(step=0, params=1.0, opt_state=(), tx=None)}[name]
+    value = {"Static": Static("a"), "TrainState": TrainState(step=0, params=1.0, opt_state=(), tx=None)}[name]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # made without an optimizer
     exported = jax.export.export(jax.jit(lambda _, x: x))(value, jnp.ones(2)).serialize()
 
     assert f"{getattr(treewright, name).__module__}.{name}".encode() in exported

@@ -11,9 +11,9 @@ from typing_extensions import TypeAliasType
 from treewright import AsArray, Converted, Converter, Module, Static, pytree_dataclass, replace, static
 from treewright.errors import NodeDefinitionError, StaticFieldError
 
-Alias: Any = TypeAliasType("Alias", AsArray)  # type: ignore[misc, unused-ignore]
-AliasOfAlias: Any = TypeAliasType("AliasOfAlias", Alias)  # type: ignore[misc, unused-ignore]
-StaticAlias: Any = TypeAliasType("StaticAlias", Static[str])  # type: ignore[misc, unused-ignore]
+Alias: Any = TypeAliasType("Alias", AsArray)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
+AliasOfAlias: Any = TypeAliasType("AliasOfAlias", Alias)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
+StaticAlias: Any = TypeAliasType("StaticAlias", Static[str])  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
 AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
 
 RUNS: dict[str, Any] = {
@@ -22,7 +22,7 @@ RUNS: dict[str, Any] = {
     "an alias": Alias,
     "an alias of an alias": AliasOfAlias,
     "Final of an alias": Final[Alias],
-    "or None": AsArray | None,
+    "or None": AsArray | None,  # pyright: ignore[reportOperatorIssue]
     "Optional": Optional[AsArray],  # noqa: UP045
     "Union": Union[None, AsArray],  # noqa: UP007
     "an alias or None": Alias | None,
@@ -68,12 +68,12 @@ def test_an_unknown_name_is_no_converter_by_its_letters() -> None:
 
 
 def test_a_static_is_converted_and_checked_behind_an_alias() -> None:
-    given: Any = TypeAliasType("given", AsTuple)  # type: ignore[misc, unused-ignore]
-    lists: Any = TypeAliasType("lists", list[int])  # type: ignore[misc, unused-ignore]
+    given: Any = TypeAliasType("given", AsTuple)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
+    lists: Any = TypeAliasType("lists", list[int])  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
 
     @pytree_dataclass
     class Layer:
-        sizes: given = static()
+        sizes: given = static()  # pyright: ignore[reportInvalidTypeForm]
 
     assert Layer(range(3)).sizes == (0, 1, 2)
     with pytest.raises(NodeDefinitionError, match=r"Net\.n is static, but its annotation holds list"):
@@ -88,7 +88,7 @@ def test_static_takes_no_plain_value_behind_an_alias(annotation: Any) -> None:
 
 
 def test_a_class_variable_is_no_field() -> None:
-    net: Any = type("Net", (Module,), {"__annotations__": {"x": ClassVar[np.ndarray]}, "x": np.ones(2)})
+    net: Any = type("Net", (Module,), {"__annotations__": {"x": ClassVar[np.ndarray]}, "x": np.ones(2)})  # pyright: ignore[reportGeneralTypeIssues]
 
     assert jax.tree.leaves(net()) == []
 

@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import treewright
-from tests.retrace.programs import f32
-from tests.retrace.programs_of_functions import KINDS, says
+from tests.retrace.programs import f32, says
+from tests.retrace.programs_of_functions import KINDS
 from treewright import Module, static
 
 if TYPE_CHECKING:

@@ -315,7 +315,7 @@ def test_explain_retraces_can_watch_one_function_of_a_block() -> None:
 
     for only in ("double", jitted):
         reports: list[RetraceReport] = []
-        jitted.clear_cache()
+        jitted.clear_cache()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # a method that the stub leaves out
         with treewright.explain_retraces(on_report=reports.append, only=only):
             for length in (1, 2):
                 jitted(jnp.ones(length))

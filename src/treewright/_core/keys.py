@@ -131,7 +131,7 @@ class Keys:
         """A value of a class that extends a plain one, or that no table knows."""
         kind = kind_of(cls)
         if kind is DTYPE:
-            return self.of_kind(kind, value)
+            return self.of_kind(kind, value)  # pyright: ignore[reportArgumentType]
         if issubclass(cls, functools.partial):
             return self.whole(value, self.call)
         base = next((base for base in cls.__mro__ if base in KINDS), None)

@@ -76,7 +76,7 @@ def _scalar_key(value: Any, key: Key) -> tuple[Hashable, ...]:
         return (_scalar_key(value.real, key), _scalar_key(value.imag, key))
     if value != value:  # noqa: PLR0124
         return (key(value.dtype), "nan")
-    return (key(value.dtype), str(value) if isinstance(value, np.longdouble) else value.tobytes())  # which is padded
+    return (key(value.dtype), str(value) if isinstance(value, np.longdouble) else value.tobytes())  # pyright: ignore[reportArgumentType]  # which is padded
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:

@@ -33,9 +33,9 @@ def portable(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind._make(map(portable, value))
     if kind is dict:
-        return {name: portable(part) for name, part in value.items()}
+        return {name: portable(part) for name, part in value.items()}  # pyright: ignore[reportAttributeAccessIssue]
     if kind is functools.partial and not vars(value):
-        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))
+        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))  # pyright: ignore[reportAttributeAccessIssue]
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"

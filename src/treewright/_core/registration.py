@@ -94,7 +94,7 @@ def register_for_export(cls: type[Any], from_children: Callable[[Any, Iterable[A
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
-                from_children=from_children,  # type: ignore[arg-type]
+                from_children=from_children,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             )
         except ValueError:  # the name is taken
             serialized_name = f"{name}#{next(_MADE_AGAIN)}"

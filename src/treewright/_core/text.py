@@ -209,7 +209,7 @@ class _Walk:
             opening, closing = ("{", "}") if kind is dict else (f"{name}({{", "})")
             return self.container(opening, self.labelled(value.items(), key=self.of, sign=": "), closing)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return self.container(f"{name}(", self.labelled(zip(kind._fields, value, strict=True)), ")")
+            return self.container(f"{name}(", self.labelled(zip(kind._fields, value, strict=True)), ")")  # pyright: ignore[reportAttributeAccessIssue]
         if is_node and (value is self.asking or kind.__repr__ is node_repr):
             return self.container(f"{name}(", self.labelled(shown_fields(value)), ")")
         return self.whole(value)

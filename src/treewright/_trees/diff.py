@@ -26,7 +26,7 @@ Same: TypeAlias = Callable[[Any, Any], bool]
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 _DEPTH = 8  # levels inside of a static that are searched for what has changed
 _SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
-_REF_TYPE: Any = jax.ref.AbstractRef
+_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Absent(enum.Enum):

@@ -228,7 +228,7 @@ def _restored_state(folder: Any, arguments: Any, requests: list[Request]) -> dic
     whole = max(leaf.form.nbytes for leaf, _ in requests)
     for largest in (max(share for _, share in shares), whole):
         limit = max(sum(size for size, _ in shares) // 16, largest) + (1 << 20)
-        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit / 10**9)  # pyright: ignore[reportArgumentType]
         try:
             state: dict[str, Any] = handler.restore(folder, args=arguments)
         except ValueError as error:
@@ -299,7 +299,7 @@ def policy_of(keep: int | None, every: int | None, best: int | None, rank: Calla
         if count is not None and not (isinstance(count, SupportsIndex) and operator.index(count) >= 1):
             raise ValueError(f"CheckpointManager({name}=...) takes a whole number from 1, or None, got {count!r}.")
     policies = ocp.checkpoint_managers
-    parts = [policies.LatestN(keep)]
+    parts: list[Any] = [policies.LatestN(keep)]
     if every is not None:
         parts.append(policies.EveryNSteps(every))
     if best is not None:

@@ -255,7 +255,7 @@ def _branch(entry: Any) -> Branch:
 def _leaf(entry: Any) -> Leaf:
     found = _typed(entry, _LEAF)
     name, path, tied = found.pop("name"), found.pop("path"), found.pop("tied", None)
-    form = Form(**found | {"shape": tuple(found["shape"])})
+    form = Form(**found | {"shape": tuple(found["shape"])})  # pyright: ignore[reportArgumentType]
     check_form(form)
     return Leaf(name, path, form, _digests(entry.get("digest"), form.shape) if tied is None else {}, tied)
 

@@ -346,7 +346,7 @@ class Decoder:
 
     def maker(self, branch: Branch) -> Any:
         """A function from the children of a container to the container."""
-        match branch.kind:
+        match branch.kind:  # pyright: ignore[reportMatchNotExhaustive]
             case "none":
                 return lambda _: None
             case "list":

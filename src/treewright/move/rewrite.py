@@ -181,11 +181,12 @@ class Rewriter(cst.CSTTransformer):
         for node in (each for each in self._program.nodes.values() if each.source is self._source):
             body = node.definition.body.body
             within = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-            for line in (*body, *within):
+            lines: list[Any] = [*body, *within]
+            for line in lines:
                 is_field = isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name)
                 field = field_of(node, line, self._program) if is_field else None
                 if field is not None:
-                    name = f"{node.name}.{line.target.value}"
+                    name = f"{node.name}.{line.target.value}"  # pyright: ignore[reportAttributeAccessIssue]
                     for text, undecided in field.notes():
                         self._source.note(line, f"{name} {text}", node.origin, undecided=undecided)
                     yield line, field

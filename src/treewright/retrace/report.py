@@ -214,7 +214,7 @@ def _of_shape(old: LeafType, new: LeafType) -> str:
 
 
 def _of_class(old: Any, new: Any) -> str:
-    if any(isinstance(getattr(side, "aval", None), jax.ref.AbstractRef) for side in (old, new)):
+    if any(isinstance(getattr(side, "aval", None), jax.ref.AbstractRef) for side in (old, new)):  # pyright: ignore[reportAttributeAccessIssue]
         return "make the ref once, before the first call: jax.new_ref"
     kinds = {getattr(tree, "kind", None) for tree in (old, new)}
     if type(None) in kinds:

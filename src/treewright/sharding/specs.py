@@ -247,7 +247,7 @@ def fitted_leaves(
 
 def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
     """What to do about a misfit of each leaf."""
-    settings = [*on_misfit.values()] if isinstance(on_misfit, Mapping) else [on_misfit]
+    settings: list[Any] = [*on_misfit.values()] if isinstance(on_misfit, Mapping) else [on_misfit]
     for setting in settings:
         if setting not in get_args(Misfit):
             raise ValueError(

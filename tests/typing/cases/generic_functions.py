@@ -141,7 +141,7 @@ assert_type(normal.variance(), jax.Array)
 
 def refused() -> list[object]:
     """Never called: each line is an error of the checkers."""
-    return [
+    return [  # pyright: ignore[reportReturnType, reportUnknownVariableType]
         grad(size)(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         normal.log_prob("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         normal.mean(time=2),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
