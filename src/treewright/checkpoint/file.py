@@ -168,7 +168,7 @@ class SavedFile:
             CheckpointError: If it is not a file, has no manifest, or one of another version.
         """
         self.path = path
-        self.file = opened(path)
+        self.file: Any = opened(path)
         metadata = self.file.metadata() or {}
         if TEXT not in metadata:
             raise CheckpointError(
@@ -176,7 +176,7 @@ class SavedFile:
                 f"from_names(read_names(path), like=...) puts its tensors into a tree."
             )
         try:
-            self.manifest = from_metadata(metadata)
+            self.manifest: Manifest = from_metadata(metadata)
             if {*self.file.keys()} != {leaf.name for leaf in self.manifest.untied()}:
                 raise CheckpointDamagedError("its header and its manifest list different tensors.")
         except CheckpointError as error:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -38,8 +38,13 @@ _JSON = "metadata"  # the name that Orbax gives to the file of an item that is J
 
 # Written
 
+if TYPE_CHECKING:  # Orbax has no types
+    _Handler = object
+else:
+    _Handler = ocp.AsyncCheckpointHandler
 
-class ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax has no types
+
+class ManifestHandler(_Handler):
     """Writes the manifest. Digests are taken in the background, of the memory on the host that Orbax writes from.
 
     Each process writes the digests of the blocks that it holds; the first one brings them together.
@@ -101,7 +106,7 @@ class ManifestHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orba
         raise NotImplementedError
 
 
-@ocp.args.register_with_handler(ManifestHandler, for_save=True, for_restore=True)
+@ocp.args.register_with_handler(ManifestHandler, for_save=True, for_restore=True)  # pyright: ignore[reportArgumentType]
 @dataclasses.dataclass
 class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What the handler is given."""

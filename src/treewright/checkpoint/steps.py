@@ -274,7 +274,7 @@ class CheckpointManager:
                 ),
                 best_fn=self._rank if self._metric else None,
             ),
-            item_handlers={
+            item_handlers={  # pyright: ignore[reportArgumentType]
                 STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
                 MANIFEST: self._handler,
             },

@@ -299,13 +299,13 @@ class Decoder:
             *(["optax"] if of_optax and importlib.util.find_spec("optax") else []),
             *listed,
         ]
-        self.modules = [importlib.import_module(one) if isinstance(one, str) else one for one in every]
+        self.modules: list[Any] = [importlib.import_module(one) if isinstance(one, str) else one for one in every]
         with warnings.catch_warnings():  # of deprecated names, of which only the class is asked
             warnings.simplefilter("ignore")
-            self.known = [pair for module in self.modules for pair in _named_in(module)]
+            self.known: list[tuple[str, Any]] = [pair for module in self.modules for pair in _named_in(module)]
         self.known += [(f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN]
-        self.branches = {branch.name: branch for branch in manifest.branches}
-        self.given = dict(statics)
+        self.branches: dict[str, Branch] = {branch.name: branch for branch in manifest.branches}
+        self.given: dict[str, Any] = dict(statics)
         self.makers: dict[str, Any] = {}
         problems: dict[str, list[str]] = {}
         for branch in manifest.branches:

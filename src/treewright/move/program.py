@@ -30,14 +30,15 @@ class Source:
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
-        self.path, self.content = path, content
+        self.path: Path = path
+        self.content: bytes = content
         parts = [*path.resolve().parent.parts, *([] if path.stem == "__init__" else [path.stem])]
-        self.parts = [part.replace(".", "_") for part in parts]
-        self.name = ".".join(self.parts)  # with all folders, so that relative imports lead to other files
-        self.package = self.name if path.stem == "__init__" else ".".join(self.parts[:-1])
-        self.notices = set[Notice]()
+        self.parts: list[str] = [part.replace(".", "_") for part in parts]
+        self.name: str = ".".join(self.parts)  # with all folders, so that relative imports lead to other files
+        self.package: str = self.name if path.stem == "__init__" else ".".join(self.parts[:-1])
+        self.notices: set[Notice] = set()
         try:
-            self.module = cst.parse_module(content)
+            self.module: cst.Module = cst.parse_module(content)
         except cst.ParserSyntaxError as error:
             raise ValueError(f"{path}:{error.raw_line}: this does not parse: {error.message}") from error
         except (SyntaxError, UnicodeDecodeError) as error:
@@ -46,9 +47,11 @@ class Source:
         self._scopes: Any = self._wrapper.resolve(metadata.ScopeProvider)
         scopes = dict.fromkeys(scope for scope in self._scopes.values() if scope is not None)
         self.assignments: list[Any] = [assignment for scope in scopes for assignment in scope.assignments]
-        self.imports = [each for each in self.assignments if isinstance(each, metadata.ImportAssignment)]
+        self.imports: list[metadata.ImportAssignment] = [
+            each for each in self.assignments if isinstance(each, metadata.ImportAssignment)
+        ]
         nodes = [getattr(each, "node", None) for each in self.assignments]
-        self.classes = [node for node in nodes if isinstance(node, cst.ClassDef)]
+        self.classes: list[cst.ClassDef] = [node for node in nodes if isinstance(node, cst.ClassDef)]
 
     @functools.cached_property
     def stars(self) -> dict[str, cst.ImportFrom]:
@@ -109,7 +112,7 @@ class Program:
         self._rules = {name: rule for name, rule in RULES.items() if name.partition(".")[0] in words}
         self.sources: dict[Path, Source] = {}
         self.nodes: dict[cst.ClassDef, NodeClass] = {}
-        self.passed_on = set[str]()  # full names that a file imports from another one
+        self.passed_on: set[str] = set()  # full names that a file imports from another one
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
