@@ -39,11 +39,6 @@ def process_index() -> int:
     return int(untyped_jax.process_index())
 
 
-def is_first_process() -> bool:
-    """Whether this process does what one of them has to."""
-    return process_index() == 0
-
-
 def is_tree_node(cls: type[Any]) -> bool:
     """Whether somebody has registered a class with JAX.
 

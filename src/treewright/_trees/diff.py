@@ -1,11 +1,9 @@
 """What differs between two trees, place by place; and whether they are close."""
 
-import collections
-import contextlib
 import dataclasses
 import enum
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -15,7 +13,7 @@ from jax.core import Tracer
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
 from treewright._core.jax_private import Key, Path, SequenceKey, jax_trees, path_text, typeof
 from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
-from treewright._trees.level import AuxKey, LeafType, Level, Place, Structure, opened, walk
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
@@ -130,23 +128,6 @@ def shown(tree: Any) -> str:
     level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
     as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
     return short_text(tree) if as_it_is else cut_text(repr(level))
-
-
-@contextlib.contextmanager
-def telling_of_classes(*trees: Any) -> "Generator[None, None, None]":
-    """Add to an error within the block what it does not say: that two classes in the trees only share a name."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
-        names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
-        twice = ", ".join(name for (_, name), count in names.items() if count > 1)
-        if twice:
-            error.add_note(
-                f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a "
-                f"reloaded module does. Make all objects anew with the class as it is now."
-            )
-        raise
 
 
 def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:

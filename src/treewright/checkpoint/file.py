@@ -27,7 +27,6 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, missing_e
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
 _RESERVED = "__metadata__"  # the one name in a safetensors file that is not an array's
-_CHUNK = 1 << 24  # bytes that are read at once
 # The dtypes that plain safetensors gives back as numpy arrays. All others are written as bytes, with one axis more.
 _AS_THEY_ARE = frozenset(
     {"bool", "float16", "bfloat16", "float32", "float64", "complex64"}
