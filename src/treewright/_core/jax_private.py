@@ -11,6 +11,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import jax
+from jax.core import Tracer
 
 # Untyped. All public: JAX's annotations leave types open here that a strict checker asks for.
 
@@ -55,6 +56,19 @@ def is_tree_node(cls: type[Any]) -> bool:
 # Young. `import treewright` fails in a JAX without these.
 
 typeof: Any = jax.typeof
+_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_ref_type(aval: Any) -> bool:
+    """Whether JAX's type of a value is that of a ref."""
+    return isinstance(aval, _REF_TYPE)
+
+
+def is_ref(value: Any) -> bool:
+    """Whether a value is a ref, an array that changes in place, or the tracer of one."""
+    return type(value) is jax.Ref or (isinstance(value, Tracer) and is_ref_type(typeof(value)))
+
+
 _prng_key: Any = jax.dtypes.prng_key
 
 

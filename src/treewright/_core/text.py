@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._core.jax_private import is_ref
+
 LENGTH = 80  # characters of a bounded text
 _FEW = 6  # items of a container, and levels of containers, in a bounded text
 _MANY = 100  # items of a container, for a person
@@ -60,7 +62,7 @@ def shape_text(dtype: object, shape: Iterable[object]) -> str:
 def array_text(value: Any) -> str | None:
     """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
-    if type(value) is jax.Ref or type(getattr(value, "aval", None)).__name__ == "AbstractRef":
+    if is_ref(value):
         mark = "(traced ref)" if mark else "(ref)"
     if mark is None:
         return None

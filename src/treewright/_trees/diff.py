@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
-from treewright._core.jax_private import Key, Path, SequenceKey, jax_trees, path_text, typeof
+from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
 from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
 
@@ -24,7 +23,6 @@ Same: TypeAlias = Callable[[Any, Any], bool]
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
 _DEPTH = 8  # levels inside of a static that are searched for what has changed
 _SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
-_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Absent(enum.Enum):
@@ -366,7 +364,7 @@ def _leaf_difference(old: LeafType, new: LeafType, compare: StaticComparison) ->
 
 def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
     a, b = old.aval, new.aval
-    if _is_ref_type(a) != _is_ref_type(b):
+    if is_ref_type(a) != is_ref_type(b):
         return "class", "a ref and an array are two types"
     # Abstract tokens and references have not all of these.
     changed = [name for name in _OF_TYPES if getattr(a, name, None) != getattr(b, name, None)]
@@ -386,18 +384,9 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 
 
-def _is_ref_type(aval: Any) -> bool:
-    return isinstance(aval, _REF_TYPE)
-
-
-def _is_ref(value: Any) -> bool:
-    """Whether a value is a ref, an array that changes in place, or the tracer of one."""
-    return type(value) is jax.Ref or (isinstance(value, Tracer) and _is_ref_type(typeof(value)))
-
-
 def _content_of(leaf: Any) -> Any:
     """What a ref holds now; anything else as it is."""
-    return leaf[...] if _is_ref(leaf) else leaf
+    return leaf[...] if is_ref(leaf) else leaf
 
 
 def _who_is_weak(old: LeafType, new: LeafType) -> str:
@@ -512,7 +501,7 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
     """How far the values are apart where two trees differ; nothing if they are close."""
     left, right = _content_of(difference.left), _content_of(difference.right)
     of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
-    of_refs = _is_ref(difference.left) != _is_ref(difference.right) and np.shape(left) == np.shape(right)
+    of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
     if not ((of_values or of_refs) and _numeric(left) and _numeric(right)):
         return str(difference)
     a, b, apart, distance = _apart(left, right, rtol, atol)
