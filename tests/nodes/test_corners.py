@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rich
 
 import treewright
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
@@ -115,15 +114,6 @@ def test_a_traced_value_that_is_no_array_is_named_by_its_class() -> None:
 
     trace(1.0)
     assert shown[0].startswith("Box(value=<")
-
-
-def test_rich_ends_at_a_list_in_itself() -> None:
-    items: list[Any] = [jnp.ones(2)]
-    items.append(items)
-    console = rich.get_console()
-    with console.capture() as capture:
-        rich.print(Box(items))
-    assert "..." in capture.get()
 
 
 def test_an_entry_that_was_made_again_is_not_forgotten_with_the_old_one() -> None:

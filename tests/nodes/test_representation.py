@@ -17,7 +17,6 @@ import treescope
 import wadler_lindig
 
 from treewright import FrozenMapping, Module, Static, field, freeze, pytree_dataclass, static
-from treewright._core import text as text_module
 from treewright._core.text import short_text, text
 from treewright.errors import UnfinishedNodeError
 
@@ -148,21 +147,6 @@ def test_scalars_are_read_when_a_transfer_guard_forbids_what_nobody_asked_for() 
     box = Box(jnp.asarray(2.5))
     with jax.transfer_guard("disallow"):
         assert repr(box) == "Box(value=f32(2.5))"
-
-
-def test_a_scalar_that_a_device_still_computes_is_waited_for_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = Box([jnp.asarray(2.5)] * 3)
-    asked: list[bool] = []
-
-    def is_ready(_: Any) -> bool:
-        asked.append(True)
-        return len(asked) > 3
-
-    monkeypatch.setattr(type(box.value[0]), "is_ready", is_ready)
-    assert repr(box) == "Box(value=[f32(2.5), f32(2.5), f32(2.5)])"
-    monkeypatch.setattr(type(box.value[0]), "is_ready", lambda _: False)
-    monkeypatch.setattr(text_module, "PATIENCE", 0.0)
-    assert repr(box) == "Box(value=[f32[], f32[], f32[]])"
 
 
 def test_a_scalar_that_other_processes_hold_or_whose_computation_failed_has_no_value(

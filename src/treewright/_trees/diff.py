@@ -403,7 +403,7 @@ def _axes(old: Any, new: Any) -> str:
 
 def _value_difference(left: Any, right: Any, path: Path) -> _KindAndReason:
     abstract = (LeafType, Level, Structure, jax.ShapeDtypeStruct)
-    if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
+    if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, lambda: path_text(path)):
         return None
     return "value", _distance(left, right)
 
