@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import treewright
@@ -101,14 +100,3 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
                 assert _jax_processes.mesh_of_old_context() is None
-
-
-def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "TRACE_STATE_HOMES", ("jax.tree_util",))
-    run = treewright.loop(lambda state, x: (state + x, state), jnp.zeros(()))
-    run(1.0)
-    assert float(run.state) == 1.0
-
-    jax.jit(run)(1.0)
-    with pytest.raises(jax.errors.UnexpectedTracerError):
-        run(1.0)

@@ -382,8 +382,7 @@ def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> str:
 
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
-    spec = spec_of(node)
-    children, statics = flat_form(node)
+    spec, (children, statics) = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, spec.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
@@ -397,12 +396,12 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     return copy
 
 
-def _with_post_init(node: Any, spec: NodeSpec, changes: dict[str, Any]) -> Any:
+def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     """A copy of a node whose constructor runs `__post_init__`, which runs again, so that it derives from the changes.
 
     `dataclasses.replace` does that, which nothing here could change, and all spellings of one thing have to agree.
     """
-    children, statics = flat_form(node)
+    spec, (children, statics) = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
@@ -538,8 +537,6 @@ else:
                 f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
                 f"got {type(node).__name__!r}."
             )
-        spec = spec_of(node)
-        copy: T = (
-            _with_post_init(node, spec, changes) if changes and spec.runs_post_init else with_fields(node, changes)
-        )
+        make: Any = _with_post_init if changes and spec_of(node).runs_post_init else with_fields
+        copy: T = make(node, changes)
         return copy

@@ -86,9 +86,9 @@ def equal(self: Any, other: object) -> Any:
 
 def _compares_itself(value: Any) -> bool:
     """Whether a value is a node that is not compared by all of its children and statics, and so by its own `==`."""
-    cls = type(value)
+    cls: Any = type(value)
     return hasattr(cls, "__node_spec__") and (
-        cls.__eq__ is not equal or not all(field.equal for field in cls.__node_spec__.fields)
+        cls.__eq__ is not equal or not all(field.equal for field in spec_of(cls).fields)
     )
 
 
@@ -154,8 +154,9 @@ def hash_of(self: Any) -> int:
 
 def _hash_of_child(value: Any) -> int:
     """The hash of a node is its own; of anything else that of its exact key, by which `==` goes."""
-    if is_node(value) and type(value).__hash__ is not None:
-        return int(type(value).__hash__(value))  # past hash(), which C limits in depth
+    if is_node(value):
+        own: Any = type(value).__hash__
+        return hash(value) if own is None else int(own(value))  # past hash(), which C limits in depth
     if isinstance(value, tuple):
         return hash(tuple([_hash_of_child(item) for item in value]))
     try:

@@ -1,4 +1,4 @@
-"""A value as text: in full, over several lines for `repr`, or cut for messages; and the parts that messages are made of.
+"""Format values as text: in full, over several lines for `repr`, or cut for messages; and parts of messages.
 
 Nothing here reads the data of an array (but of scalars, for `repr`), fails on what a transformation puts into a node
 (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of which only
