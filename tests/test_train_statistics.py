@@ -165,7 +165,7 @@ class Keyed(TrainState[Net]):
 
 
 WRONG_NAMES = {
-    "kye": r"^Keyed\.apply_gradients does not take kye \(did you mean key\?\)\. It takes grads, buffers, and new values",
+    "kye": r"^Keyed\.apply_gradients does not take kye \(did you mean key\?\)\. It takes grads, buffers, and",
     "bufers": r"does not take bufers \(did you mean buffers\?\)\.",
     "stats": r"does not take stats\. .* of apply_fn, tx, key, note; it computes step",
     "params": r"does not take params\. .*; it computes step, params and opt_state, which \.replace\(\.\.\.\) sets\.$",
