@@ -110,7 +110,7 @@ def test_tree_unflatten_refuses_what_does_not_fit_the_class(make: Any) -> None:
     other: Any = Layer(1.0, 2.0) if make is ModuleLayer else ModuleLayer(1.0, 2.0)
     name = make.__qualname__
 
-    with pytest.raises(ValueError, match=rf"{name} has the children kernel, bias, 2 in all, got 1\."):
+    with pytest.raises(ValueError, match=rf"{name} has 2 children, kernel, bias, got 1\."):
         make.tree_unflatten(aux, (1.0,))
     for wrong in (other.tree_flatten()[1], None, ("tanh",)):
         with pytest.raises(

@@ -40,17 +40,14 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
         TypeError: If `aux_data` does not come from a node of this class.
         ValueError: If the number of children is not that of the class.
     """
-    table, values = spec_of(cls).table, tuple(children)
-    if not isinstance(aux_data, Statics) or aux_data.table is not table:
+    values, names = tuple(children), spec_of(cls).table.children
+    if not isinstance(aux_data, Statics) or aux_data.table is not spec_of(cls).table:
         raise TypeError(
             f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got "
             f"{short_text(aux_data)}. Take it from tree_flatten() of an instance."
         )
-    if len(values) != len(table.children):
-        raise ValueError(
-            f"{cls.__qualname__} has the children {', '.join(table.children) or 'none'}, {len(table.children)} in all, "
-            f"got {len(values)}."
-        )
+    if len(values) != len(names):
+        raise ValueError(f"{cls.__qualname__} has {len(names)} children, {', '.join(names)}, got {len(values)}.")
     return from_flat_form(cls, (values, aux_data))
 
 
@@ -77,9 +74,14 @@ def equal(self: Any, other: object) -> Any:
     left, right = ([side[field.index] for field in compared] for side in (children, others))
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
+
+    def place(index: int) -> str:
+        path, _ = jax_trees.tree_leaves_with_path(left, is_leaf=_compares_itself)[index]
+        return _place_text(path, compared, spec.cls)
+
     # The structure before the first leaf: a difference there needs no values.
     return treedef == other_treedef and all(
-        leaves_equal(ours, theirs, functools.partial(_place_of, index, left, compared, spec.cls))
+        leaves_equal(ours, theirs, functools.partial(place, index))
         for index, (ours, theirs) in enumerate(zip(leaves, other_leaves, strict=True))
     )
 
@@ -90,12 +92,6 @@ def _compares_itself(value: Any) -> bool:
     return hasattr(cls, "__node_spec__") and (
         cls.__eq__ is not equal or not all(field.equal for field in spec_of(cls).fields)
     )
-
-
-def _place_of(index: int, values: list[Any], fields: list[FieldSpec], cls: type[Any]) -> str:
-    """The place of a leaf below the values of these fields."""
-    path, _ = jax_trees.tree_leaves_with_path(values, is_leaf=_compares_itself)[index]
-    return _place_text(path, fields, cls)
 
 
 def _place_text(path: Path, fields: list[FieldSpec], cls: type[Any]) -> str:
