@@ -96,9 +96,9 @@ def test_only_the_converters_of_what_changes_run_and_then_the_checks(name: str) 
     assert ran == [name, "__post_init__", "__check_init__"]
 
 
-def test_converters_run_in_the_order_of_the_fields_and_convert() -> None:
+def test_converters_run_in_the_order_of_the_changes_and_convert() -> None:
     found = changed(Layer(1.0), width=4, kernel=[1, 2])
-    assert ran == ["kernel", "width", "__post_init__", "__check_init__"]
+    assert ran == ["width", "kernel", "__post_init__", "__check_init__"]
     assert found.kernel.dtype == jnp.int32
 
 

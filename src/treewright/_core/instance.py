@@ -382,9 +382,9 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     spec, (children, statics) = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, spec.by_name)
     new_children, new_statics = list(children), list(statics.values)
-    for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
+    for name, value in changes.items():
         field = spec.by_name[name]
-        (new_statics if field.is_static else new_children)[field.index] = field.convert(changes[name])
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(value)
     if any(map(operator.is_not, new_statics, statics.values)):
         statics = spec.table.find(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
@@ -412,8 +412,8 @@ def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
         waiting: dict[str, Any] = copy.__dict__
         # What only `__post_init__` gives a value is left open for it, as in the constructor.
         waiting |= {field.name: field.value_in((children, statics)) for field in spec.fields if not field.is_left_open}
-        for name in filter(changes.__contains__, spec.by_name):  # in the order of fields
-            set_attribute(copy, name, changes[name])
+        for name, value in changes.items():
+            set_attribute(copy, name, value)
         given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
         copy.__post_init__(*variables)
         for name, value in given.items():

@@ -14,7 +14,7 @@ import reprlib
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,133 +128,105 @@ def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
 # Values
 
 
-class _Container(NamedTuple):
-    """The text of a container, which may be written in one line or over several."""
-
-    opening: str
-    parts: "list[str | _Container]"
-    closing: str
-
-
-Text: TypeAlias = str | _Container
-
-
 class _Walk:
-    """One walk through a value: in full, or with the first `most` items of each container and an end in all."""
+    """One walk through a value: in full, or with the first `most` items of each container and an end in all.
 
-    def __init__(self, most: int | None = None, *, with_module: bool = False, for_repr: bool = False) -> None:
-        self.most, self.with_module, self.for_repr = most, with_module, for_repr
+    With a width, which `repr` has, what does not fit into a line is written over several.
+    """
+
+    def __init__(self, most: int | None = None, *, with_module: bool = False, width: int | None = None) -> None:
+        self.most, self.with_module, self.width = most, with_module, width
         self.depth = min(most or _DEPTH, _DEPTH)
         self.left = 1000  # parts; a bounded walk writes the containers after them as `Layer(...)`
-        self.inside: list[int] = []  # the ids of the containers that are being written, which end as `...` if met again
+        self.inside: list[int] = []  # the ids of the values that are being written, which end as `...` if met again
 
-    def text(self, value: Any) -> Text:
-        name = array_text(value, with_value=self.for_repr) or function_text(value, with_module=self.with_module)
+    def text(self, value: Any, beside: int = 0) -> str:
+        """The text of a value that has so many other characters in its line."""
+        name = array_text(value, with_value=self.width is not None)
+        name = name or function_text(value, with_module=self.with_module)
         if name is not None:
             return name
-        return self.opened(value, lambda: self.container(value) or self.whole(value))
-
-    def opened(self, value: Any, write: Callable[[], Text]) -> Text:
         if id(value) in self.inside or len(self.inside) > self.depth:
             return "..."
         self.inside.append(id(value))
         try:
-            return write()
+            container = self.opened(value)
+            return self.whole(value) if container is None else self.joined(*container, beside)
         finally:
             self.inside.pop()
 
-    def container(self, value: Any) -> Text | None:
-        """The text of a container; None for anything else."""
+    def opened(self, value: Any) -> tuple[str, Iterable[str], str] | None:
+        """What a container begins with, the texts of its parts, and what it ends with; None for anything else."""
         kind: Any = type(value)
-        name, pairs = kind.__name__, self.pairs
+        name, items, pairs = kind.__name__, self.items, self.pairs
         match value:
             case _ if hasattr(kind, "__node_spec__"):
-                return self.node(value) if kind.__repr__ is node_repr else None
+                is_asked = self.width is not None and len(self.inside) == 1  # by a `__repr__` of its own, it may be
+                known = kind.__repr__ is node_repr or is_asked
+                return (f"{kind.__qualname__}(", pairs(shown_fields(value)), ")") if known else None
             case tuple() if hasattr(kind, "_fields"):
-                return self.parts(f"{name}(", pairs(zip(kind._fields, value, strict=True)), ")")
+                return f"{name}(", pairs(zip(kind._fields, value, strict=True)), ")"
             case tuple() if kind is tuple:
-                return self.parts("(", map(self.text, value), ",)" if len(value) == 1 else ")")
+                return "(", items(value), ",)" if len(value) == 1 else ")"
             case list() if kind is list:
-                return self.parts("[", map(self.text, value), "]")
+                return "[", items(value), "]"
             case set() | frozenset() if value:
                 few = itertools.islice(value, None if self.most is None else self.most + 1)
                 opening, closing = ("{", "}") if kind is set else (f"{name}({{", "})")
-                return self.parts(opening, sorted(map(self.text, few), key=_line), closing)
+                return opening, sorted(items(few)), closing
             case functools.partial():
-                arguments = map(self.text, (value.func, *value.args))
-                return self.parts(f"{name}(", itertools.chain(arguments, pairs(value.keywords.items())), ")")
+                return f"{name}(", itertools.chain(items((value.func, *value.args)), pairs(value.keywords.items())), ")"
             case Mapping() if isinstance(value, dict) or hasattr(kind, "_kind_"):  # FrozenMapping
                 opening, closing = ("{", "}") if kind is dict else (f"{name}({{", "})")
-                names = ((_line(self.text(key)), item) for key, item in value.items())
-                return self.parts(opening, pairs(names, sign=": "), closing)
+                return opening, pairs(((self.text(key), item) for key, item in value.items()), sign=": "), closing
         return None
-
-    def node(self, node: Any) -> Text:
-        return self.parts(f"{type(node).__qualname__}(", self.pairs(shown_fields(node)), ")")
 
     def whole(self, value: Any) -> str:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
-        kind: Any = type(value)
-        if self.for_repr:
-            return repr(value)
-        if self.most is None:
-            return _in_one_line(repr(value))
-        if kind is types.MethodType:
-            return f"{value.__func__.__qualname__} of {_line(self.text(value.__self__))}"
-        if kind.__repr__ is object.__repr__:  # its address would say nothing
+        if self.width is not None:
+            return repr(value).replace("\n", f"\n{self.indent}")
+        is_cut, kind = self.most is not None, type(value)
+        if is_cut and kind is types.MethodType:
+            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
+        if is_cut and kind.__repr__ is object.__repr__:  # its address would say nothing
             return f"<{kind.__qualname__} object>"
-        return _in_one_line(_CUT.repr(value))
+        shown = _CUT.repr(value) if is_cut else repr(value)
+        return " ".join(shown.split()) if "\n" in shown else shown
 
-    def parts(self, opening: str, texts: Iterable[Text], closing: str) -> Text:
-        most = self.most if self.most is None or self.left > 0 else 0
-        texts = iter(texts)
-        parts = [*itertools.islice(texts, most), *("..." for _ in itertools.islice(texts, 1))]
-        self.left -= len(parts)
-        return _Container(opening, parts, closing) if parts else f"{opening}{closing}"
+    @property
+    def indent(self) -> str:
+        return "    " * (len(self.inside) - 1)
 
-    def pairs(self, items: Iterable[tuple[str, Any]], sign: str = "=") -> Iterator[Text]:
+    def items(self, values: Iterable[Any]) -> Iterator[str]:
+        return (self.text(value, beside=1) for value in values)  # a comma
+
+    def pairs(self, items: Iterable[tuple[str, Any]], sign: str = "=") -> Iterator[str]:
         for name, value in items:
-            shown = self.text(value)
-            if isinstance(shown, str):
-                yield f"{name}{sign}{shown}"
-            else:
-                yield shown._replace(opening=f"{name}{sign}{shown.opening}")
+            yield f"{name}{sign}{self.text(value, beside=len(name) + len(sign) + 1)}"
 
-
-def _line(shown: Text) -> str:
-    """A text in one line."""
-    return shown if isinstance(shown, str) else f"{shown.opening}{', '.join(map(_line, shown.parts))}{shown.closing}"
-
-
-def _in_one_line(shown: str) -> str:
-    return " ".join(shown.split()) if "\n" in shown else shown
-
-
-def _lines(shown: Text, indent: str = "", end: str = "") -> Iterator[str]:
-    """A text as a Python programmer would write it: in one line where it fits, else with a line for each part."""
-    line = f"{_line(shown)}{end}"
-    if isinstance(shown, str) or ("\n" not in line and len(indent) + len(line) <= _WIDTH):
-        yield from (f"{indent}{part}" for part in line.split("\n"))
-        return
-    opening, parts, closing = shown
-    inner = f"{indent}    "
-    yield f"{indent}{opening}"
-    if all(isinstance(part, str) and part[:1] in _NUMERALS for part in parts):
-        yield from textwrap.wrap(", ".join(map(_line, parts)), _WIDTH, initial_indent=inner, subsequent_indent=inner)
-    else:
-        for part in parts:
-            yield from _lines(part, inner, ",")
-    yield f"{indent}{closing.lstrip(',')}{end}"
+    def joined(self, opening: str, texts: Iterable[str], closing: str, beside: int) -> str:
+        """As a Python programmer would write it: in one line where it fits, else with a line for each part."""
+        parts = _first(texts, self.most if self.most is None or self.left > 0 else 0)
+        self.left -= len(parts)
+        line, indent = f"{opening}{', '.join(parts)}{closing}", self.indent
+        fits = self.width is None or ("\n" not in line and len(indent) + len(line) + beside <= self.width)
+        if fits or not parts:
+            return line
+        inner = f"{indent}    "
+        lines = [f"{inner}{part}," for part in parts]
+        if all(part[:1] in _NUMERALS for part in parts):
+            lines = textwrap.wrap(", ".join(parts), _WIDTH, initial_indent=inner, subsequent_indent=inner)
+        return "\n".join([opening, *lines, f"{indent}{closing.lstrip(',')}"])
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
     """One line for any value, in full: arrays by shape and dtype, functions by name, nodes by their fields."""
-    return _line(_Walk(with_module=with_module).text(value))
+    return _Walk(with_module=with_module).text(value)
 
 
 def short_text(value: Any, *, with_module: bool = False) -> str:
     """One line of at most 80 characters for any value; functions and classes with their module if asked."""
-    return cut_text(_line(_Walk(6, with_module=with_module).text(value)))
+    return cut_text(_Walk(6, with_module=with_module).text(value))
 
 
 @reprlib.recursive_repr()
@@ -263,8 +235,7 @@ def node_repr(self: Any) -> str:
 
     In one line of at most 88 characters, or over several; with dots for what is beyond a thousand values.
     """
-    walk = _Walk(100, for_repr=True)
-    return "\n".join(_lines(walk.opened(self, lambda: walk.node(self))))
+    return _Walk(100, width=_WIDTH).text(self)
 
 
 # Parts of messages
@@ -316,6 +287,11 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def first_names(names: Iterable[str], count: int = 3) -> str:
-    """The first of these names, and dots for the others, which are not made."""
-    names = iter(names)
-    return ", ".join([*itertools.islice(names, count), *("..." for _ in itertools.islice(names, 1))])
+    """The first of these names, and dots for the others."""
+    return ", ".join(_first(names, count))
+
+
+def _first(texts: Iterable[str], count: int | None) -> list[str]:
+    """The first of these texts, and dots for the others, which are not made."""
+    texts = iter(texts)
+    return [*itertools.islice(texts, count), *("..." for _ in itertools.islice(texts, 1))]
