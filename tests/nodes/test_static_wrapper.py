@@ -100,9 +100,15 @@ def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
 
 def test_statics_hash_and_compare_by_their_exact_values() -> None:
     assert len({Static(1), Static(1), Static((1, 2)), Static((1, 2))}) == 2
-    assert Static(1) != Static(True)
+    assert Static(1) not in {1, Static(True)}
     assert Static(0.0) != Static(-0.0)
     assert Static(float("nan")) == Static(float("nan"))
+
+
+@pytest.mark.parametrize("value", [False, True, 0, 1, "", "train", None, (), (0,)])
+def test_it_is_true_where_its_value_is_in_traces_too(value: Any) -> None:
+    assert bool(Static(value)) is bool(value)
+    assert jax.jit(lambda flag, x: x if flag else -x)(Static(value), 1.0) == (1.0 if value else -1.0)
 
 
 # The interned object
