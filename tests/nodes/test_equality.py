@@ -303,7 +303,12 @@ def test_equal_nodes_have_equal_hashes_or_none(make: Callable[[], Any]) -> None:
         assert {one: "found"}[other] == "found"
 
 
-@pytest.mark.parametrize("other", [Layer(1, "b"), Layer(2, "a"), Layer(1, "a", 4), Layer(True, "a"), Layer((1,), "a")])
+def test_the_hash_is_that_of_the_fields_as_a_tuple() -> None:
+    assert hash(Layer(1, "a", 2)) == hash((1, "a", 2))
+    assert hash(Layer(Layer(1), (None,))) == hash((Layer(1), (None,), 3))
+
+
+@pytest.mark.parametrize("other", [Layer(1, "b"), Layer(2, "a"), Layer(1, "a", 4), Layer((1,), "a")])
 def test_the_hash_is_by_value(other: Layer) -> None:
     assert hash(Layer(1, "a")) == hash(Layer(1, "a")) != hash(other)
     assert hash(Net(Layer(1, "a"))) == hash(Net(Layer(1, "a"))) != hash(Net(other))

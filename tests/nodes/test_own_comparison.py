@@ -60,7 +60,7 @@ def behaviour(cls: Any) -> tuple[str, str, str]:
         hashed = "none"
     else:
         code = hash(number)
-        hashed = {hash(cls(1)): "value", object.__hash__(number): "python", 7: "own"}[code]
+        hashed = {7: "own", hash((1,)): "value", object.__hash__(number): "python"}[code]
     shown = repr(number)
     return equality, hashed, "own" if shown == "own" else "value" if shown == "Net(value=1)" else "python"
 
@@ -119,6 +119,6 @@ def test_methods_that_dataclasses_generated_for_a_base_are_generated_for_a_node(
 
     for cls in (made(Empty, Plain, decorate=True), made(Empty, Plain, Module)):
         assert cls(jnp.ones(2)) == cls(jnp.ones(2))
-        assert hash(cls(1)) == hash(cls(1))
+        assert hash(cls(1)) == hash((1,))
         assert one_line(cls(jnp.ones(2))).endswith("(value=f32[2])")
     assert behaviour(made(Empty, Plain, Module, eq=False))[0] == "python"

@@ -22,7 +22,7 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
-from treewright._core.keys import Keys, NoExactKeyError, exact_key, problem_of
+from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._core.statics import Statics, table_in
 from treewright._core.text import Verbatim, array_text, node_repr, short_text, shown_fields
 from treewright.errors import TracedComparisonError
@@ -133,44 +133,52 @@ def _scalars_equal(left: Any, right: Any) -> bool:
 
 
 def hash_of(self: Any) -> int:
-    """By value, where all leaves can be hashed.
+    """By value, where all leaves can be hashed, as a tuple of the fields.
 
     Raises:
         TypeError: If a child holds an array, or anything else that can't be hashed.
     """
-    spec, (children, statics) = spec_of(self), flat_form(self)
-    keys = [key for field, key in zip(spec.statics, statics.keys, strict=True) if field.hash]
-    fields = [field for field in spec.children if field.hash]
-    values = [children[field.index] for field in fields]
+    children, statics = flat_form(self)
+    fields = [field for field in spec_of(self).fields if field.hash]
     try:
-        return hash((*keys, *[_hash_of_child(value) for value in values]))
+        parts: list[Any] = []
+        for field in fields:
+            if field.is_static:
+                parts.append(_plainest(statics.values[field.index], statics.keys[field.index]))
+            else:
+                parts.append(_hashed_as(children[field.index]))
+        return hash(tuple(parts))
     except TypeError as error:
-        raise _unhashable(self, values, fields) or error from None
+        raise _unhashable(self, children, [field for field in fields if not field.is_static]) or error from None
 
 
-def _hash_of_child(value: Any) -> int:
-    """The hash of a node is its own; of anything else that of its exact key, by which `==` goes."""
+def _hashed_as(value: Any) -> Any:
+    """What stands for a child in the hash: a node itself, of anything else the exact key, by which `==` goes."""
     if is_node(value):
-        own: Any = type(value).__hash__
-        return hash(value) if own is None else int(own(value))  # past hash(), which C limits in depth
+        return value
     if isinstance(value, tuple):
-        return hash(tuple([_hash_of_child(item) for item in value]))
+        return tuple([_hashed_as(part) for part in value])
     try:
-        return hash(exact_key(value))
+        return _plainest(value, exact_key(value))
     except NoExactKeyError:
-        return hash(value)
+        return value
 
 
-def _unhashable(node: Any, values: list[Any], fields: list[FieldSpec]) -> TypeError | None:
-    """The error for the first leaf that has no hash, by its place."""
-    cls = type(node)
+def _plainest(value: Any, key: Any) -> Any:
+    """A value itself where that is as good as its exact key, so that the hash is that of a tuple of the fields."""
+    return value if compared_by_itself(value, key) else key
+
+
+def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -> TypeError | None:
+    """The error for the first leaf below these fields that has no hash, by its place."""
+    cls, values = type(node), [children[field.index] for field in fields]
 
     def is_whole(value: Any) -> bool:
         return value is not values and (_compares_itself(value) or isinstance(value, list | dict))
 
     for path, leaf in jax_trees.tree_leaves_with_path(values, is_leaf=is_whole):
         try:
-            _hash_of_child(leaf)
+            hash(_hashed_as(leaf))
         except TypeError:
             shown = array_text(leaf)
             method = " As the function to jit or checkpoint, give its method: jit(node.__call__)." * callable(node)
