@@ -1,8 +1,8 @@
-"""Methods of every node: `==`, `hash`, `copy`, `pickle`, rich's representation, and the public flatten pair."""
+"""Methods of every node: `==`, `hash`, `copy`, `pickle`, and the public flatten pair."""
 
 import copy as copying
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ from treewright._core.instance import (
 from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._core.statics import Statics, table_in
-from treewright._core.text import Verbatim, array_text, node_repr, short_text, shown_fields
+from treewright._core.text import array_text, node_repr, short_text
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
@@ -239,20 +239,6 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     _store(self, PAIR, (tuple([children[name] for name in table.children]), statics))
 
 
-# rich
-
-
-def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
-    """For `rich`: the fields, arrays as short text, in lists, tuples and dicts too."""
-    for name, value in shown_fields(self):
-        yield name, jax.tree.map(_shortened, value, is_leaf=lambda part: type(part) not in {list, tuple, dict})
-
-
-def _shortened(value: Any) -> Any:
-    shown = array_text(value, with_value=True)
-    return value if shown is None else Verbatim(shown)
-
-
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
 Methods = MappingProxyType[str, Any]
 FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__": delete_attribute})
@@ -266,6 +252,5 @@ OTHERS: Methods = MappingProxyType(
         "__reduce__": reduce,
         "__replace__": replace,
         "_exact_key_": exact_key_of,
-        "__rich_repr__": node_rich_repr,
     }
 )

@@ -229,13 +229,18 @@ def short_text(value: Any, *, with_module: bool = False) -> str:
     return cut_text(_Walk(6, with_module=with_module).text(value))
 
 
-@reprlib.recursive_repr()
 def node_repr(self: Any) -> str:
     """The `__repr__` of a node: arrays as `f32[784,128]`, scalars as `f32(0.5)`, statics in full.
 
     In one line of at most 88 characters, or over several; with dots for what is beyond a thousand values.
     """
-    return _Walk(100, width=_WIDTH).text(self)
+    # Not the method itself: rich takes the `__repr__` of a dataclass by its file, and would print whole arrays.
+    return _repr_once(self)
+
+
+@reprlib.recursive_repr()
+def _repr_once(node: Any) -> str:
+    return _Walk(100, width=_WIDTH).text(node)
 
 
 # Parts of messages
