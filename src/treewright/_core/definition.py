@@ -354,7 +354,7 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     is_own = field_.name in draft.annotations or field_._field_type is _INIT_VAR
     for base in [] if is_own else cls.__mro__[1:]:
         body = vars(base)
-        if "__node_spec__" in body and body["__dataclass_fields__"].get(field_.name) is field_:
+        if "__node_spec__" in body and body.get("__dataclass_fields__", {}).get(field_.name) is field_:
             known: FieldSpec = body["__node_spec__"].by_name[field_.name]
             return known
     options = options_of(field_)
