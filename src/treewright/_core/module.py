@@ -143,11 +143,18 @@ jax.export.register_pytree_node_serialization(
 )
 
 
+# For checkers, which else make instances of abstract Modules: at run time Python refuses them without the metaclass.
+if TYPE_CHECKING:
+    from abc import ABC
+else:
+    ABC = object
+
+
 # Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
 # would take a class that is not frozen for unhashable, and so refuse it as a static.
 @public("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
-class Module:
+class Module(ABC):
     """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
 
     A subclass gets an `__init__` from its fields, or writes its own and assigns to them; when that returns, the
