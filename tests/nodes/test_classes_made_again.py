@@ -16,6 +16,7 @@ import pytest
 
 import treewright
 from treewright import TrainState, replace
+from treewright.errors import NodeDefinitionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,14 +66,35 @@ def test_a_class_has_an_answer_for_each_name_that_it_lists(module: Any, name: st
     assert all(hasattr(TrainState, listed) for listed in dir(TrainState) if listed != "__abstractmethods__")
 
 
-def test_on_the_class_a_field_is_its_view_which_dataclasses_refuses_as_a_default() -> None:
+def test_on_the_class_a_field_is_its_view() -> None:
     class Net(treewright.Module):
         x: Any
         y: Any = 2.0
 
-    with pytest.raises(ValueError, match=r"mutable default <class '.*View'> for field x is not allowed"):
-        dataclasses.dataclass(frozen=True)(Net)
     assert (type(Net.x).__name__, type(Net.y).__name__) == ("FieldView", "FieldView")
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": True}])
+def test_dataclass_above_a_node_class_is_refused_in_clear_words(options: dict[str, bool]) -> None:
+    class Net(treewright.Module):
+        x: Any
+        y: Any = 2.0
+
+    @treewright.pytree_dataclass
+    class Data:
+        x: Any
+
+    class Below(Data):
+        x: Any
+
+    for cls in (Net, Data, Below):
+        with pytest.raises(NodeDefinitionError) as caught:
+            dataclasses.dataclass(**options)(cls)
+        assert str(caught.value) == (
+            "x is a field of a node class, and a node class is a dataclass already. Drop @dataclass, or put "
+            "@pytree_dataclass in its place above a subclass of a decorated class."
+        )
+    assert jax.tree.leaves([Net(1.0), Data(3.0)]) == [1.0, 2.0, 3.0]
 
 
 def update_class(old: type[Any], new: type[Any]) -> None:

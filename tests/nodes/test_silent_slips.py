@@ -220,46 +220,52 @@ def test_an_array_anywhere_in_a_default_is_refused(make: Any, default: Any, what
     )
 
 
-# Arrays in the body
+# Values in the body without an annotation
 
 
 @both_ways
 @pytest.mark.parametrize(
-    ("value", "what", "kind"),
+    ("value", "found", "kind"),
     [
-        (jnp.ones(3), "is an array, f32[3]", "jax.Array"),
-        (np.ones(3), "is an array, f64[3](numpy)", "ndarray"),
-        (jax.random.key(0), "is an array, key<fry>[]", "jax.Array"),
-        ([jnp.ones(3)], "is a list that holds an array, f32[3]", "list"),
-        ({"a": (1.0, jnp.ones(2))}, "is a dict that holds an array, f32[2]", "dict"),
-        (Inner(jnp.ones(3)), "is a Inner that holds an array, f32[3]", "Inner"),
-        (eqx.nn.Identity(), None, ""),
-        (eqx.nn.LayerNorm(2), "is a LayerNorm that holds an array, f32[2]", "LayerNorm"),
-        ((1.0, "a", None), None, ""),
-        (2.0, None, ""),
-        (np.float32(1.0), None, ""),
-        (Static("train"), None, ""),
-        (Inner(2.0), None, ""),
-        (freeze(np.ones(3)), None, ""),
-        (SPEC, None, ""),
-        (CYCLIC, None, ""),
-        ({1: jnp.ones(3), "a": 2}, None, ""),  # which is not a tree
-        (jnp.tanh, None, ""),
-        (jax.Array, None, ""),
+        (jnp.ones(3), "an array, f32[3],", "jax.Array"),
+        (np.ones(3), "an array, f64[3](numpy),", "ndarray"),
+        (jax.random.key(0), "an array, key<fry>[],", "jax.Array"),
+        ([jnp.ones(3)], "a list that holds f32[3]", "list"),
+        ({"a": (1.0, jnp.ones(2))}, "a dict that holds f32[2]", "dict"),
+        (Inner(jnp.ones(3)), "a Inner that holds f32[3]", "Inner"),
+        (eqx.nn.LayerNorm(2), "a LayerNorm that holds f32[2]", "LayerNorm"),
+        ([], "a list", "list"),
+        ({1: jnp.ones(3), "a": 2}, "a dict", "dict"),  # which is not a tree
+        ({2}, "a set", "set"),
+        (CYCLIC, "a list", "list"),
     ],
 )
-def test_an_array_without_an_annotation_is_refused(make: Any, value: Any, what: str | None, kind: str) -> None:
-    if what is None:
-        assert jax.tree.leaves(make(w=value)()) == []
-        return
+def test_what_all_instances_would_share_is_refused_without_an_annotation(
+    make: Any, value: Any, found: str, kind: str
+) -> None:
     message = (
-        f"Net.w {what}, and is not a field: no leaf of an instance, never trained, and a constant in what jit "
-        f"compiles. Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if a constant "
-        f"is meant."
+        f"Net.w is {found} without an annotation, so it is not a field: all instances share it, and what it holds is a "
+        f"constant in what jit compiles.\n"
+        f"  Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if that is meant."
     )
+
     assert refused(make, w=value) == message
     for annotation in (ClassVar, ClassVar[Any], "ClassVar[jax.Array]", "ClassVar[Unknown]"):
-        assert jax.tree.leaves(make(__annotations__={"w": annotation}, w=value)()) == []
+        base = make(__annotations__={"w": annotation}, w=value)
+        below = type("Below", (base,), {"w": value})  # said once
+        assert jax.tree.leaves((base(), (below if make is module else pytree_dataclass(below))())) == []
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2.0, "relu", (1.0, "a", None), np.float32(1.0), frozenset({1}), Static("train"), Inner(2.0)),
+        *(freeze(np.ones(3)), eqx.nn.Identity(), SPEC, jnp.tanh, jax.Array),
+    ],
+)
+def test_a_constant_of_the_class_needs_no_annotation(make: Any, value: Any) -> None:
+    assert jax.tree.leaves(make(w=value)()) == []
 
 
 # `Static` as the type of a field

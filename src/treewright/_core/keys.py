@@ -39,8 +39,8 @@ from treewright._core.functions import (
 )
 from treewright._core.jax_private import is_key_dtype, node_data
 from treewright._core.kinds import DATACLASS, DTYPE, KINDS, NAMEDTUPLE, Kind, field_values, is_frozen_mapping, kind_of
+from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 from treewright._core.text import first_names, short_text, text, text_with_class
-from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
 BY_VALUE = inspected.BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
