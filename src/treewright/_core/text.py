@@ -185,7 +185,8 @@ class _Walk:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
         if self.width is not None:
             return repr(value).replace("\n", f"\n{self.indent}")
-        is_cut, kind = self.most is not None, type(value)
+        kind: Any = type(value)
+        is_cut = self.most is not None
         if is_cut and kind is types.MethodType:
             return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
         if is_cut and kind.__repr__ is object.__repr__:  # its address would say nothing
