@@ -70,7 +70,7 @@ def test_what_returns_no_places_is_refused() -> None:
             TypeError, match=r"^The function that says where must return a place of the tree, or a tupl"
         ):
             at(small_net(), where)
-    with pytest.raises(TypeError, match=r"^where= takes a function, the text of a path or a predicate, got 3\.$"):
+    with pytest.raises(TypeError, match=r"^where= takes a function, a path or a predicate, got 3\.$"):
         at(small_net(), 3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
