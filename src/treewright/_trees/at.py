@@ -51,7 +51,7 @@ def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
 @cured(lambda _args, _kwargs: _CURE)
-def at(tree: Any, where: str | Path | Callable[..., Any]) -> "At[Any, Any]":
+def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any, Any]":
     """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
     The copy shares with the original all that is not on the way to a changed place, so it costs the depth of the path
