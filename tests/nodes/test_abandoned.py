@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import pytest
 
-from treewright import Module, pytree_dataclass, static
-from treewright.errors import StaticFieldError, UnfinishedNodeError
+from treewright import Module, pytree_dataclass
+from treewright.errors import UnfinishedNodeError
 
 
 def test_a_constructor_that_raises_leaves_nothing_mutable_and_says_so() -> None:
@@ -54,17 +54,6 @@ def test_a_check_or_post_init_that_raises_abandons_the_node(where: str) -> None:
     with pytest.raises(UnfinishedNodeError, match=r"its __init__ raised ValueError\(negative\)"):
         _ = leaked[0].x
     assert vars(leaked[0]).keys() <= {"_node"}
-
-
-def test_a_static_that_is_refused_at_sealing_abandons_the_node() -> None:
-    class Net(Module):
-        sizes: Any = static()
-
-        def __init__(self) -> None:
-            self.sizes = [1, 2]
-
-    with pytest.raises(StaticFieldError, match=r"Net\.sizes is static but holds a list, \[1, 2\]"):
-        Net()
 
 
 def test_a_failed_construction_is_freed_without_the_garbage_collector() -> None:

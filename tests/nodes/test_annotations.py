@@ -233,31 +233,3 @@ def test_a_static_may_name_its_own_class() -> None:
     exec(compile(HEADER + source, "annotated", "exec", dont_inherit=True), vars(module))
 
     assert module.c.up == module.C(2)
-
-
-def test_a_field_whose_annotation_is_gone_is_read_without() -> None:
-    class Plain:
-        x: int
-
-    base = dataclasses.make_dataclass("Base", [("y", int)], frozen=True)
-    del base.__annotations__
-    below: Any = pytree_dataclass(type("Below", (base, Plain), {}))
-
-    assert [one.name for one in dataclasses.fields(below)] == ["y"]
-    assert below(3).y == 3
-
-
-# Classes that are made in steps
-
-
-def test_a_decorator_after_make_dataclass_keeps_the_module() -> None:
-    @pytree_dataclass
-    class Base:
-        x: int
-
-    class Below(Base):
-        y: int
-
-    Below.__module__ = "somewhere"
-
-    assert pytree_dataclass(Below).__module__ == "somewhere"

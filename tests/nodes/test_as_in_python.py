@@ -19,7 +19,6 @@ import typing_extensions
 
 import treewright
 from treewright import Module, Static, pytree_dataclass, static
-from treewright.errors import NodeInitError
 
 # Whose __init__ runs
 
@@ -92,19 +91,6 @@ def test_the_init_that_runs_is_the_first_in_the_order_of_bases_as_in_python() ->
         assert types.new_class("Sub", (cls,))(1.0).x == node.x, bases
 
 
-def test_a_mixin_before_module_fills_the_fields_of_the_class() -> None:
-    class Net(Mixin, Module):
-        x: Any
-        mode: str = static(default="m")
-
-    class Deeper(Plain, Net):
-        pass
-
-    assert (Net(1.0).x, Deeper(2.0).x, Net(1.0).mode) == (("mixin", 1.0), ("mixin", 2.0), "m")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Net(1.0).x = 2.0
-
-
 def test_a_decorated_class_does_not_inherit_the_init_of_a_mixin() -> None:
     @pytree_dataclass
     class Base:
@@ -138,15 +124,6 @@ def test_super_init_of_module_goes_on_to_the_bases_behind_it() -> None:
             super().__init__(1.0)
 
     assert Net().x == ("mixin", 1.0)
-
-
-def test_a_mixin_that_leaves_a_field_out_is_an_error() -> None:
-    class Net(Mixin, Module):
-        x: Any
-        y: Any
-
-    with pytest.raises(NodeInitError, match=r"Net\.__init__ gave no value to y"):
-        Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # Abstract methods
@@ -210,17 +187,6 @@ def test_a_bare_module_is_frozen_and_takes_nothing() -> None:
         treewright.replace(bare, x=1)
 
 
-def test_a_subclass_may_stand_beside_a_dataclass_that_is_not_frozen() -> None:
-    @dataclasses.dataclass
-    class Changeable:
-        x: Any
-
-    class Net(Changeable, Module):
-        y: Any
-
-    assert jax.tree.leaves(Net(1.0, 2.0)) == [1.0, 2.0]
-
-
 # __repr__
 
 
@@ -248,24 +214,6 @@ def test_super_repr_and_a_wrapped_repr_show_the_fields() -> None:
     cyclic: list[Any] = []
     cyclic.append(Net(cyclic))
     assert repr(cyclic[0]) == "<Net(kernel=[...], inner=None)>"
-
-
-def test_beartype_around_a_node_leaves_its_repr_and_checks_its_methods() -> None:
-    beartype = pytest.importorskip("beartype")
-
-    @pytree_dataclass
-    class Point:
-        x: float
-
-        def moved(self, by: float) -> "Any":
-            return treewright.replace(self, x=self.x + by)
-
-    checked: Any = beartype.beartype(Point)
-
-    assert repr(checked(1.0).moved(2.0)) == f"{Point.__qualname__}(x=3.0)"
-    assert jax.tree.map(str, checked(1.0)).x == "1.0"  # unflatten checks nothing
-    with pytest.raises(beartype.roar.BeartypeCallHintViolation):
-        checked(1.0).moved("far")
 
 
 # Doctests
@@ -334,13 +282,3 @@ def test_doctests_of_methods_are_found_and_run(tmp_path: Path, monkeypatch: pyte
     names = {test.name.removeprefix("with_doctests.Net") for test in found}
     assert names == {"", ".method", ".jitted", ".half", ".__call__"}
     assert (runner.summarize(verbose=False).failed, runner.tries) == (0, 5)
-
-
-def test_what_a_module_keeps_of_a_method_says_what_its_function_says() -> None:
-    class Net(Module):
-        def method(self) -> None:
-            """Does nothing."""
-
-    kept = vars(Net)["method"]
-
-    assert (kept.__doc__, kept.__name__, kept.__module__) == ("Does nothing.", "method", __name__)

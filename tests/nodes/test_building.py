@@ -66,42 +66,6 @@ def test_super_init_works_with_custom_and_generated_bases() -> None:
     assert Top().mode == "n"
 
 
-def test_a_custom_init_is_inherited_by_a_module_without_one() -> None:
-    class Wide(Linear):
-        def total(self) -> Any:
-            return self.kernel.sum()
-
-    assert Wide(3).total() == 9.0
-    assert jax.tree.leaves(Wide(2))[0].shape == (2, 2)
-
-
-def test_a_decorated_subclass_gets_a_generated_init_as_in_dataclasses() -> None:
-    @pytree_dataclass
-    class Base:
-        x: Any
-
-        def __init__(self) -> None:
-            object.__setattr__(self, "x", 1.0)
-
-    @pytree_dataclass
-    class Sub(Base):
-        y: Any
-
-    assert jax.tree.leaves([Base(), Sub(2.0, 3.0)]) == [1.0, 2.0, 3.0]
-
-
-def test_an_init_of_a_base_that_is_no_node_is_used_where_none_is_generated() -> None:
-    class Plain:
-        def __init__(self, x: Any) -> None:
-            self.x = x
-
-    @pytree_dataclass(init=False)
-    class Node(Plain):
-        x: Any
-
-    assert jax.tree.leaves(Node(3.0)) == [3.0]
-
-
 def test_a_class_without_any_init_says_that_nobody_fills_it() -> None:
     @pytree_dataclass(init=False)
     class Empty:
@@ -111,23 +75,6 @@ def test_a_class_without_any_init_says_that_nobody_fills_it() -> None:
         _ = Empty().x
     with pytest.raises(UnfinishedNodeError, match="no __init__ of a node has run"):
         Empty().tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_missing_and_undeclared_fields_give_one_error_with_close_matches() -> None:
-    class Net(Module):
-        kernel: Any
-        bias: Any
-
-        def __init__(self) -> None:
-            self.kernle = 1.0
-            self.other = 2.0
-
-    message = (
-        r"Net\.__init__ gave no value to kernel, bias and assigned to kernle \(did you mean kernel\?\), other, "
-        r"which it does not declare"
-    )
-    with pytest.raises(NodeInitError, match=message):
-        Net()
 
 
 def test_a_method_replaced_in_init_is_an_undeclared_field() -> None:
@@ -174,32 +121,6 @@ def test_a_field_can_be_deleted_and_assigned_again_inside_init() -> None:
             self.w = 2.0
 
     assert Net().w == 2.0
-
-
-def test_a_field_may_be_assigned_before_init_runs() -> None:
-    class Net(Module):
-        w: Any
-
-        def __new__(cls) -> Any:
-            net: Any = super().__new__(cls)
-            net.w = 1.0
-            return net
-
-        def __init__(self) -> None:
-            self.w = 2 * self.w
-
-    assert Net().w == 2.0
-
-
-def test_a_static_that_is_compared_by_content_can_be_read_while_init_runs() -> None:
-    class Net(Module):
-        function: Any = static(compare="content")
-
-        def __init__(self, scale: float) -> None:
-            self.function = lambda x: scale * jnp.abs(x)
-            assert self.function(-2) == 2 * scale
-
-    assert [Net(scale).function(1) for scale in (3, 4)] == [3, 4]
 
 
 # __post_init__, converters, checks
@@ -297,23 +218,6 @@ def test_a_field_that_only_post_init_fills_is_missed_when_it_does_not() -> None:
         Node()
 
 
-def test_a_jitted_call_inside_post_init_does_not_recurse() -> None:
-    calls: list[int] = []
-
-    @pytree_dataclass
-    class Node:
-        x: Any
-        y: Any = field(init=False)
-
-        def __post_init__(self) -> None:
-            calls.append(1)
-            object.__setattr__(self, "y", jax.jit(lambda x: x * 2)(self.x))
-
-    node = Node(jnp.float32(3.0))
-    jax.jit(lambda n: n)(node)
-    assert (node.y, calls) == (6.0, [1])
-
-
 # Delegating classes
 
 
@@ -335,27 +239,3 @@ def test_a_getattr_that_delegates_is_never_asked_for_what_the_node_holds() -> No
     assert wrapped.scale == 2.0
     assert [leaf.shape for leaf in jax.tree.leaves(wrapped) if hasattr(leaf, "shape")] == [(2, 2)]
     assert replace(wrapped, scale=3.0).scale == 3.0
-
-
-def test_a_misspelt_keyword_of_ones_own_init_is_answered_with_the_close_match() -> None:
-    class Net(Module):
-        kernel: Any
-
-        def __init__(self, inputs: int, *, kernel_scale: float = 1.0) -> None:
-            self.kernel = inputs * kernel_scale
-
-    make: Any = Net
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'kernel_scal'.*[Dd]id you mean '?kernel_scale"):
-        make(3, kernel_scal=2.0)
-
-
-def test_dataclasses_replace_on_a_class_with_its_own_init_says_why_not() -> None:
-    class Net(Module):
-        kernel: Any
-
-        def __init__(self, inputs: int) -> None:
-            self.kernel = inputs * 1.0
-
-    with pytest.raises(TypeError, match=r"'kernel'.* dataclasses\.replace gives a constructor all fields"):
-        dataclasses.replace(Net(3), kernel=2.0)
-    assert replace(Net(3), kernel=2.0).kernel == 2.0

@@ -2,9 +2,7 @@
 
 import dataclasses
 import enum
-import gc
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import treewright
 from treewright import Module, field, static
 from treewright.errors import ChildWarning
 
@@ -154,45 +151,6 @@ def test_another_error_of_a_method_is_left_alone() -> None:
         Branching(True, 2).wrong(1)
 
     assert not hasattr(caught.value, "__notes__")
-
-
-def test_a_misspelt_name_of_the_package_has_its_close_match_in_the_text() -> None:
-    misspelt: Any = treewright
-    with pytest.raises(AttributeError, match=r"no attribute 'Modul' \(did you mean Module\?\)$") as caught:
-        _ = misspelt.Modul
-
-    assert caught.value.name is None  # or Python would add the same guess
-
-
-class _Mixed(Module):
-    first: Callable[..., Any] | None
-    second: tuple[Any, ...] | str = ()
-
-
-Mixed: Any = _Mixed
-
-
-def test_values_that_pass_do_not_let_others_pass_after_them() -> None:
-    for _ in range(2):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for passing in (jnp.ones(2), PARTIAL(jnp.dot, 1.0), Scale(2.0), None, (1.0,)):
-                Mixed(passing, passing)
-        with pytest.warns(ChildWarning, match=r"^_Mixed\.first is a child and holds the function relu"):
-            Mixed(jax.nn.relu)
-        with pytest.warns(ChildWarning, match=r"^_Mixed\.second is a child and holds a str, 'relu'"):
-            Mixed(Scale(2.0), "relu")
-
-
-def test_a_class_of_which_nothing_is_warned_is_not_kept_alive() -> None:
-    leaf = type("Leaf", (), {"__call__": lambda _: None, "dtype": jnp.float32})
-    Mixed(leaf())
-
-    gone = weakref.ref(leaf)
-    del leaf
-    gc.collect()
-
-    assert gone() is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -52,22 +52,6 @@ def test_unflatten_converts_nothing() -> None:
     assert jax.tree.map(lambda leaf: "any leaf", Layer(1.0)).kernel == "any leaf"
 
 
-def test_a_converted_default_is_the_default_itself() -> None:
-    default = object()
-
-    assert Converted(default) is default
-
-
-def test_a_converter_shows_its_function() -> None:
-    assert repr(Converter(tuple)) == "Converter(tuple)"
-
-
-def test_a_converter_that_is_no_function_is_refused() -> None:
-    not_a_function: Any = 3
-    with pytest.raises(TypeError, match="Converter takes a function of one value, got 3"):
-        Converter(not_a_function)
-
-
 def declare(annotation: Any, **body: Any) -> Any:
     return type("Example", (Module,), {"__annotations__": {"kernel": annotation}, **body})
 
@@ -82,11 +66,3 @@ def test_two_converters_for_one_field_are_refused() -> None:
         declare(Annotated[Any, Converter(int), Converter(float)])
     with pytest.raises(NodeDefinitionError, match=r"Example\.kernel has 2 converters, in its annotation and"):
         declare(AsArray, kernel=field(converter=jnp.asarray))
-
-
-def test_keyword_only_of_a_decorated_subclass_holds_for_its_specified_fields() -> None:
-    @pytree_dataclass(kw_only=True)
-    class Named(Layer):
-        name: str = static()
-
-    assert Named(1.0, name="a").name == "a"

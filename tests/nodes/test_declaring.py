@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import treewright
 from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError
 
 T = TypeVar("T")
 
@@ -27,18 +25,6 @@ def test_the_decorated_class_is_the_same_object() -> None:
 
     assert pytree_dataclass(Plain) is Plain
     assert Plain.__mro__ == (Plain, object)
-
-
-def test_the_decorator_is_used_bare_and_called() -> None:
-    @pytree_dataclass
-    class Bare:
-        x: Any
-
-    @pytree_dataclass()
-    class Called:
-        x: Any
-
-    assert jax.tree.leaves([Bare(1), Called(2)]) == [1, 2]
 
 
 def test_fields_are_children_and_static_fields_are_aux_data() -> None:
@@ -55,28 +41,6 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
     assert repr(aux) == "width=3, activation='relu'"
 
 
-def test_every_module_subclass_is_a_node_by_itself() -> None:
-    class Net(Module):
-        w: Any
-        depth: int = static(default=2)
-
-    class Deeper(Net):
-        b: Any = 0.0
-
-    assert jax.tree.leaves(Deeper(1.0, 4, 2.0)) == [1.0, 2.0]
-    assert jax.tree.map(lambda x: x + 1, Deeper(1.0)) == Deeper(2.0, 2, 1.0)
-
-
-def test_module_options_stand_in_the_class_statement() -> None:
-    class Net(Module, kw_only=True):
-        w: Any
-        b: Any = 0.0
-
-    assert Net(w=1.0) == Net(b=0.0, w=1.0)
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
 def test_options_of_the_standard_library_are_honoured() -> None:
     @pytree_dataclass(init=False, repr=False, eq=False, match_args=False)
     class Bare:
@@ -90,17 +54,6 @@ def test_options_of_the_standard_library_are_honoured() -> None:
     assert bare != Bare()
     assert "object at 0x" in repr(bare)
     assert "__match_args__" not in vars(Bare)
-
-
-def test_a_module_without_eq_compares_and_hashes_by_identity() -> None:
-    class Net(Module, eq=False, repr=False):
-        w: Any
-
-    net = Net(jnp.ones(3))
-    assert net == net
-    assert net != Net(net.w)
-    assert hash(net) == hash(net)
-    assert "object at 0x" in repr(net)
 
 
 def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
@@ -163,22 +116,6 @@ def test_unsafe_hash_is_by_value_where_eq_is_not(way: str) -> None:
     assert hash(own(1)) == hash(cls(1))
 
 
-def test_frozen_false_is_refused_with_the_cure() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"frozen=False\) for .*treewright\.replace"):
-        pytree_dataclass(frozen=False)(type("Plain", (), {}))
-
-    @pytree_dataclass(frozen=True, order=False)
-    class Fine:
-        x: Any
-
-    assert jax.tree.leaves(Fine(1)) == [1]
-
-
-def test_what_is_no_class_is_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="decorates a class, got 3"):
-        pytree_dataclass(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-
-
 # Field specifiers
 
 
@@ -234,51 +171,9 @@ def test_a_static_tells_other_tools_so_in_its_metadata() -> None:
     assert found.metadata["unit"] == "m"
 
 
-def test_a_buffer_is_a_child_with_its_own_kind() -> None:
-    @pytree_dataclass
-    class Norm:
-        scale: Any
-        mean: Any = buffer(default=0.0)
-
-    assert jax.tree.leaves(Norm(1.0)) == [1.0, 0.0]
-    assert [f.kind for f in Norm.__node_spec__.fields] == ["child", "buffer"]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_converter_runs_on_given_values_and_defaults() -> None:
-    @pytree_dataclass
-    class Layer:
-        w: Any = field(converter=jnp.asarray)
-        sizes: Any = static(default_factory=list, converter=tuple)
-        scale: Any = field(default=2, converter=float)
-
-    layer = Layer([1.0, 2.0], sizes=[3, 4])
-    assert isinstance(layer.w, jax.Array)
-    assert layer.sizes == (3, 4)
-    assert Layer(0.0).sizes == ()
-    assert isinstance(layer.scale, float)
-
-
-def test_a_converter_that_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="converter must be a function of one value, got 3"):
-        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
 def test_a_static_is_compared_in_one_of_four_ways() -> None:
     with pytest.raises(TypeError, match=r'compare=\.\.\.\) is "value", "content", True or False, got 3'):
         static(compare=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def test_default_and_default_factory_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot specify both default and default_factory"):
-        static(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-
-
-def test_a_class_is_documented_by_its_signature() -> None:
-    class Net(Module):
-        w: float
-        depth: int = static(default=2)
-
-    assert Net.__doc__ == "Net(w: float, depth: int = 2)"
 
 
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
@@ -295,11 +190,3 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
         Checked(3)
     lines = traceback.format_exception(caught.value)
     assert any("w = convert_w(w)" in line for line in lines)
-
-
-def test_all_public_names_are_found_and_others_are_not() -> None:
-    assert set(treewright.__all__) <= set(dir(treewright))
-    for name in treewright.__all__:
-        assert getattr(treewright, name) is not None
-    with pytest.raises(AttributeError, match="module 'treewright' has no attribute 'nothing'"):
-        _ = treewright.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

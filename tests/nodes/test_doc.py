@@ -1,14 +1,6 @@
 """`doc=`: what a field is, in words, and where that is shown."""
 
-import copy
-import dataclasses
-import pickle
 import pydoc
-import sys
-from typing import Any
-
-import jax
-import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
 
@@ -46,25 +38,6 @@ def test_what_doc_says_is_kept_with_the_field() -> None:
         "Of the last batches,\n    weighted.",
         None,
     ]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="dataclasses.Field.doc is new in Python 3.14")
-def test_dataclasses_has_it_too() -> None:
-    found: list[Any] = list(dataclasses.fields(Layer))
-
-    assert [one.doc for one in found] == [one.doc for one in vars(Layer)["__node_spec__"].fields]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="dataclasses.field(doc=...) is new in Python 3.14")
-def test_the_doc_of_a_standard_field_is_kept_too() -> None:
-    standard: Any = dataclasses.field
-
-    @pytree_dataclass
-    class Plain:
-        x: int = standard(doc="A number.")
-
-    assert vars(Plain)["__node_spec__"].fields[0].doc == "A number."
-    assert "x: A number." in shown(Plain)
 
 
 def test_help_shows_it_below_the_signature() -> None:
@@ -121,23 +94,3 @@ def test_a_class_without_doc_keeps_its_docstring_as_it_is() -> None:
     assert Plain.__doc__ == written
     assert Plain.__doc__ is not None
     assert "Attributes" not in Plain.__doc__
-
-
-def test_doc_is_no_part_of_the_tree() -> None:
-    layer = Layer(1.0)
-
-    assert jax.tree.leaves(layer) == [1.0, 0.0, 0.0]
-    assert repr(jax.tree.structure(layer)).count("outputs") == 0
-    assert pickle.loads(pickle.dumps(layer)) == layer == copy.copy(layer)
-
-
-def test_without_a_signature_the_docstring_is_the_name() -> None:
-    def call(cls: type, *args: Any) -> Any:
-        return type.__call__(cls, *args)
-
-    setattr(call, "__signature__", "none")  # noqa: B010  no checker knows it
-    meta: Any = type("Meta", (type,), {"__call__": call})
-    plain: Any = pytree_dataclass(meta("Plain", (), {"__annotations__": {"x": int}}))
-
-    assert plain.__doc__ == "Plain"
-    assert plain(1).x == 1

@@ -19,7 +19,6 @@ import pytest
 
 from treewright import Module, freeze, pytree_dataclass, static
 from treewright._core.registration import deserialize
-from treewright._json import decode, encode
 from treewright.errors import StaticSerializationError
 
 if TYPE_CHECKING:
@@ -289,13 +288,6 @@ def with_attribute(value: Any) -> Any:
     return value
 
 
-def test_what_a_cached_property_keeps_is_no_obstacle() -> None:
-    value = More(1)
-    assert value.doubled == 2
-
-    assert decode(written(value)) == More(1)
-
-
 UNNAMEABLE = {
     "a local class": type("Local", (), {}),
     "an object": object(),
@@ -314,11 +306,6 @@ UNNAMEABLE = {
 def test_what_has_no_name_is_refused_when_it_is_written(value: object) -> None:
     with pytest.raises(StaticSerializationError, match=r"^Holder\.value: .* can't be named in an exported program"):
         exported(Holder(1.0, value))
-
-
-def written(value: Any) -> Any:
-    """What `encode` writes, as it comes back from JSON."""
-    return json.loads(json.dumps(encode(value)))
 
 
 def test_a_function_that_is_gone_is_named_when_it_is_read(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
@@ -348,11 +335,6 @@ def test_a_class_with_other_static_fields_is_refused_when_it_is_read() -> None:
         deserialize(Holder, data)
 
 
-def test_a_kind_that_is_not_known_is_refused_when_it_is_read() -> None:
-    with pytest.raises(StaticSerializationError, match=r"'pickle' is not a kind of static value that this version"):
-        decode(["pickle", "gASV"])
-
-
 # Nothing runs
 
 
@@ -365,32 +347,6 @@ def test_nothing_is_pickled_or_unpickled(monkeypatch: pytest.MonkeyPatch, models
     node = models.net(models.Pair(models.twice, models.Color.RED))
 
     assert jax.export.deserialize(bytearray(exported(node))).in_tree == jax.tree.structure(((node,), {}))
-
-
-class Counted(NamedTuple):
-    made: int
-
-
-FORGED = [
-    *(
-        ["namedtuple", "builtins:print", "x"],
-        ["namedtuple", "os:system", "exit 1"],
-        ["node", "builtins:print", ["tuple"]],
-    ),
-    *(
-        ["enum", "os:environ", "PATH"],
-        ["node", f"{__name__}:Counted", ["tuple"]],
-        ["namedtuple", f"{__name__}:Holder", 1],
-    ),
-]
-
-
-@pytest.mark.parametrize("forged", FORGED, ids=str)
-def test_a_forged_program_calls_nothing(forged: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(StaticSerializationError, match=rf"{forged[1]}.* is not an? (named tuple|enum|node)"):
-        decode(forged)
-
-    assert capsys.readouterr().out == ""
 
 
 def test_a_program_takes_and_gives_methods(models: Any) -> None:
@@ -433,38 +389,3 @@ def test_two_classes_of_one_name_do_not_clash(make_class: Callable[[], Any]) -> 
         assert program.in_tree == jax.tree.structure(((node,), {}))
     with pytest.raises(ValueError, match="their Python types differ"):
         read[0].call(nodes[1])
-
-
-def test_a_frozen_array_keeps_its_values_whatever_its_byte_order(models: Any) -> None:
-    for name in ("frozen swapped array", "frozen array", "frozen strings"):
-        value = models.VALUES[name]
-        back = decode(written(value))
-        assert back.dtype == value.dtype
-        np.testing.assert_array_equal(back, value)
-
-
-def test_a_class_made_again_and_again_is_registered_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    register = jax.export.register_pytree_node_serialization
-
-    def counted(cls: Any, *, serialized_name: str, **how: Any) -> None:
-        names.append(serialized_name)
-        register(cls, serialized_name=serialized_name, **how)
-
-    def again() -> type[Any]:
-        @pytree_dataclass
-        class MadeAgain:
-            x: Any
-            n: int = static(default=1)
-
-        return MadeAgain
-
-    monkeypatch.setattr(jax.export, "register_pytree_node_serialization", counted)
-    classes = [again() for _ in range(20)]
-
-    assert len(names) == 1 + 2 * 19
-    assert len(set(names)) == 20
-    for cls in (classes[0], classes[-1]):
-        program = jax.export.export(jax.jit(lambda node: node.x * node.n))(cls(1.0, 3))
-        loaded: Any = jax.export.deserialize(program.serialize())
-        assert loaded.call(cls(2.0, 3)) == 6.0

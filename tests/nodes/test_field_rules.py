@@ -2,107 +2,13 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, replace, static
-from treewright.errors import NodeDefinitionError, NodeInitError, StaticFieldError
-
-
-def test_fields_come_in_the_order_of_dataclasses() -> None:
-    @pytree_dataclass
-    class A:
-        x: Any = 1
-        y: Any = 2
-
-    @pytree_dataclass
-    class B(A):
-        z: Any = 3
-        x: Any = 10  # a new default, in the old place
-
-    assert [f.name for f in dataclasses.fields(B)] == ["x", "y", "z"]
-    assert jax.tree.leaves(B()) == [10, 2, 3]
-    assert jax.tree.leaves(A()) == [1, 2]
-
-
-def test_class_variables_are_no_fields() -> None:
-    @pytree_dataclass
-    class Counted:
-        total: ClassVar[int] = 7
-        w: Any
-
-    Counted.total += 1
-    assert Counted.total == 8
-    assert jax.tree.leaves(Counted(1.0)) == [1.0]
-
-
-def test_an_initvar_reaches_post_init_and_is_no_field() -> None:
-    @pytree_dataclass
-    class Scaled:
-        w: Any
-        factor: dataclasses.InitVar[float]
-        scaled: Any = field(init=False)
-
-        def __post_init__(self, factor: float) -> None:
-            object.__setattr__(self, "scaled", self.w * factor)
-
-    assert jax.tree.leaves(Scaled(2.0, 3.0)) == [2.0, 6.0]
-
-
-def test_a_default_factory_makes_a_new_value_for_each_instance() -> None:
-    @pytree_dataclass
-    class Bag:
-        items: list[Any] = field(default_factory=list)
-
-    assert Bag().items is not Bag().items
-
-
-@pytest.mark.parametrize("default", [[], {}, set()], ids=["list", "dict", "set"])
-def test_a_mutable_default_is_refused(default: Any) -> None:
-    with pytest.raises(ValueError, match=r"mutable default .* for field x is not allowed: use default_factory"):
-        pytree_dataclass(type("Bad", (), {"__annotations__": {"x": Any}, "x": default}))
-
-
-@pytest.mark.parametrize("default", [np.zeros(2), field(default=np.zeros(2))], ids=["plain", "field"])
-def test_an_array_as_default_is_refused_with_the_cure(default: Any) -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.w has an array as default.*field\(default_factory=lambda: "):
-        pytree_dataclass(type("Bad", (), {"__annotations__": {"w": Any}, "w": default}))
-
-
-def test_a_jax_array_as_default_is_refused_with_the_cure() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.w has an array as default.*default_factory"):
-
-        class Bad(Module):
-            w: Any = jnp.zeros(2)
-
-
-def test_a_default_follows_no_default_by_the_rules_of_dataclasses() -> None:
-    with pytest.raises(NodeDefinitionError, match="Bad: non-default argument 'y' follows default argument 'x'"):
-
-        class Bad(Module):
-            x: Any = 1
-            y: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
-
-
-@pytest.mark.parametrize(
-    "name", ["self", "cls", "static", "children", "type", "statics", "table", "store", "default_x"]
-)
-def test_a_field_may_have_a_name_that_the_library_uses_inside(name: str) -> None:
-    made = pytree_dataclass(
-        type(
-            "Odd",
-            (),
-            {"__annotations__": {name: Any, "x": Any, "mode": str}, "x": 1.0, "mode": static(default="m")},
-        )
-    )
-    node: Any = made(5.0)
-    assert getattr(node, name) == 5.0
-    assert jax.tree.leaves(node) == [5.0, 1.0]
-    assert made(**{name: 6.0, "mode": "n"}).mode == "n"  # pyright: ignore[reportAttributeAccessIssue]
+from treewright.errors import NodeDefinitionError, NodeInitError
 
 
 @pytest.mark.parametrize("name", ["_node", "tree_flatten", "tree_unflatten", "__hash__"])
@@ -111,45 +17,10 @@ def test_a_field_with_a_name_that_every_node_has_is_refused(name: str) -> None:
         pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
 
 
-def test_a_module_field_named_replace_is_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="can't have a field replace"):
-
-        class Bad(Module):
-            replace: Any
-
-
 @pytest.mark.parametrize("name", ["class", "a b", "1st"])
 def test_a_field_that_is_no_identifier_is_refused(name: str) -> None:
     with pytest.raises(NodeDefinitionError, match=f"Bad has a field '{name}', which is not an identifier"):
         pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
-
-
-def test_a_field_and_a_method_of_one_name_are_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.norm is a field and a method of one name"):
-
-        @pytree_dataclass
-        class Bad:
-            norm: Any  # pyright: ignore[reportRedeclaration]
-
-            def norm(self) -> int:  # type: ignore[no-redef]
-                return 1
-
-
-def test_hiding_an_inherited_field_by_a_method_or_a_value_is_refused() -> None:
-    class Base(Module):
-        w: Any = 1.0
-
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.w would hide the field w of .*Base"):
-
-        class Bad(Base):
-            @property  # type: ignore[misc]
-            def w(self) -> int:
-                return 1
-
-    with pytest.raises(NodeDefinitionError, match=r"repeat the annotation:\n  w: Any = 2\.0\nElse rename it"):
-
-        class Worse(Base):
-            w = 2.0
 
 
 class Shape(Module):
@@ -264,18 +135,6 @@ def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:
 # Kinds are inherited
 
 
-def test_the_kind_of_a_field_is_inherited() -> None:
-    @pytree_dataclass
-    class Base:
-        mode: str = static(default="a")
-
-    @pytree_dataclass
-    class Sub(Base):
-        w: Any = 1.0
-
-    assert jax.tree.leaves(Sub()) == [1.0]
-
-
 @pytest.mark.parametrize(("specifier", "kind"), [(static, "static"), (buffer, "buffer")])
 def test_annotating_an_inherited_static_or_buffer_anew_without_its_specifier_is_refused(
     specifier: Any, kind: str
@@ -309,48 +168,3 @@ def test_a_specifier_changes_the_kind_by_name() -> None:
 
     assert jax.tree.leaves(Child()) == [2.0, 1.0]
     assert jax.tree.leaves(Frozen()) == []
-
-
-@pytest.mark.parametrize(
-    "annotation",
-    [jax.Array, np.ndarray, list, dict[str, int], set[int], bytearray, tuple[list[int], ...], jax.Array | None],
-    ids=str,
-)
-def test_a_static_annotated_as_what_it_cannot_be_is_refused_when_the_class_is_made(annotation: Any) -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.n is static, but its annotation holds [\w.]+, which has no"):
-        pytree_dataclass(type("Bad", (), {"__annotations__": {"n": annotation}, "n": static()}))
-
-
-def test_a_string_annotation_of_a_static_is_resolved_where_it_can_be() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.n is static, but its annotation holds jax"):
-
-        @pytree_dataclass
-        class Bad:
-            n: "jax.Array" = static()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-    @pytree_dataclass
-    class Later:
-        n: "NotYetDefined" = static()  # type: ignore[name-defined]  # pyright: ignore[reportUndefinedVariable]  # noqa: F821
-
-    with pytest.raises(StaticFieldError, match=r"Later\.n is static but holds a list"):
-        Later([])
-
-
-def test_a_module_field_and_method_of_one_name_are_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Bad\.norm is a field and a method of one name"):
-
-        class Bad(Module):
-            norm: Any  # pyright: ignore[reportRedeclaration]
-
-            def norm(self) -> int:  # type: ignore[no-redef]
-                return 1
-
-
-def test_a_new_default_for_an_inherited_static_is_shown_with_its_specifier() -> None:
-    class Base(Module):
-        width: int = static(default=3)
-
-    with pytest.raises(NodeDefinitionError, match=r"width: int = static\(default=4\)\nElse"):
-
-        class Bad(Base):
-            width = 4

@@ -60,21 +60,6 @@ NETS: list[Any] = [
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_flatten_and_flatten_with_path_agree(net: Any) -> None:
-    leaves, treedef = jax.tree.flatten(net)
-    with_path, same_treedef = jax.tree_util.tree_flatten_with_path(net)
-
-    assert [leaf for _, leaf in with_path] == leaves
-    assert treedef == same_treedef == jax.tree.structure(net)
-    registry: Any = jax.tree_util.default_registry
-    children, aux = registry.flatten_one_level(net)
-    keyed, aux_with_keys = registry.flatten_one_level_with_keys(net)
-    assert [child for _, child in keyed] == list(children)
-    assert aux is aux_with_keys
-    assert jax.tree.unflatten(same_treedef, leaves) == net
-
-
-@pytest.mark.parametrize("net", NETS)
 def test_paths_read_as_users_write_them(net: Any) -> None:
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(net)]
 

@@ -252,15 +252,6 @@ def test_a_frozen_mapping_cannot_change(change: Callable[[Any], Any]) -> None:
     assert dict(frozen) == {"a": 1}
 
 
-def test_a_frozen_mapping_does_not_follow_the_dict_it_was_made_of() -> None:
-    items = {"a": 1}
-    frozen = FrozenMapping(items)
-
-    items["a"] = 2
-
-    assert frozen["a"] == 1
-
-
 def test_a_frozen_mapping_of_something_mutable_is_refused_as_a_static() -> None:
     @pytree_dataclass
     class Example:
@@ -423,16 +414,6 @@ def test_a_frozen_array_is_made_by_freeze_alone() -> None:
         FrozenArray((2,))
 
 
-def test_a_frozen_array_computes_like_any_other() -> None:
-    frozen = freeze(np.arange(3.0, dtype=np.float32))
-
-    assert (frozen + 1).tolist() == [1.0, 2.0, 3.0]
-    assert (frozen == np.array([0.0, 5.0, 2.0])).tolist() == [True, False, True]
-    assert float(frozen.sum()) == 3.0
-    assert frozen[1:].tolist() == [1.0, 2.0]
-    assert isinstance(hash(frozen[1:]), int)
-
-
 def test_a_frozen_array_is_a_constant_of_the_compiled_program() -> None:
     @jax.jit
     def apply(layer: Layer) -> Any:
@@ -458,38 +439,9 @@ def test_the_result_of_a_computation_is_no_static_until_it_is_frozen_again() -> 
     assert Example(freeze(result)).setting.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_result_that_can_change_is_one_of_its_own(duplicate: Callable[[Any], Any]) -> None:
-    result = freeze(np.ones(2)) * 2
-    again = duplicate(result)
-
-    result[0] = 7
-
-    assert again.tolist() == [2.0, 2.0]
-
-
 def test_a_masked_array_is_not_frozen_without_its_mask() -> None:
     masked = np.ma.masked_array([1, 2], mask=[True, False])
 
     assert freeze(masked) is masked
     with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array"):
         Layer(1, masked)
-
-
-def test_frozen_arrays_are_told_apart_by_dtype_shape_and_bytes() -> None:
-    arrays: list[Any] = [
-        np.zeros(4, np.float32),
-        np.full(4, -0.0, np.float32),
-        np.zeros(4, np.int32),
-        np.zeros(4, ">i4"),
-        np.zeros((2, 2), np.float32),
-        np.zeros((4, 1), np.float32),
-        np.full(4, np.nan, np.float32),
-        np.zeros(0, np.float32),
-        np.zeros((0, 2), np.float32),
-    ]
-    structures = [jax.tree.structure(Layer(1, array)) for array in arrays]
-
-    for index, array in enumerate(arrays):
-        again = jax.tree.structure(Layer(1, array.copy()))
-        assert [again == structure for structure in structures] == [n == index for n in range(len(arrays))]

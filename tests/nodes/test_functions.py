@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import enum
 import functools
 import math
@@ -295,103 +294,6 @@ def test_a_function_that_depends_on_what_can_change_is_the_same_only_as_itself(m
     assert Layer(1.0, kept).setting is kept
 
 
-# Two values that differ: in what a subclass overrides, in private slots, in the classes, in the order of constants.
-
-
-class Unpacked(Point):
-    """Unpacks as nothing."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-class Money(decimal.Decimal):
-    def __str__(self) -> str:
-        return f"{float(self):.1f}"
-
-
-class Short(pathlib.PurePosixPath):
-    def __str__(self) -> str:
-        return self.name
-
-
-class Zero(float):
-    def __bool__(self) -> bool:
-        return False
-
-
-@dataclasses.dataclass(frozen=True)
-class Slotted:
-    __slots__ = ("__hidden", "k")
-    k: int
-
-    def hiding(self, value: Any) -> Slotted:
-        object.__setattr__(self, "_Slotted__hidden", value)
-        return self
-
-    def scale(self, x: Any) -> Any:
-        return x * self.__hidden  # type: ignore[attr-defined]
-
-
-class Alike(type):
-    def __eq__(cls, other: object) -> bool:
-        return isinstance(other, Alike)
-
-    def __hash__(cls) -> int:
-        return 1
-
-
-def of_alike(value: Any) -> Any:
-    @dataclasses.dataclass(frozen=True)
-    class Made(metaclass=Alike):
-        x: int = 1
-
-        def result(self) -> Any:
-            return value
-
-    return Made()
-
-
-class Bits(int, enum.Enum):
-    def __new__(cls, bits: int, name: str) -> Bits:  # noqa: PYI034  as enum has it
-        made = int.__new__(cls, bits)
-        made._value_ = name
-        return made
-
-    F16 = (16, "f16")
-    BF16 = (16, "bf16")
-
-
-CELL: dict[str, Any] = {"__name__": "cell"}
-
-
-def run_again(constant: str) -> Any:
-    exec(compile(f"f = lambda x: [i for i in {constant}]", "<cell>", "exec"), CELL)
-    return CELL["f"]
-
-
-DIFFERENT: dict[str, tuple[Any, Any]] = {
-    "__iter__ of a named tuple": (Unpacked(1), Unpacked(2)),
-    "__str__ of a Decimal": (Money("1.01"), Money("1.02")),
-    "__str__ of a path": (Short("/a/x"), Short("/bb/x")),
-    "__bool__ of a float": (Zero(2.0), Zero(3.0)),
-    "a private slot": (Slotted(1).hiding(2).scale, Slotted(1).hiding(3).scale),
-    "classes that a metaclass calls equal": (of_alike(1), of_alike(2)),
-    "members of one number": (Bits.F16, Bits.BF16),
-    "order of a set of constants": (run_again("{8, 0}"), run_again("{0, 8}")),
-    "scalars of a record": (np.dtype([("a", "f4")]), np.dtype((np.record, [("a", "f4")]))),
-    "alignment": (np.dtype([("a", "f4")]), np.dtype([("a", "f4")], align=True)),
-}
-
-
-@pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
-def test_values_that_differ_only_where_a_reader_may_not_look_are_two(first: Any, second: Any) -> None:
-    kept = Layer(1.0, first)
-
-    assert Layer(1.0, second).setting is second
-    assert jax.tree.structure(kept) != jax.tree.structure(Layer(1.0, second))
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class Trainer:
     act: Any
@@ -454,23 +356,6 @@ def test_what_is_nested_deeper_than_pythons_stack_is_the_same_as_itself() -> Non
         deep = functools.partial(deep, 1) if deep is max else types.MethodType(deep, deep)
 
     assert trace_counts_of(Layer, deep, deep) == [1, 1]
-
-
-class Unnamed:
-    __slots__ = ()
-
-    @property
-    def __module__(self) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        raise RuntimeError("no module")
-
-    def __call__(self, x: Any) -> Any:
-        return x
-
-
-def test_an_object_whose_module_can_not_be_read_is_a_static() -> None:
-    made = Unnamed()
-
-    assert trace_counts_of(Layer, made, made, Unnamed()) == [1, 1, 2]
 
 
 # What counts as a library

@@ -7,14 +7,13 @@ import pickle
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, field, pytree_dataclass, static
+from treewright import Module, field, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -55,14 +54,6 @@ def call(method: Any, x: Any) -> Any:
 
 
 # Looking a method up again never traces again
-
-
-def test_transforming_a_method_uses_the_instance_it_was_looked_up_on() -> None:
-    models = [linear(), Linear(5 * linear().kernel), linear(scale=3.0)]
-
-    for _ in range(2):
-        values = [jax.jit(model.step)(X)[0] for model in models]
-        assert values == [2.0, 10.0, 3.0]
 
 
 class Number(Module):
@@ -121,35 +112,9 @@ class Trainer(Module):
         return self.weight * self.schedule(step)
 
 
-def test_a_method_of_a_node_with_only_statics_can_be_a_static() -> None:
-    jitted = jax.jit(counted := count_traces(call))
-
-    values = [jitted(Trainer(jnp.array(2.0), Settings(rate).schedule), 8.0) for rate in (0.5, 0.25, 0.5)]
-
-    assert values == [8.0, 4.0, 8.0]
-    assert counted.count == 2
-    assert jax.tree.structure(Trainer(0, Settings().schedule)) == jax.tree.structure(Trainer(0, Settings().schedule))
-
-
 def test_a_method_of_a_traced_node_is_refused_as_a_static() -> None:
     with pytest.raises(StaticFieldError, match=r"Trainer\.schedule is static but holds .*tracer"):
         jax.jit(lambda model: Trainer(1.0, model.step).weight)(linear())
-
-
-@pytree_dataclass
-class DataScale:
-    factor: Any = static(default=2.0)
-    weight: Any = None
-
-    def times(self, x: Any) -> Any:
-        return self.factor * x
-
-
-def test_a_method_of_a_decorated_node_with_only_statics_can_be_a_static() -> None:
-    assert jax.tree.structure(Trainer(0, DataScale().times)) == jax.tree.structure(Trainer(0, DataScale(2.0).times))
-    assert jax.tree.structure(Trainer(0, DataScale().times)) != jax.tree.structure(Trainer(0, DataScale(2).times))
-    with pytest.raises(StaticFieldError, match=r"Trainer\.schedule is static but holds .*tracer"):
-        jax.jit(lambda x: Trainer(1.0, DataScale(weight=x).times).weight)(1.0)
 
 
 def test_a_method_can_be_called_while_init_runs() -> None:
@@ -182,16 +147,6 @@ def test_a_pickled_method_works(protocol: int) -> None:
     np.testing.assert_array_equal(method(X), [2.0, 40.0])
     assert jax.tree.structure(method) == jax.tree.structure(linear().step)
     assert pickle.loads(pickle.dumps(Settings().schedule, protocol)) == Settings().schedule
-
-
-def test_a_method_is_pickled_by_value_with_a_class_that_is() -> None:
-    class Local(Module):
-        weight: Any
-
-        def times(self, x: Any) -> Any:
-            return self.weight * x
-
-    assert cloudpickle.loads(cloudpickle.dumps(Local(3.0).times))(2.0) == 6.0
 
 
 USES: dict[str, Callable[[Any], Any]] = {

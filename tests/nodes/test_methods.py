@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import inspect
 import pydoc
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -164,34 +163,6 @@ def test_super_calls_the_method_of_the_base() -> None:
     np.testing.assert_array_equal(deep.compiled(X), [102.0, 140.0])
     np.testing.assert_array_equal(jax.jit(call)(deep.step, X), [102.0, 140.0])
     np.testing.assert_array_equal(super(Deep, deep).step(X), [2.0, 40.0])
-
-
-class Abstract(Module):
-    weight: Any
-
-    @abc.abstractmethod
-    def apply(self, x: Any) -> Any: ...
-
-    def twice(self, x: Any) -> Any:
-        return self.apply(self.apply(x))
-
-
-class Concrete(Abstract):
-    def apply(self, x: Any) -> Any:
-        return x * self.weight
-
-
-class WithMeta(Module, abc.ABC):
-    @abc.abstractmethod
-    def apply(self, x: Any) -> Any: ...
-
-
-def test_abstract_methods_are_overridden_before_a_class_is_used() -> None:
-    assert jax.jit(Concrete(jnp.array(3.0)).twice)(2.0) == 18.0
-    assert inspect.isabstract(WithMeta)
-    with pytest.raises(TypeError, match=r"Can't instantiate abstract class WithMeta with.* abstract method '?apply"):
-        cast("Any", WithMeta)()
-    assert cast("Any", Abstract).apply.__isabstractmethod__
 
 
 def test_static_methods_class_methods_and_properties_are_what_they_were() -> None:

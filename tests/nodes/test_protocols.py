@@ -7,14 +7,11 @@ import inspect
 import pickle
 import pydoc
 import sys
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from tests.conftest import count_traces, one_line
@@ -53,11 +50,6 @@ class Net(Module):
     def __call__(self, x: Any, scale: float = 1.0) -> Any:
         """Apply it."""
         return x * self.layer.kernel.sum() * scale
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
 
 
 @pytree_dataclass
@@ -122,17 +114,6 @@ def test_a_whole_node_is_not_built_again() -> None:
     assert net == Net(2)
 
 
-def test_attributes_of_the_class_are_free() -> None:
-    class Counted(Module):
-        value: Any
-        made: ClassVar[int] = 0
-
-        def __check_init__(self) -> None:
-            type(self).made += 1
-
-    assert [Counted(1).made, Counted(2).made] == [1, 2]
-
-
 # dataclasses
 
 
@@ -143,34 +124,6 @@ def test_a_node_is_a_dataclass() -> None:
     assert [field.name for field in dataclasses.fields(Net)] == ["layer", "name"]
     assert [field.name for field in dataclasses.fields(Mixed(1))] == ["first", "third", "fourth"]
     assert dataclasses.fields(Layer)[1].default is None
-
-
-def test_asdict_and_astuple_look_into_nodes_and_containers() -> None:
-    kernel = np.ones(2)
-    node = Box([Layer(kernel), {"a": Point(Box(1), 2)}])
-    found = dataclasses.asdict(node)
-    assert found["value"][1] == {"a": Point({"value": 1}, 2)}
-    layer = found["value"][0]
-    assert (layer["bias"], layer["width"]) == (None, 3)
-    assert np.array_equal(layer["kernel"], kernel)
-    assert dataclasses.astuple(Layer(1, Layer(2))) == (1, (2, None, 3), 3)
-    assert list(dataclasses.asdict(Net(2))) == ["layer", "name"]
-
-
-def test_replace_of_dataclasses_goes_through_the_constructor_as_ever() -> None:
-    assert dataclasses.replace(Layer(1, 2), bias=5, width=4) == Layer(1, 5, 4)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="copy.replace is new in Python 3.13")
-def test_replace_of_copy_is_ours() -> None:
-    copy_replace: Any = getattr(copy, "replace", None)
-    assert copy_replace(Layer(1, 2), bias=5) == Layer(1, 5)
-    net = Net(2)
-    found = copy_replace(net, name="a")
-    assert (found.name, found.layer) == ("a", net.layer)
-    assert copy_replace(Mixed(1), fourth=5).fourth == 5
-    with pytest.raises(TypeError, match=r"Net has no field nme \(did you mean name\?\)"):
-        copy_replace(net, nme="a")
 
 
 # What a reader sees
@@ -208,25 +161,6 @@ def test_help_shows_the_signature_the_text_and_the_methods() -> None:
     assert "Apply it." in pydoc.render_doc(Net(2).__call__, renderer=plain)
     assert inspect.getdoc(Box) == "Box(value: Any)"
     assert {"kernel", "bias", "width", "tree_flatten"} <= set(dir(Layer(1)))
-
-
-def test_nodes_match_patterns_by_position_and_by_name() -> None:
-    def described(node: Any) -> Any:
-        match node:
-            case Layer(kernel, None, 3):
-                return kernel
-            case Layer(kernel=Box(value)):
-                return value
-            case Net(name="special"):
-                return "special"
-            case Net(layer=Layer(width=width)):
-                return width
-            case _:
-                return None
-
-    nodes = [Layer(1), Layer(Box(2), 0), Net(2, name="special"), Net(2), Layer(1, 1), Box(1)]
-    assert [described(node) for node in nodes] == [1, 2, "special", 3, None, None]
-    assert Mixed.__match_args__ == ("first", "second")
 
 
 # References, caches, threads
@@ -275,25 +209,6 @@ def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None
     assert jax.jit(lambda node: node.size)(Sized(4)) == 8
 
 
-def test_threads_build_read_and_copy_nodes_at_once() -> None:
-    start = threading.Barrier(16)
-    shared = Net(4, name="shared")
-
-    def work(number: int) -> Any:
-        start.wait()
-        found = []
-        for turn in range(50):
-            net = Net(2, name=f"{turn % 5}")
-            found.append((net.name, hash(Layer(turn)), repr(replace(net.layer, width=turn)), net.tree_flatten()[1]))
-            assert shared.layer.width == 3
-            assert copy.copy(shared).name == "shared"
-        return found
-
-    with ThreadPoolExecutor(16) as pool:
-        first, *rest = pool.map(work, range(16))
-    assert all(found == first for found in rest)
-
-
 # Depth
 
 
@@ -314,16 +229,6 @@ def test_nodes_are_nested_500_deep() -> None:
     assert node != nested(2.0)
     assert replace(node, value=1) == Box(1)
     assert copy.copy(node) == node
-
-
-def test_a_module_in_a_module_is_built_100_deep() -> None:
-    class Chain(Module):
-        next: Any
-
-        def __init__(self, depth: int) -> None:
-            self.next = Chain(depth - 1) if depth else 1.0
-
-    assert jax.tree.leaves(Chain(100)) == [1.0]
 
 
 def test_deep_nodes_are_hashed_pickled_and_copied_where_python_may_recurse_as_deep() -> None:
@@ -362,27 +267,3 @@ def test_a_node_without_arrays_is_a_static_argument_by_value() -> None:
         assert counted.count == 5
     with pytest.raises(ValueError, match=r"Non-hashable static arguments[\s\S]*Layer\.kernel"):
         apply(Layer(jnp.ones(2)), 3.0)
-
-
-def test_static_arguments_that_differ_in_the_sign_of_zero_give_their_own_results() -> None:
-    apply = jax.jit(lambda box, x: x * box.value, static_argnums=0)
-    assert not np.signbit(apply(Box(0.0), 3.0))
-    assert np.signbit(apply(Box(-0.0), 3.0))
-
-
-def test_a_node_without_arrays_is_a_static_of_another_node() -> None:
-    counted = count_traces(lambda layer: layer.kernel * layer.width.kernel)
-    apply = jax.jit(counted)
-    for inner, traces in [
-        (1, 1),
-        (1, 1),
-        (1.0, 2),
-        (2, 3),
-        (0.0, 4),
-        (-0.0, 5),
-        (1, 5),
-        (float("nan"), 6),
-        (float("nan"), 6),
-    ]:
-        apply(Layer(3.0, width=Layer(inner)))
-        assert counted.count == traces, inner

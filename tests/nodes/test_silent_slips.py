@@ -1,10 +1,7 @@
 """What runs without a word in plain Python and means something else: refused where it is made, with what to write."""
 
-import abc
 import dataclasses
 import functools
-import pickle
-import types
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -113,40 +110,6 @@ def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
         pytest.skip(f"{name} has no Static")
 
     assert library.Static[int].__metadata__ == (mark,)
-
-
-def test_the_static_field_of_jax_dataclasses_is_a_static() -> None:
-    jdc = pytest.importorskip("jax_dataclasses")
-    made = decorated(__annotations__={"n": int}, n=jdc.static_field())
-
-    assert jax.tree.leaves(made(3)) == []
-
-
-def test_other_metadata_says_nothing() -> None:
-    specifier: Any = dataclasses.field(metadata={"converter": "none"})
-
-    assert jax.tree.leaves(module(__annotations__={"x": int}, x=specifier)(1)) == [1]
-
-
-def test_a_class_may_be_made_inside_of_init_and_by_a_method() -> None:
-    class Outer(Module):
-        inner: Any
-        other: Any
-
-        def __init__(self) -> None:
-            class Local(Module):
-                x: Any
-                n: int = static(default=3)
-
-            self.inner = Local(1.0)
-            self.other = 2.0
-
-        def made(self) -> Any:
-            return module(__annotations__={"n": int}, n=static(default=4))
-
-    outer = Outer()
-
-    assert (jax.tree.leaves(outer), outer.made()().n) == ([1.0, 2.0], 4)
 
 
 # Defaults
@@ -328,36 +291,6 @@ def test_what_a_method_returns_is_not_lost_in_silence(
     )
 
 
-def test_what_an_inner_init_returns_is_as_little_looked_at_as_in_python() -> None:
-    def init(self: Any) -> int:
-        self.x = 1.0
-        return 3
-
-    base: Any = module(__annotations__={"x": Any}, __init__=init)
-
-    def calling(self: Any) -> None:
-        base.__init__(self)
-
-    assert types.new_class("Net", (base,), {}, lambda body: body.update(__init__=calling))().x == 1.0
-
-
-def test_a_post_init_may_override_one_that_a_base_runs() -> None:
-    class Base(Module):
-        x: Any
-
-        def __post_init__(self) -> None:
-            self.x = 2.0
-
-    class Net(Base):
-        def __init__(self) -> None:
-            super().__init__(1.0)
-
-        def __post_init__(self) -> None:
-            self.x = 3.0
-
-    assert Net().x == 3.0
-
-
 def test_where_an_init_subclass_does_not_call_super_the_first_instance_says_so() -> None:
     seen: list[str] = []
 
@@ -381,21 +314,3 @@ def test_where_an_init_subclass_does_not_call_super_the_first_instance_says_so()
     made: Any = type("Sub", (Good,), {"__annotations__": {"y": Any}}, kw_only=True)
     assert jax.tree.leaves(made(1.0, y=2.0)) == [1.0, 2.0]
     assert seen == ["net", "Sub"]
-
-
-def test_an_abstract_property_may_stand_in_the_place_of_a_field() -> None:
-    def size(self: Any) -> int: ...  # type: ignore[empty-body]
-
-    base: Any = module(__annotations__={"size": int}, size=property(abc.abstractmethod(size)))
-    fixed: Any = type("Fixed", (base,), {"size": 3, "__init__": lambda self: None})
-
-    assert (fixed().size, jax.tree.leaves(fixed())) == (3, [])
-
-
-def test_the_check_of_a_field_of_type_static_goes_into_pickles() -> None:
-    made = module(__annotations__={"n": Static[int]})
-
-    back: Any = pickle.loads(pickle.dumps(made.__node_spec__.by_name["n"]))
-
-    with pytest.raises(StaticFieldError, match=r"Net\.n is annotated with Static"):
-        back.convert(3)

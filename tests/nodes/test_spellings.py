@@ -1,10 +1,9 @@
 """A converter that an annotation names runs however it is spelt, or the class is refused."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Final, Optional, Union
+from typing import Annotated, Any, Final, Optional, Union
 
 import jax
-import numpy as np
 import pytest
 from typing_extensions import TypeAliasType
 
@@ -85,12 +84,6 @@ def test_static_takes_no_plain_value_behind_an_alias(annotation: Any) -> None:
     with pytest.raises(StaticFieldError, match=r"Net\.x is annotated with Static"):
         made(annotation)("relu")
     assert made(annotation)(Static("relu")).x.value == "relu"
-
-
-def test_a_class_variable_is_no_field() -> None:
-    net: Any = type("Net", (Module,), {"__annotations__": {"x": ClassVar[np.ndarray]}, "x": np.ones(2)})  # pyright: ignore[reportGeneralTypeIssues]
-
-    assert jax.tree.leaves(net()) == []
 
 
 def test_a_static_in_a_condition_is_its_value() -> None:

@@ -143,12 +143,6 @@ def with_attribute(factor: float) -> Any:
     return function
 
 
-def test_a_closure_is_compared_by_identity_by_default() -> None:
-    first, second = scaling(2.0), scaling(2.0)
-
-    assert trace_counts(Layer, first, first, second, first) == [1, 1, 2, 2]
-
-
 BUILDERS: dict[str, Callable[[Any], Any]] = {
     "closure": scaling,
     "closure over a closure": lambda value: scaling(scaling(value)),
@@ -264,15 +258,6 @@ def test_what_has_no_key_is_refused_by_class_and_field_and_nothing_is_left(
 
     assert in_use(Example) == 1
     assert example.setting == 1
-
-
-def test_the_consequence_is_told_for_each_kind() -> None:
-    with pytest.raises(StaticFieldError, match=r"never copies them, so a change in place would give stale results\.\n"):
-        Layer(1, [1])
-    with pytest.raises(StaticFieldError, match=r"compares statics with ==, which gives an array and no answer"):
-        Layer(1, np.ones(2))
-    with pytest.raises(StaticFieldError, match=r"It can't be hashed, so jit could not tell whether it is the value"):
-        Layer(1, Comparable(1))
 
 
 class Settings(pydantic.BaseModel):
