@@ -49,9 +49,6 @@ class Scale(Module):
     ("annotation", "value"),
     [
         (Any, "relu"),
-        (Scale, "relu"),
-        (jax.Array, "relu"),
-        (str, "relu"),
         (str | None, "relu"),
         (Mode, Mode.TRAIN),
         (Config, Config()),
@@ -69,16 +66,13 @@ def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, va
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("annotation", [tuple[Scale, ...], list[Any], tuple, Sequence[Scale], Iterable[Any] | None])
 @pytest.mark.parametrize(
     "value",
     [map(Scale, [2.0]), (Scale(2.0) for _ in "a"), zip("a", "b", strict=True), {"a": 2}.values(), {2}, range(2)],
     ids=["map", "generator", "zip", "values", "set", "range"],
 )
-def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_leaf(
-    annotation: Any, value: Any
-) -> None:
-    net_class: Any = type("Net", (Module,), {"__annotations__": {"layers": annotation}, "__module__": __name__})
+def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_leaf(value: Any) -> None:
+    net_class: Any = type("Net", (Module,), {"__annotations__": {"layers": list[Any]}, "__module__": __name__})
 
     with pytest.warns(ChildWarning, match=r"^Net\.layers is a child and holds a") as caught:
         net_class(value)
