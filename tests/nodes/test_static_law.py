@@ -68,13 +68,13 @@ def tell(cls: Any, kind: tuple[str, str, str], story: list[Step]) -> None:
 LAW: Any = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=16 * settings().max_examples, **LAW)
+@settings(max_examples=8 * settings().max_examples, **LAW)
 @given(KINDS, STORIES)
 def test_no_program_is_stale_and_no_field_is_another_value(kind: tuple[str, str, str], story: list[Step]) -> None:
     tell(Plainly, kind, story)
 
 
-@settings(max_examples=4 * settings().max_examples, **LAW)
+@settings(max_examples=2 * settings().max_examples, **LAW)
 @given(KINDS, STORIES)
 def test_the_same_holds_by_content(kind: tuple[str, str, str], story: list[Step]) -> None:
     tell(ByContent, kind, story)

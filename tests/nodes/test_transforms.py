@@ -1,4 +1,4 @@
-"""Nodes under JAX's transformations: each gives the values that it gives for the same arrays in nested tuples."""
+"""Nodes under transformations: each gives what it gives for tuples of their arrays, and runs no code of a class."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from tests.conftest import count_traces
-from treewright import Module, pytree_dataclass, static
+from treewright import Module, field, pytree_dataclass, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,40 @@ class ModuleNet(Module):
     scale: float = static(default=2.0)
 
 
-NODES = (DataLinear, DataNet, ModuleLinear, ModuleNet)
+ran: list[str] = []
+
+
+def noted(value: Any) -> Any:
+    """A converter, and a check, that refuse what transformations put into nodes."""
+    ran.append("converter")
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.ndim > 2:
+        raise TypeError(f"not an array of a layer: {value!r}")
+    return value
+
+
+class GuardedLinear(Module):
+    kernel: Any = field(converter=noted)
+    bias: Any = field(default_factory=lambda: noted(None), converter=noted)
+    name: str = static(default="Guarded", converter=str.lower)
+
+    def __post_init__(self) -> None:
+        ran.append("__post_init__")
+
+    def __check_init__(self) -> None:
+        noted(self.kernel)
+
+
+class GuardedNet(Module):
+    first: Any
+    second: Any
+    scale: float = static()
+
+    def __init__(self, first: Any, second: Any) -> None:
+        ran.append("__init__")
+        self.first, self.second, self.scale = first, second, 2.0
+
+
+NODES = (DataLinear, DataNet, ModuleLinear, ModuleNet, GuardedLinear, GuardedNet)
 Spec: Any = jax.sharding.PartitionSpec  # JAX leaves its constructor untyped
 psum: Any = jax.lax.psum
 X = jnp.linspace(-1.0, 1.0, 3)
@@ -56,6 +90,7 @@ ARRAYS = (
 NETS = {
     "decorated": DataNet(*(DataLinear(*arrays) for arrays in ARRAYS)),
     "Module": ModuleNet(*(ModuleLinear(*arrays) for arrays in ARRAYS)),
+    "with code of its own": GuardedNet(*(GuardedLinear(*arrays) for arrays in ARRAYS)),
 }
 
 
@@ -164,16 +199,22 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "shard_map": mapped_over_shards,
     "device_put and shardings of jit": placed,
     "export": exported,
+    "tree.map with paths": lambda tree: jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * len(path), tree),
+    "tree.transpose": lambda tree: jax.tree.transpose(
+        jax.tree.structure(tree), None, jax.tree.map(lambda leaf: [leaf, 7.0], tree)
+    ),
+    "optax.adam": lambda tree: optax.adam(0.1).update(tree, optax.adam(0.1).init(tree), tree)[0],
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*pmap.*:DeprecationWarning")
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_a_transformation_gives_for_nodes_what_it_gives_for_tuples_of_their_arrays(
+def test_a_transformation_gives_what_it_gives_for_tuples_and_runs_no_code_of_a_class(
     operation: Callable[[Any], Any],
 ) -> None:
     expected = operation(ARRAYS)
 
+    ran.clear()
     for net in NETS.values():
         result = operation(net)
         nodes = [node for node in jax.tree.leaves(result, is_leaf=is_net) if is_net(node)]
@@ -181,6 +222,70 @@ def test_a_transformation_gives_for_nodes_what_it_gives_for_tuples_of_their_arra
         assert bool(nodes) == any(isinstance(leaf, tuple) for leaf in jax.tree.leaves(expected, is_leaf=is_arrays))
         assert jax.tree.structure(plain(result)) == jax.tree.structure(expected)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), plain(result), expected)
+    assert ran == []
+
+
+def test_a_constructor_does_run_it() -> None:
+    ran.clear()
+    GuardedNet(GuardedLinear(*ARRAYS[0]), None)
+    assert set(ran) == {"__init__", "__post_init__", "converter"}
+    for placeholder in (None, object(), 0, jnp.zeros((2, 2, 2))):
+        with pytest.raises(TypeError, match="not an array of a layer"):
+            GuardedLinear(placeholder, jnp.zeros(2))
+
+
+def test_any_leaf_passes_through_unflatten_and_runs_no_code_of_a_class() -> None:
+    guarded = GuardedLinear(*ARRAYS[0])
+    ran.clear()
+    shape: Any = jax.ShapeDtypeStruct
+    leaves = [object(), "text", 0, float("nan"), ..., int, noted, shape((2,), jnp.float32), Spec("x"), np.zeros(3), [1]]
+
+    for leaf in leaves:
+        node = jax.tree.unflatten(jax.tree.structure(guarded), [leaf, None])
+
+        assert (type(node), node.kernel, node.bias, node.name) == (GuardedLinear, leaf, None, "guarded")
+        assert node.kernel is leaf
+        repr(node)
+    assert jax.tree.map(lambda _: None, guarded).kernel is None
+    with jax.explain_cache_misses(True):  # which calls tree_unflatten with objects of JAX's own
+        jitted = jax.jit(lambda node: node.bias)
+        for dtype in (jnp.float32, jnp.int32):
+            jitted(jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), guarded))
+    assert ran == []
+
+
+# Specs as in_axes
+
+
+def test_in_axes_and_out_axes_are_written_as_calls_of_the_class() -> None:
+    layer = ModuleLinear(jnp.arange(24.0).reshape(4, 3, 2), jnp.ones(2))
+
+    def doubled(one: Any) -> Any:
+        assert one.kernel.shape == (3, 2)
+        return ModuleLinear(2 * one.kernel, one.bias + 1)
+
+    axes = (ModuleLinear(0, None), ModuleLinear(2, None))
+    result = jax.vmap(doubled, in_axes=axes[:1], out_axes=axes[1])(layer)
+
+    np.testing.assert_array_equal(result.kernel, jnp.moveaxis(2 * layer.kernel, 0, 2))
+    np.testing.assert_array_equal(result.bias, [2.0, 2.0])
+
+
+AXES: dict[str, Callable[[Any], Any]] = {
+    "tree.map": lambda node: jax.tree.map(lambda _: 0, node),
+    "tree_unflatten": lambda node: node.tree_unflatten(node.tree_flatten()[1], (0, 0)),
+    "tree.unflatten": lambda node: jax.tree.unflatten(jax.tree.structure(node), (0, 0)),
+    "a prefix": lambda _: 0,
+}
+
+
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+def test_in_axes_pass_by_converters_and_checks_that_would_refuse_them(axes: Callable[[Any], Any]) -> None:
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*ARRAYS[0]))
+
+    total = jax.vmap(lambda one: one.bias.sum(), in_axes=(axes(stacked),))(stacked)
+
+    np.testing.assert_allclose(total, [-0.1, 1.9], rtol=1e-5)
 
 
 def is_arrays(tree: Any) -> bool:
