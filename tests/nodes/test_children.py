@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,19 +23,6 @@ class Mode(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Config:
     width: int = 3
-
-
-@jax.tree_util.register_pytree_node_class
-class RegisteredIterator(Iterator[int]):
-    def __next__(self) -> int:
-        raise StopIteration
-
-    def tree_flatten(self) -> tuple[tuple[()], None]:
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: tuple[()]) -> "RegisteredIterator":
-        return cls()
 
 
 class Scale(Module):
@@ -87,7 +74,6 @@ def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_l
         (tuple[Scale, ...], (Scale(2.0), Scale(3.0))),
         (tuple[Scale, ...], jnp.ones(2)),
         (Sequence[Callable[..., Any]], [jnp.tanh]),
-        (Iterable[Any], RegisteredIterator()),
         (str, jnp.ones(2)),
         (str, None),
         (Callable[..., Any], Scale(2.0)),

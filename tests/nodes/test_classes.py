@@ -354,16 +354,6 @@ def test_a_bare_module_is_a_node_without_fields() -> None:
     assert Module().tree_flatten() == bare.tree_flatten()
 
 
-def test_a_bare_module_is_frozen_and_takes_nothing() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError, match="Module has no field of this name"):
-        Module().x = 1.0  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(TypeError, match="takes exactly one argument"):
-        Module(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    bare: Any = Module()
-    with pytest.raises(TypeError, match="Module has no field x"):
-        treewright.replace(bare, x=1)
-
-
 # __repr__
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import count_traces
 from treewright import Module, TrainState, field, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
@@ -100,35 +99,27 @@ def no_garbage_collector() -> Generator[None]:
 
 
 @copies
-def test_a_copy_is_another_equal_node(copied: Callable[[Any], Any]) -> None:
+def test_a_copy_is_another_equal_node_that_no_constructor_converter_or_check_made(copied: Callable[[Any], Any]) -> None:
     for node in (Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})):
+        calls.clear()
         found = copied(node)
+        assert calls == []
         assert found is not node
         assert type(found) is type(node)
         assert found == node
         assert repr(found) == repr(node)
-        assert jax.tree.structure(found) == jax.tree.structure(node)
-
-
-@copies
-def test_no_constructor_converter_or_check_runs_for_a_copy(copied: Callable[[Any], Any]) -> None:
-    net = Net(3)
-    calls.clear()
-    copied(net)
-    assert calls == []
+        assert found.tree_flatten()[1] is node.tree_flatten()[1]
 
 
 @copies
 def test_a_copy_is_as_frozen_as_the_original(copied: Callable[[Any], Any]) -> None:
     net = copied(Net(3))
     for node, name in [(net, "layers"), (net, "rate"), (net.layers[0], "kernel"), (net.layers[0], "total")]:
-        before = repr(node)
         for change in (setattr, object.__setattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}' of a"):
                 change(node, name, 1)
         with pytest.raises(dataclasses.FrozenInstanceError, match=f"field '{name}' of a"):
             delattr(node, name)
-        assert repr(node) == before
 
 
 @copies
@@ -141,16 +132,6 @@ def test_a_copy_is_freed_with_its_last_reference(copied: Callable[[Any], Any]) -
             gone = weakref.ref(found)
             del found
             assert gone() is None
-
-
-@copies
-def test_a_copy_shares_the_statics_so_jit_does_not_trace_again(copied: Callable[[Any], Any]) -> None:
-    counted = count_traces(lambda net: net(1.0).sum())
-    apply = jax.jit(counted)
-    net = Net(3)
-    assert copied(net).tree_flatten()[1] is net.tree_flatten()[1]
-    assert apply(net) == apply(copied(net))
-    assert counted.count == 1
 
 
 @pytest.mark.parametrize("name", [name for name in COPIES if name.startswith(("deepcopy", "pickle", "cloud"))])

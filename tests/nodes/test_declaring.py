@@ -110,18 +110,6 @@ def test_the_decorator_takes_what_dataclass_takes() -> None:
     assert defaults == {name: wanted[name].default for name in defaults}
 
 
-def test_plain_defaults_and_dataclasses_field_keep_working() -> None:
-    @pytree_dataclass
-    class Mixed:
-        a: Any
-        b: Any = 2.0
-        c: Any = dataclasses.field(default=3.0)
-        d: Any = dataclasses.field(default_factory=lambda: [4.0])
-        e: Any = dataclasses.field(default=5.0, kw_only=True)
-
-    assert jax.tree.leaves(Mixed(1.0)) == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
 def test_metadata_static_is_honoured_as_in_jax_and_written_for_other_tools() -> None:
     class Layer(Module):
         w: Any
@@ -246,17 +234,6 @@ def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
 
     with pytest.raises(NodeInitError, match="assigned to mode, which it does not declare"):
         Assigns()
-
-
-def test_a_mixin_takes_no_field_away_from_a_class_that_inherits_it_elsewhere() -> None:
-    class Named:
-        area: Any = "a mixin's"
-
-    class Both(Named, Shape):
-        def __post_init__(self) -> None:
-            self.area, self.names = 5.0, ()
-
-    assert Both().area == 5.0
 
 
 def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:

@@ -308,26 +308,6 @@ def test_a_method_of_a_traced_node_is_refused_as_a_static() -> None:
         jax.jit(lambda model: Trainer(1.0, model.step).weight)(linear())
 
 
-def test_a_method_can_be_called_while_init_runs() -> None:
-    class Net(Module):
-        weight: Any
-        doubled: Any
-
-        def __init__(self, weight: Any) -> None:
-            self.weight = weight
-            self.doubled = [self.twice(), jax.vmap(self.times)(jnp.ones(2))]
-
-        def twice(self) -> Any:
-            return 2 * self.weight
-
-        def times(self, x: Any) -> Any:
-            return x * self.weight
-
-    net = Net(3.0)
-    assert net.doubled[0] == 6.0
-    np.testing.assert_array_equal(net.doubled[1], [3.0, 3.0])
-
-
 # Copies, pickles, the end of a model
 
 

@@ -171,18 +171,6 @@ def test_an_unfinished_node_is_not_flattened() -> None:
     assert jax.tree.leaves(Early()) == [1.0]
 
 
-# dataclasses
-
-
-def test_a_node_is_a_dataclass() -> None:
-    for cls in (Layer, Net, Mixed):
-        assert dataclasses.is_dataclass(cls)
-    assert dataclasses.is_dataclass(Net(2))
-    assert [field.name for field in dataclasses.fields(Net)] == ["layer", "name"]
-    assert [field.name for field in dataclasses.fields(Mixed(1))] == ["first", "third", "fourth"]
-    assert dataclasses.fields(Layer)[1].default is None
-
-
 # What a reader sees
 
 

@@ -90,7 +90,7 @@ def test_each_form_holds_the_law_when_what_it_reads_is_changed_and_changed_back(
 @pytest.mark.parametrize("mistaken", [ByCode, ByEquality])
 def test_the_law_finds_mistakes(mistaken: Any) -> None:
     law: Any = given(st.just(mistaken), KINDS, STORIES)(tell)
-    law = seed(2)(law)  # a draw that finds both soon
+    law = seed(3)(law)  # a draw that finds both soon
     law = settings(max_examples=2000, database=None, phases=[Phase.generate], report_multiple_bugs=False, **LAW)(law)
 
     with pytest.raises(AssertionError, match=r"^stale: |the field is another value"):
