@@ -5,7 +5,6 @@ from __future__ import annotations
 import hypothesis
 import hypothesis.strategies as st
 import jax
-import jax.export
 import jax.numpy as jnp
 import pytest
 

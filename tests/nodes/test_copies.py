@@ -100,7 +100,8 @@ def no_garbage_collector() -> Generator[None]:
 
 @copies
 def test_a_copy_is_another_equal_node_that_no_constructor_converter_or_check_made(copied: Callable[[Any], Any]) -> None:
-    for node in (Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})):
+    nodes: list[Any] = [Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})]
+    for node in nodes:
         calls.clear()
         found = copied(node)
         assert calls == []

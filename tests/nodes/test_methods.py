@@ -332,16 +332,17 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 def test_a_model_whose_method_was_used_is_freed() -> None:
-    watched: dict[str, tuple[Any, Any]] = {}
-    for name, use in USES.items():
+    def watched(use: Callable[[Any], Any]) -> tuple[Any, Any]:
         model = linear()
         use(model)
-        watched[name] = (weakref.ref(model), weakref.ref(model.kernel))
+        return weakref.ref(model), weakref.ref(model.kernel)
 
-    del model
+    references = {name: watched(use) for name, use in USES.items()}
     gc.collect()
 
-    assert {name: (model(), kernel()) for name, (model, kernel) in watched.items()} == dict.fromkeys(USES, (None, None))
+    assert {name: (model(), kernel()) for name, (model, kernel) in references.items()} == dict.fromkeys(
+        USES, (None, None)
+    )
 
 
 def test_a_method_that_nobody_hashed_needs_no_garbage_collector() -> None:

@@ -239,7 +239,8 @@ def test_what_has_no_key_is_refused_by_class_and_field_wherever_it_hides_and_not
 
     example = Example(1)
     for hide in HIDDEN.values():
-        for give in (Example, lambda setting: replace(example, setting=setting)):
+        gives: list[Callable[[Any], Any]] = [Example, lambda setting: replace(example, setting=setting)]
+        for give in gives:
             with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {found}.*{REMEDY}"):
                 give(hide(make()))
 

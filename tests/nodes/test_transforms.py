@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from tests.conftest import count_traces
@@ -52,7 +53,7 @@ ran: list[str] = []
 def noted(value: Any) -> Any:
     """A converter, and a check, that refuse what transformations put into nodes."""
     ran.append("converter")
-    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.ndim > 2:
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.ndim > 2:
         raise TypeError(f"not an array of a layer: {value!r}")
     return value
 
@@ -87,10 +88,11 @@ ARRAYS = (
     (jnp.linspace(-0.5, 0.5, 6).reshape(3, 2), jnp.array([0.1, -0.2])),
     (jnp.linspace(0.4, -0.4, 4).reshape(2, 2), jnp.array([0.3, 0.0])),
 )
-NETS = {
-    "decorated": DataNet(*(DataLinear(*arrays) for arrays in ARRAYS)),
-    "Module": ModuleNet(*(ModuleLinear(*arrays) for arrays in ARRAYS)),
-    "with code of its own": GuardedNet(*(GuardedLinear(*arrays) for arrays in ARRAYS)),
+FIRST, SECOND = ARRAYS
+NETS: dict[str, Any] = {
+    "decorated": DataNet(DataLinear(*FIRST), DataLinear(*SECOND)),
+    "Module": ModuleNet(ModuleLinear(*FIRST), ModuleLinear(*SECOND)),
+    "with code of its own": GuardedNet(GuardedLinear(*FIRST), GuardedLinear(*SECOND)),
 }
 
 
@@ -227,7 +229,7 @@ def test_a_transformation_gives_what_it_gives_for_tuples_and_runs_no_code_of_a_c
 
 def test_a_constructor_does_run_it() -> None:
     ran.clear()
-    GuardedNet(GuardedLinear(*ARRAYS[0]), None)
+    GuardedNet(GuardedLinear(*FIRST), None)
     assert set(ran) == {"__init__", "__post_init__", "converter"}
     for placeholder in (None, object(), 0, jnp.zeros((2, 2, 2))):
         with pytest.raises(TypeError, match="not an array of a layer"):
@@ -235,7 +237,7 @@ def test_a_constructor_does_run_it() -> None:
 
 
 def test_any_leaf_passes_through_unflatten_and_runs_no_code_of_a_class() -> None:
-    guarded = GuardedLinear(*ARRAYS[0])
+    guarded = GuardedLinear(*FIRST)
     ran.clear()
     shape: Any = jax.ShapeDtypeStruct
     leaves = [object(), "text", 0, float("nan"), ..., int, noted, shape((2,), jnp.float32), Spec("x"), np.zeros(3), [1]]
@@ -281,7 +283,7 @@ AXES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
 def test_in_axes_pass_by_converters_and_checks_that_would_refuse_them(axes: Callable[[Any], Any]) -> None:
-    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*ARRAYS[0]))
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*FIRST))
 
     total = jax.vmap(lambda one: one.bias.sum(), in_axes=(axes(stacked),))(stacked)
 

@@ -58,13 +58,18 @@ class Place(NamedTuple):
 def places_in(tree: Any) -> list[Place]:
     """The fields of all nodes in a tree."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(MissingPlaceError):  # the predicate is true nowhere, and asked everywhere
-        at(tree, lambda path, value: found.update({path: value}))
+
+    def note(path: str, value: Any) -> bool:
+        found[path] = value
+        return False
+
+    with contextlib.suppress(MissingPlaceError):  # it is true nowhere, and asked everywhere
+        at(tree, note)
     fields: list[Place] = []
     for path, value in found.items():
         above, _, name = path.rpartition(".")
-        node = at(tree, above).get() if "." in path else None
-        if isinstance(node, Module) or hasattr(node, "tree_flatten"):
+        node: Any = at(tree, above).get() if "." in path else None
+        if dataclasses.is_dataclass(node):
             kinds = {field.name: "static" in field.metadata for field in dataclasses.fields(node)}
             fields += [Place(path, value, kinds[name])] if name in kinds else []
     return fields
