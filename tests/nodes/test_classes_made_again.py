@@ -153,10 +153,3 @@ def test_where_two_classes_of_one_name_meet_that_is_said(module: Any) -> None:
         assert caught.value.__notes__ == [TWICE]
     with pytest.raises(ValueError, match="two classes are named Net"):
         treewright.stack([old, new])
-
-
-def test_an_error_about_classes_of_two_names_gets_no_note(module: Any) -> None:
-    with pytest.raises(ValueError, match=OTHER_CLASS) as caught:
-        treewright.combine(module.Net(jnp.ones(2)), module.Data(1.0))
-
-    assert not hasattr(caught.value, "__notes__")

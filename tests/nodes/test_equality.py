@@ -259,27 +259,6 @@ def test_a_node_that_holds_what_cannot_be_hashed_says_which_field(value: Any) ->
     assert "Layer.kernel" in str(nested.value.__cause__)
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint])
-def test_a_node_that_can_be_called_says_what_jit_takes_in_its_place(transform: Any) -> None:
-    class Scale(Module):
-        factor: jax.Array
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return x * self.factor
-
-    scale = Scale(jnp.full(2, 3.0))
-    with pytest.raises(
-        TypeError, match=r"hashable\. As the function to jit or checkpoint, .*: jit\(node\.__call__\)\.$"
-    ):
-        hash(scale)
-    assert transform(scale.__call__)(jnp.ones(2)).tolist() == [3.0, 3.0]
-
-
-def test_the_hash_of_a_traced_node_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"unhashable type: Box\.value"):
-        jax.jit(lambda box: hash(box))(Box(1.0))
-
-
 def test_the_work_of_a_hash_does_not_double_with_each_level() -> None:
     looks: list[int] = []
 

@@ -326,17 +326,6 @@ def test_a_file_of_the_users_under_the_name_of_a_standard_module_is_the_users() 
     assert trace_counts_of(Layer, mine.times(2), mine.times(2)) == [1, 2]
 
 
-def test_wraps_makes_no_function_a_librarys() -> None:
-    def make() -> Any:
-        @functools.wraps(jnp.tanh)
-        def wrapping(x: Any) -> Any:
-            return x * RATE
-
-        return wrapping
-
-    assert trace_counts_of(Layer, make(), make()) == [1, 2]
-
-
 def test_the_docs_print_the_lists() -> None:
     section = DOCS.read_text(encoding="utf-8").partition("### What counts as a library")[2].partition("\n#")[0]
 

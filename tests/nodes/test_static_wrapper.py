@@ -13,7 +13,7 @@ import typing
 import weakref
 from collections import abc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -314,13 +314,3 @@ ACCEPTED: list[Any] = [
 @pytest.mark.parametrize("annotation", ACCEPTED, ids=str)
 def test_a_static_annotated_as_what_can_be_static_is_accepted(annotation: Any) -> None:
     assert declare(annotation)(3).n == 3
-
-
-def test_a_converter_may_make_a_static_of_any_annotation() -> None:
-    @pytree_dataclass
-    class Example:
-        shared: ClassVar[list[int]] = []
-        sizes: list[int] = static(converter=freeze)
-        table: np.ndarray[Any, Any] | None = static(converter=freeze, default=None)
-
-    assert Example([1, 2]).sizes == (1, 2)  # type: ignore[comparison-overlap]  # the annotation is of what goes in
