@@ -150,6 +150,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"^builtins:print can't be read: builtin_function_or_method is not",
     ),
     "other fields": (["namedtuple", "optax:EmptyState", 1], r"^optax:EmptyState can't be read: EmptyState is not"),
+    "a call as a named tuple": (["namedtuple", "optax:adam", "x"], r"optax:adam.* is not a named tuple"),
+    "a call as a node": (["node", "optax:adam", ["tuple"]], r"optax:adam.* is not a node"),
+    "a module as an enum": (["enum", "optax:losses", "x"], r"optax:losses.* is not an enum"),
     "parts that do not fit": (["slice"], r"^\['slice', \.\.\.\] can't be read: "),
 }
 
