@@ -167,7 +167,7 @@ ANYWHERE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a function jitted in place": (
         lambda: jax.jit(closure(2)),
         "function",
-        "it is wrapped in place, so one wrapped again traces again; wrap it once",
+        "it is made in place, so one made again traces again; make it once",
     ),
     "a dataclass that is not frozen": (
         Changeable,
@@ -287,7 +287,7 @@ READING: dict[str, tuple[Callable[[], Any], list[tuple[str, str]]]] = {
     ),
     "a jitted helper": (
         lambda: jax.jit(helper),
-        [("global", "it reads the global RATE"), ("function", "it is wrapped")],
+        [("global", "it reads the global RATE"), ("function", "it is made in place")],
     ),
     "a wrapped helper": (
         lambda: functools.wraps(helper)(lambda x: helper(x)),
@@ -332,17 +332,17 @@ FOREIGN_ONLY: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a list": (
         lambda: [64, 64],
         "unhashable",
-        "jit keeps it without a copy, so a change in place gives stale results; use a tuple, or freeze it",
+        r"jit compares statics and never copies them, so a change in place would give stale results\. Give it a tuple\.",
     ),
-    "a dict": (lambda: {"a": 1}, "unhashable", "jit keeps it"),
-    "a set": (lambda: {1}, "unhashable", "jit keeps it"),
-    "a bytearray": (lambda: bytearray(b"x"), "unhashable", "jit keeps it"),
-    "a list in a tuple": (lambda: (1, [2]), "unhashable", "jit keeps it"),
-    "a list in a partial": (lambda: functools.partial(max, [1]), "unhashable", "jit keeps it"),
+    "a dict": (lambda: {"a": 1}, "unhashable", "jit compares statics and never copies"),
+    "a set": (lambda: {1}, "unhashable", "jit compares statics and never copies"),
+    "a bytearray": (lambda: bytearray(b"x"), "unhashable", "jit compares statics and never copies"),
+    "a list in a tuple": (lambda: (1, [2]), "unhashable", "jit compares statics and never copies"),
+    "a list in a partial": (lambda: functools.partial(max, [1]), "unhashable", "jit compares statics and never copies"),
     "an array": (
         lambda: jnp.ones(2),
         "array",
-        "jit compares statics with ==, which gives an array and no answer; make it a child",
+        r"jit compares statics with ==, which gives an array and no answer, .* stale results\. Make it a child\.",
     ),
     "a numpy array": (lambda: np.ones(2), "array", "jit compares statics with =="),
     "NaN": (lambda: math.nan, "nan", "NaN equals no other NaN, so one made again traces again; use None"),
@@ -355,7 +355,7 @@ FOREIGN_ONLY: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a partial": (
         lambda: functools.partial(named, 1),
         "function",
-        "it is made in place, so a partial made again traces again; make it once",
+        "it is made in place, so one made again traces again; make it once",
     ),
 }
 
