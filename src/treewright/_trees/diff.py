@@ -204,7 +204,7 @@ def alike_reason(left: Any, right: Any) -> str:
         return f"two classes are named {a.__qualname__}: {text}"
     if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
         return ""
-    return f"another {a.__qualname__} with the same text, and not equal to it"
+    return f"another {a.__qualname__} with the same text"
 
 
 def static_difference(
@@ -216,9 +216,7 @@ def static_difference(
     return found[0] if places[0][0] == path else Difference(path, old, new, kind, parts=found)
 
 
-def _changed_places(
-    path: Path, old: Any, new: Any, compare: Comparison, depth: int
-) -> Iterator[tuple[Path, Any, Any]]:
+def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: int) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the whole."""
     ours, theirs = compare.parts(old, new) if depth else ({}, {})
     changed = [key for key in ours if key not in theirs or not compare.same(ours[key], theirs[key])]
@@ -296,8 +294,8 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
     if names == others:  # what aux_data holds besides named fields
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
     else:
-        orders = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
-        yield Difference(path, *orders, "static", "the same entries in another order")
+        old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
+        yield Difference(path, old_order, new_order, "static", "the same entries in another order")
 
 
 # Leaves

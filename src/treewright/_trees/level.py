@@ -110,7 +110,9 @@ def level_of(value: Any) -> Level | None:
     if kind in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
     entries, treedef = _taken_apart(value)
-    return _level_of_data(treedef, tuple(child for _, child in entries), [path[0] for path, _ in entries if path], value)
+    return _level_of_data(
+        treedef, tuple(child for _, child in entries), [path[0] for path, _ in entries if path], value
+    )
 
 
 def leaf_type_of(leaf: Any) -> LeafType:
@@ -149,7 +151,9 @@ def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
 # Classes of others
 
 
-def _level_of_data(treedef: Any, parts: tuple[Any, ...], keys: list[Key] | None = None, tree: Any = None) -> Level | None:
+def _level_of_data(
+    treedef: Any, parts: tuple[Any, ...], keys: list[Key] | None = None, tree: Any = None
+) -> Level | None:
     """The level at the top of a treedef, of these parts; its tree, if there is one, has names for what is in it."""
     data = node_data(treedef)
     if data is None:

@@ -100,9 +100,10 @@ def check_statics(tree: Any) -> list[Hazard]:
     for place in walk(Place(tree)):
         level = place.level
         if level is not None:
-            contents = [None] * len(level.statics) if level.exact is None else level.aux.table.content
-            for (key, value), by_content in zip(level.statics, contents, strict=True):
-                found += _of_static((*place.path, key), value, by_content, _DEPTH)
+            contents = itertools.repeat(None) if level.exact is None else level.aux.table.content
+            for (key, value), content in zip(level.statics, contents, strict=False):
+                compare = None if content is None else "content" if content else "value"
+                found += _of_static((*place.path, key), value, compare, _DEPTH)
         elif leaf_type_of(place.value).aval is None or type(place.value) is bool:
             found += _of_leaf(place)
         else:
@@ -141,8 +142,8 @@ def _of_trained(place: Place) -> list[Hazard]:
     return [Hazard(place.path, place.value, "buffer", text)]
 
 
-def _of_static(path: Path, value: Any, by_content: bool | None, depth: int) -> list[Hazard]:
-    """Those of a static and of what it consists of; `by_content` is None in a class of others, which compares by `==`."""
+def _of_static(path: Path, value: Any, compare: str | None, depth: int) -> list[Hazard]:
+    """Those of a static and its parts; `compare` is None in a class of others, which compares by `==`."""
     if isinstance(value, _FINE):
         return []
     function = value if isinstance(value, types.FunctionType) else innermost(value)
@@ -151,18 +152,22 @@ def _of_static(path: Path, value: Any, by_content: bool | None, depth: int) -> l
     found: list[Hazard] = []
     if isinstance(value, functools.partial):
         args = {SequenceKey(index): part for index, part in enumerate(value.args)}
-        parts = {GetAttrKey("func"): value.func, **args, **{DictKey(name): part for name, part in value.keywords.items()}}
+        parts = {
+            GetAttrKey("func"): value.func,
+            **args,
+            **{DictKey(name): part for name, part in value.keywords.items()},
+        }
     elif is_call:
         found += _of_function(path, function)
     elif import_path(value) is None and depth:
         parts = parts_of(value) or {}
-    found += [hazard for key, part in parts.items() for hazard in _of_static((*path, key), part, by_content, depth - 1)]
-    refusal = None if found or by_content is not None else _refusal(value)
+    found += [hazard for key, part in parts.items() for hazard in _of_static((*path, key), part, compare, depth - 1)]
+    refusal = None if found or compare is not None else _refusal(value)
     if refusal is not None:
         return [Hazard(path, value, *refusal)]
     is_told = any(hazard.kind in {"function", "identity"} for hazard in found)
     if not (is_told or isinstance(value, _CONTAINERS) or _is_of_module(value)):
-        found += _of_callable(path, value, by_content) if is_call else _of_object(path, value)
+        found += _of_callable(path, value, compare) if is_call else _of_object(path, value)
     return found
 
 
@@ -178,14 +183,14 @@ def _refusal(value: Any) -> tuple[HazardKind, str] | None:
     return None
 
 
-def _of_callable(path: Path, value: Any, by_content: bool | None) -> Iterator[Hazard]:
+def _of_callable(path: Path, value: Any, compare: str | None) -> Iterator[Hazard]:
     """Of a function, method or partial of which another, made in the same way, is another static."""
 
-    def goes_by_identity(by_content: bool) -> bool:
-        key: Any = exact_key(value, content=by_content)
+    def goes_by_identity(compare: str) -> bool:
+        key: Any = exact_key(value, content=compare == "content")
         return isinstance(key, tuple) and key[0] == "identity"
 
-    if by_content is not None and not goes_by_identity(by_content):
+    if compare is not None and not goes_by_identity(compare):
         return
     if isinstance(value, types.MethodType):
         owner = type(value.__self__).__qualname__
@@ -196,7 +201,7 @@ def _of_callable(path: Path, value: Any, by_content: bool | None) -> Iterator[Ha
     else:
         held, reads = first_names(captured(value) | defaults(value)), first_names(globals_read(value))
         what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
-        helps = by_content is False and not goes_by_identity(True)
+        helps = compare == "value" and not goes_by_identity("content")
         cure = 'define it once, or declare the field static(compare="content")' if helps else "define it once"
         yield Hazard(path, value, "function", f"{what} ({place_of(value.__code__)}), {_AGAIN}; {cure}")
 

@@ -214,16 +214,15 @@ def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if a is not b and not same(a, b):
-            yield static_difference((name,), _shown(a), _shown(b), _WITHOUT_REASONS, kind)
+            old_value, new_value = (_setting(a), _setting(b)) if kind == "setting" else (snapshot(a), snapshot(b))
+            yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
 
 
-def _shown(value: Any) -> Any:
-    """A setting or option as it is shown: a mesh, or a stack of them as `with mesh:` makes it, by its axes."""
-    meshes = (jax.sharding.Mesh, jax.sharding.AbstractMesh)
-    if isinstance(value, meshes):
-        return Verbatim(mesh_text(value))
-    if type(value) is tuple and all(isinstance(mesh, meshes) for mesh in value):
-        return Verbatim(mesh_text(value[-1] if value else None))
+def _setting(value: Any) -> Any:
+    """A setting as it is shown: a mesh, or a stack of them as `with mesh:` makes it, by its axes."""
+    mesh = next(reversed(value), None) if type(value) is tuple else value
+    if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return Verbatim(mesh_text(mesh))
     axes = getattr(value, "axis_sizes", None)  # of the named axes, as vmap and pmap bring into scope
     return snapshot(value if axes is None else dict(axes))
 

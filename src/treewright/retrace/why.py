@@ -13,7 +13,7 @@ import numpy as np
 
 from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, state_of
 from treewright._core.jax_private import options_of
-from treewright._core.text import LENGTH, first_names, short_text
+from treewright._core.text import first_names, short_text
 from treewright._trees.diff import ABSENT, alike_reason, same_exactly, same_to_jit
 from treewright.retrace.jax_private import inside_of_boundary, is_of_a_library
 
@@ -41,7 +41,6 @@ REMEDIES: Mapping[str, str] = types.MappingProxyType(
         "partial made again": "make it once and reuse it",
         "wrapped again": "wrap it once and reuse it",
         "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
-        "no answer": "make it a child, or give its class an __eq__ that answers with a bool",
         "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
         "other attributes": "",
         "same text": "make it once and reuse it",
@@ -277,7 +276,7 @@ def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
 def cause_of(left: Any, right: Any) -> Cause | None:
     """Why two values differ that may look alike; None where their texts say it all, or nothing is seen."""
     old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
-    if any(_WRAPPED in getattr(value, "parts", ()) for value in (old, new)):
+    if any(isinstance(value, Snapshot) and _WRAPPED in value.parts for value in (old, new)):
         return _of_wrappers(old, new)
     kinds = [value.kind if isinstance(value, Snapshot) else type(value) for value in (old, new)]
     if isinstance(old, type) and isinstance(new, type):
@@ -357,13 +356,12 @@ def _decorator(wrapper: Snapshot) -> str:
     return name.partition(".")[0].strip("_")
 
 
-def _of_functions(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause | None:
+def _of_functions(old: Any, new: Any, found: Sequence[Change]) -> Cause | None:
+    code: types.CodeType = old.code
     if _definition(old) != _definition(new):
-        is_same_name = old.code.co_qualname == new.code.co_qualname
-        places = " and ".join(dict.fromkeys(map(place_of, (old.code, new.code))))
-        return cause("other function", f"two functions, defined at {places}") if is_same_name else None
-    is_optax = "optax" in old.code.co_filename.replace("\\", "/").split("/")
-    what = f"made again by the same code ({place_of(old.code)})"
+        places = " and ".join(dict.fromkeys(map(place_of, (code, new.code))))
+        text = f"two functions, defined at {places}"
+        return cause("other function", text) if code.co_qualname == new.code.co_qualname else None
     about = _told(found)
     if not about:
         held = [key for key in new.parts if key.role == "captured"]
@@ -371,7 +369,9 @@ def _of_functions(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Caus
         same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in held) else ""
         about = f", which reads the global {', '.join(read)}" if read else ", which captures nothing"
         about = f", which captured {same}{', '.join(key.name for key in held)}" if held else about
-    return cause("optimiser made again" if is_optax else "function made again", f"{what}{about}")
+    is_optax = "optax" in code.co_filename.replace("\\", "/").split("/")
+    name = "optimiser made again" if is_optax else "function made again"
+    return cause(name, f"made again by the same code ({place_of(code)}){about}")
 
 
 def place_of(code: types.CodeType) -> str:
@@ -400,30 +400,18 @@ def _of_objects(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause 
     kind: Any = old.kind
     about = f"; here {_listed(found)}" if found else ""
     if old.compared == "value":
-        other = cause("other attributes", about[2:]) if about and old.text == new.text else None
-        text = alike_reason(old.value, new.value)
-        return _of_answer(old, new) or other or (cause("same text", text) if text else None)
+        if same(old, new) and hash(old.value) != hash(new.value):
+            return cause("unequal hashes", f"{kind.__qualname__}.__eq__ says equal, and their hashes differ")
+        if old.text != new.text:
+            return None
+        text = f"another {kind.__qualname__} with the same text"
+        return cause("other attributes", about[2:]) if about else cause("same text", text)
     is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__  # and not kept by its values
     if old.compared != "object" or not is_one_each or old.is_object_of(new) or kind.__module__.startswith("jax"):
         return None
     if not found and old.parts and alike(old, new):
         about = "; the attributes of these two are the same"
     return cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{about}")
-
-
-def _of_answer(old: Snapshot, new: Snapshot) -> Cause | None:
-    """What `==` and `hash` say, of values whose class has its own."""
-    try:
-        equal = bool(old.value == new.value)
-    except Exception as error:  # noqa: BLE001  a user's `__eq__`
-        text = " ".join(str(error).split())[:LENGTH]
-        return cause("no answer", f"== between them gives no answer: {type(error).__name__}: {text}")
-    try:
-        unequal = equal and hash(old.value) != hash(new.value)
-    except Exception:  # noqa: BLE001  a user's `__hash__`
-        return None
-    text = f"{old.kind.__qualname__}.__eq__ says equal, and their hashes differ"
-    return cause("unequal hashes", text) if unequal else None
 
 
 def _told(found: Iterable[Change]) -> str:
