@@ -134,7 +134,10 @@ class At(Generic[T, V]):
         selection = self._selection
         if selection.structure is not None:
             return self._with(_split(selection.structure, value))
-        return self._with([value] * len(selection.places))
+        if len(selection.places) > 1:
+            return self._with([value] * len(selection.places))
+        changed: T = selection.places[0].with_value(value)
+        return changed
 
     def apply(self, function: Callable[[V], V]) -> T:
         """The tree with `function` of what is there in its place; where a pattern was given, of one after the other."""

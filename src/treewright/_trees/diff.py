@@ -3,14 +3,14 @@
 import dataclasses
 import enum
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
-from treewright._core.jax_private import Key, Path, is_ref, is_ref_type, jax_trees, path_text
+from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
 from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
 
@@ -240,12 +240,10 @@ def differences(
         path, a, b = waiting.pop()
         if a is b:
             continue
-        if hasattr(type(a), "__node_spec__") and type(a) is type(b):  # 5 times faster than opened (benchmarks: diff)
-            (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
-            if statics is other_statics:
-                triples = zip(spec_of(a).keys, children, others, strict=True)
-                waiting.extend([((*path, key), x, y) for key, x, y in triples if x is not y][::-1])
-                continue
+        below = _pairs_below(a, b)
+        if below is not None:
+            waiting.extend([((*path, key), x, y) for key, x, y in below if x is not y][::-1])
+            continue
         old, new = level_of(a), level_of(b)
         if old is None and new is None:
             found = _leaf_difference(a, b, compare, path if values else None)
@@ -259,6 +257,17 @@ def differences(
             pairs, unpaired = _children_of_both(path, old, new)
             yield from unpaired
             waiting.extend(reversed(pairs))
+
+
+def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
+    """What is below two trees of which only that can differ: 5 times faster than opening them (benchmarks: diff)."""
+    cls = type(a)
+    if cls is type(b) and hasattr(cls, "__node_spec__"):
+        (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
+        return zip(spec_of(a).keys, children, others, strict=True) if statics is other_statics else None
+    if cls is not type(b) or cls not in {list, tuple} or len(a) != len(b):
+        return None
+    return ((SequenceKey(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if x is not y)
 
 
 def _bare(tree: Any) -> Any:

@@ -303,6 +303,13 @@ class Place:
         """All places directly below, those of statics too."""
         return (Place(child, key, self) for key, child in all_entries(self.value) or ())
 
+    def with_value(self, value: Any) -> Any:
+        """The whole tree with another value here. Only what is on the way is copied."""
+        place = self
+        while place.above is not None:
+            value, place = with_changes(place.above.value, {place.key: value}), place.above
+        return value
+
 
 def walk(root: Place, below: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
     """A place and all that is below it, from the top down. A caller decides where to stop when it is given a place."""
@@ -356,7 +363,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
-        return kind(items)
+        return items if kind is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
         changed: Any = dict(value) if frozen else copy.copy(value)  # such as an OrderedDict
