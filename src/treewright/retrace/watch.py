@@ -35,8 +35,7 @@ from treewright.retrace.signature import (
     is_placement,
     signature_of,
 )
-from treewright.retrace.snapshot import snapshot
-from treewright.retrace.why import why_another
+from treewright.retrace.why import snapshot, why_another
 
 _SIGNATURES = 32  # of one function
 _JAX = f"JAX {jax.__version__}"
