@@ -35,7 +35,7 @@ def on_two_devices(jitted: Any) -> None:
         jitted(jax.device_put(jnp.ones(2), device))
 
 
-# ruff: noqa: PT012, PT031, SIM117  the block is what raises and warns
+# ruff: noqa: PT012, SIM117  the block is what raises and warns
 
 # Recompiles
 
@@ -152,42 +152,13 @@ def test_a_shared_trace_whose_arguments_can_not_be_read_is_not_counted() -> None
             jax.jit(function, static_argnums=1, **options)(np.ones(2, np.float32), hostile)
 
 
-def test_each_argument_has_a_line_however_many_places_of_another_changed() -> None:
-    def tree(length: int) -> dict[str, Any]:
-        return {f"x{index}": np.ones((length, index + 1), np.float32) for index in range(60)}
-
-    report = treewright.explain(lambda tree, other: tree, (tree(4), 1.0), (tree(3), jnp.ones(3)))
-
-    lines = str(report).splitlines()
-    assert len(lines) == 52
-    assert lines[3] == "    other: Python float -> float32[3]"
-    assert lines[-1] == "    ... and 71 more lines"
-
-
-def test_listeners_that_were_cleared_are_registered_again_and_a_block_says_so() -> None:
+def test_listeners_that_were_cleared_are_registered_again() -> None:
     jitted: Any = jax.jit(fresh(double))
 
-    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called meanwhile"):
-        with treewright.max_traces(0):
-            clear()
-            jitted(jnp.ones(2))
+    with treewright.max_traces(0):
+        clear()
     with pytest.raises(TooManyTracesError, match="double may not be traced here"), treewright.max_traces(0):
         jitted(jnp.ones(3))
-
-
-def test_a_program_goes_on_where_on_report_raises() -> None:
-    def refuse(report: RetraceReport) -> Never:
-        raise KeyError(report.function)
-
-    jitted: Any = jax.jit(fresh(double))
-
-    with (
-        pytest.warns(RetraceWarning, match=r"on_report=.*refuse raised KeyError: 'double'\. The program goes on; .*"),
-        treewright.explain_retraces(on_report=refuse),
-    ):
-        results = [jitted(jnp.ones(length)).shape for length in (2, 3)]
-
-    assert results == [(2,), (3,)]
 
 
 def test_a_report_says_when_earlier_traces_are_forgotten() -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import operator
-import types
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +21,6 @@ from treewright.retrace.jax_private import (
     UNNAMED_SETTINGS,
     Call,
     trace_settings,
-    user_frame,
 )
 from treewright.retrace.snapshot import Part, Snapshot, alike, same, snapshot
 from treewright.retrace.why import Cause, cause_of
@@ -44,19 +42,6 @@ class Signature:
     def argument(self, name: str) -> Any:
         """What is kept of an argument; `ABSENT` if the call has none of this name."""
         return self.traced[name] if name in self.traced else self.compared.get(name, ABSENT)
-
-
-def caller() -> str:
-    """The nearest place in the user's own code: `train.py:69 in main`."""
-    frame = user_frame()
-    return "" if frame is None else place_in(frame)
-
-
-def place_in(frame: types.FrameType) -> str:
-    """The line that a frame is at: `train.py:69 in main`."""
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
 
 
 # Signatures
