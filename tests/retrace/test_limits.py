@@ -103,7 +103,7 @@ def test_a_name_that_is_never_traced_is_told() -> None:
     with (
         pytest.warns(
             RetraceWarning,
-            match=r"only='duoble'\) has counted nothing: .* \(did you mean double\?\) .* Traced were: double\.",
+            match=r"only='duoble' has met nothing: .* \(did you mean double\?\) .* Traced were: double\.",
         ) as told,
         treewright.max_traces(1, only="duoble"),
     ):

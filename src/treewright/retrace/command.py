@@ -215,7 +215,7 @@ class Recording:
             return
         sys.stderr.write(f"\n{self.text()}\n")
         data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._functions()}
-        data |= {"retraces": [report.as_json() for report in self._reports], "events": self._spans}
+        data |= {"retraces": [_as_json(report) for report in self._reports], "events": self._spans}
         for file, content in ((options.json, data), (options.trace, {"traceEvents": self._spans})):
             if file is not None:
                 file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -297,3 +297,12 @@ class Recording:
         if small:
             setting = f"{'' if folder else 'JAX_COMPILATION_CACHE_DIR=FOLDER and '}{_MIN_SECONDS.upper()}=0"
             yield f"    {setting} (it is {least:g}) would save up to {small:,.2f} s more at the next start."
+
+
+def _as_json(report: "RetraceReport") -> dict[str, Any]:
+    from treewright.retrace.report import remedy_of
+
+    parts = [part for whole in report.differences for part in whole.parts or (whole,)]
+    told = [{"kind": part.kind, "text": str(part), "remedy": remedy_of(part)} for part in parts]
+    values = {name: getattr(report, name) for name in ("function", "event", "number", "seconds", "caller")}
+    return {**values, "text": str(report), "differences": told}

@@ -111,8 +111,21 @@ class _Watcher:
         watch.start(stacklevel=3)
         return watch
 
-    def __exit__(self, *_: object) -> None:
-        self._open.pop().stop(stacklevel=2)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        watch, only, limit = self._open.pop(), self._only, self._options.get("limit")
+        watch.stop(stacklevel=2)
+        if error is not None:
+            return
+        if watch.violations:
+            said = "(This was raised in the block before, and did not leave it.)"
+            raise TooManyTracesError(f"{watch.violations[0]}\n{said}")
+        hint = did_you_mean(only, watch.traced) if isinstance(only, str) else ""
+        if isinstance(only, str) and only not in watch.traced and (limit or hint):  # a limit of 0 may be kept so
+            text = (
+                f"only={only!r} has met nothing: no function of this name{hint} was traced in the block. Either it "
+                f"was compiled before, or the name is wrong. Traced were: {', '.join(sorted(watch.traced)) or 'none'}."
+            )
+            warnings.warn(text, RetraceWarning, stacklevel=2)
 
     def __del__(self) -> None:
         if self._made_at is not None:
@@ -213,23 +226,3 @@ class max_traces(_Watcher):  # noqa: N801  it is used like a function
                 f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
             )
         return super()._start(name, concerns)
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        watch = self._open[-1]
-        super().__exit__()
-        if error is not None:
-            return
-        if watch.violations:
-            raise TooManyTracesError(
-                f"{watch.violations[0]}\n(This was raised in the block before, and did not leave it.)"
-            )
-        only, limit = self._only, self._options["limit"]
-        hint = did_you_mean(only, watch.traced) if isinstance(only, str) else ""
-        # A limit of 0 is kept where nothing of the name was traced.
-        if isinstance(only, str) and only not in watch.traced and (limit or hint):
-            text = (
-                f"max_traces({limit}, only={only!r}) has counted nothing: no function of this name{hint} was traced "
-                f"in the block. Either it was compiled before, or the name is wrong. Traced were: "
-                f"{', '.join(sorted(watch.traced)) or 'none'}."
-            )
-            warnings.warn(text, RetraceWarning, stacklevel=2)

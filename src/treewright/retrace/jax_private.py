@@ -254,23 +254,23 @@ class Observer:
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # by thread
 
-    def __call__(self, name: str, seconds: float = 0.0, **details: str | int) -> None:
+    def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
         """What JAX calls at each event."""
-        kind, listeners = _KINDS.get(name), self._probes.get(threading.get_ident(), self._listeners)
+        kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
         if kind is None or not listeners or (kind == "trace" and _is_inner()):
             return
-        event = Event(kind, seconds, str(details.get("fun_name", "")))
+        told = Event(kind, duration_secs, str(details.get("fun_name", "")))
         if kind in {"trace", "lower", "compile"}:
             frames = frames_to_the_user()
-            event.call, event.caller = call_in(frames), place_in(frames[-1])
-            if event.call is None:
+            told.call, told.caller = call_in(frames), place_in(frames[-1])
+            if told.call is None:
                 modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-                event.is_operation = any(module.startswith(OPERATIONS) for module in modules)
+                told.is_operation = any(module.startswith(OPERATIONS) for module in modules)
             else:
-                package = str(getattr(innermost(event.call.function), "__module__", "")).partition(".")[0]
-                event.is_operation = package in {"jax", "jaxlib", "treewright"}
+                package = str(getattr(innermost(told.call.function), "__module__", "")).partition(".")[0]
+                told.is_operation = package in {"jax", "jaxlib", "treewright"}
         for listener in listeners:
-            listener(event)
+            listener(told)
 
     def is_heard(self) -> bool:
         """Whether JAX tells it of events; not after `jax.monitoring.clear_event_listeners()`, which is public.

@@ -86,13 +86,6 @@ class RetraceReport:
             lines.append("the arguments could not be read, so traces are only counted, by the function's name")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
 
-    def as_json(self) -> dict[str, Any]:
-        """The report as data, with the remedy of each difference."""
-        parts = [part for whole in self.differences for part in whole.parts or (whole,)]
-        told = [{"kind": part.kind, "text": str(part), "remedy": remedy_of(part)} for part in parts]
-        values = {name: getattr(self, name) for name in ("function", "event", "number", "seconds", "caller")}
-        return {**values, "text": str(self), "differences": told}
-
     def _repr_html_(self) -> str:
         return in_html(str(self))
 
