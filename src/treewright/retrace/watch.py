@@ -17,8 +17,7 @@ from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import OBSERVER, Call, Event, capabilities, count_held, tells_of_compilations
 from treewright.retrace.report import RetraceReport, too_many
 from treewright.retrace.signature import Signature, call_differences, is_placement, signature_of
-from treewright.retrace.snapshot import snapshot
-from treewright.retrace.why import why_another
+from treewright.retrace.why import snapshot, why_another
 
 _SIGNATURES = 32  # of one definition
 _JAX = f"JAX {jax.__version__}"
