@@ -147,7 +147,7 @@ def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -
     reports: list[RetraceReport] = []
 
     with outer, treewright.explain_retraces(on_report=reports.append):
-        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__())
+        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__(None, None, None))
         inner.__enter__()
         for call in lengths(jitted, 2, 3, 4):
             call()
