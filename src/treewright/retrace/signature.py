@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from treewright._core.text import Verbatim, first_names, mesh_text, short_text
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
 from treewright.retrace.why import Part, Snapshot, alike, cause, cause_of, same, snapshot
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
@@ -35,19 +34,6 @@ class Signature:
     def argument(self, name: str) -> Any:
         """What is kept of an argument; `ABSENT` if the call has none of this name."""
         return self.traced[name] if name in self.traced else self.compared.get(name, ABSENT)
-
-
-def caller() -> str:
-    """The nearest place in the user's own code: `train.py:69 in main`."""
-    frame = user_frame()
-    return "" if frame is None else place_in(frame)
-
-
-def place_in(frame: types.FrameType) -> str:
-    """The line that a frame is at: `train.py:69 in main`."""
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
 
 
 # Signatures
