@@ -131,7 +131,7 @@ async def _write(directory: Any, args: SaveManifest, blocks: dict[str, dict[str,
         differing = together("comparing digests", lambda: _merged(directory, leaves), by_first=True)
         if differing:
             raise CheckpointError(
-                f"processes hold different values for {', '.join(differing)}, which are replicated. Make them the same "
+                f"processes hold different values of {', '.join(differing)}, which are replicated. Make them the same "
                 f"in all processes, or shard them."
             )
     if process_index() == 0:
