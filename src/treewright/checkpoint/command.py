@@ -14,7 +14,7 @@ from typing import Any
 from treewright._core.text import counted, cut_text, first_of
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import leaf_mismatches, lines_of, node_mismatches, paired
-from treewright.checkpoint.file import SavedFile
+from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, Request
 from treewright.checkpoint.manifest import Leaf, Manifest
 from treewright.checkpoint.tree import shown_static
@@ -82,8 +82,8 @@ def _opened(path: Path) -> Generator[tuple[Manifest, Read]]:
 
         yield read_manifest_of_step(path), reader_of_step(path)
     else:
-        with SavedFile(path) as file:
-            yield file.manifest, file.read
+        with open_saved(path) as pair:
+            yield pair
 
 
 def _listed(paths: list[Path], *, whole: bool, verify: bool) -> Iterator[str | int]:

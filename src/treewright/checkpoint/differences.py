@@ -9,7 +9,7 @@ from treewright._core.text import cut_text, first_names
 from treewright._trees.diff import excerpts
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST, Form
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest
-from treewright.checkpoint.tree import ABSENT, is_same_name, likeness, may_be_same_name, shown_static
+from treewright.checkpoint.tree import ABSENT, likeness, may_be_same_name, shown_static
 from treewright.errors import CheckpointMismatchError
 
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
@@ -131,7 +131,7 @@ def _lone_nodes(
 def _of_one_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     if "node" in {old.kind, new.kind}:
-        if not is_same_name(saved, wanted):
+        if saved != wanted:
             in_script = any(name.startswith("__main__:") for name in (saved, wanted))
             moved = may_be_same_name(saved, wanted)
             if not (moved and in_script):  # one script's class is another's import
@@ -216,4 +216,4 @@ def _are_alike(one: Branch, other: Branch) -> bool:
     """Whether two nodes are of one class, or two dicts have the same keys."""
     if one.cls is None or other.cls is None:
         return one.cls == other.cls and one.kind == other.kind and {*one.children} == {*other.children} != set()
-    return is_same_name(one.cls, other.cls) or may_be_same_name(one.cls, other.cls)
+    return one.cls == other.cls or may_be_same_name(one.cls, other.cls)

@@ -23,7 +23,7 @@ from treewright._core.text import first_of
 from treewright.checkpoint.agree import Outcome, entries_of, in_all, of_first
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
-from treewright.checkpoint.fit import MISSING, Alone, Fit, checked_options, restored
+from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
 from treewright.checkpoint.items import (
     LISTING,
     MANIFEST,
@@ -500,7 +500,7 @@ class CheckpointManager:
     @overload
     def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[Fit]) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Alone]) -> Any: ...
+    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Fit]) -> Any: ...
     def restore(self, step: SupportsIndex | None = None, *, like: Any = MISSING, **options: Any) -> Any:
         """The tree of a step, by default the latest, with the structure, statics and shardings of `like`.
 
@@ -522,7 +522,7 @@ class CheckpointManager:
     @overload
     def restore_latest_valid(self, *, like: T, **options: Unpack[Fit]) -> Restored[T] | None: ...
     @overload
-    def restore_latest_valid(self, **options: Unpack[Alone]) -> Restored[Any] | None: ...
+    def restore_latest_valid(self, **options: Unpack[Fit]) -> Restored[Any] | None: ...
     def restore_latest_valid(self, *, like: Any = MISSING, **options: Any) -> Restored[Any] | None:
         """The newest step that is whole, or None if there are no steps: for a run that resumes, or starts.
 
