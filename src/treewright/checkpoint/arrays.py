@@ -4,7 +4,7 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -207,19 +207,25 @@ def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
         CheckpointDamagedError: If a block is not what was saved.
     """
     for place, block in local_blocks(array).items() if array.size else ():
-        outer = _bounds_of(place, array.shape)
-        for saved in [place] if place in digests else digests:
-            pairs = list(zip(outer, _bounds_of(saved, array.shape), strict=True))
-            if not all(begin <= start and stop <= end for (begin, end), (start, stop) in pairs):
-                continue
-            part = tuple(slice(start - begin, stop - begin) for (begin, _), (start, stop) in pairs)
-            now = digest_of(contiguous(np.asarray(block)[part]))
+        blocks = [(place, block)] if place in digests else _blocks_inside(block, place, array.shape, digests)
+        for saved, values in blocks:
+            now = digest_of(contiguous(values))
             if now != digests[saved]:
                 where = path if saved == WHOLE else f"{path}[{saved}]"
                 raise CheckpointDamagedError(
                     f"{where} is damaged: its bytes have the digest {now}, and {digests[saved]} was saved. "
                     f"Load an earlier checkpoint."
                 )
+
+
+def _blocks_inside(block: Any, place: str, shape: tuple[int, ...], places: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Those of some blocks that lie whole inside one, each with its values."""
+    outer = _bounds_of(place, shape)
+    for inside in places:
+        pairs = list(zip(outer, _bounds_of(inside, shape), strict=True))
+        if all(begin <= start and stop <= end for (begin, end), (start, stop) in pairs):
+            part = tuple(slice(start - begin, stop - begin) for (begin, _), (start, stop) in pairs)
+            yield inside, np.asarray(block)[part]
 
 
 # From the array that was read to the leaf of a tree

@@ -17,7 +17,6 @@ import numpy as np
 
 from treewright._arguments import cured
 from treewright._core.jax_private import untyped_jax
-from treewright._core.text import short_text
 from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, stored, verify
 from treewright.checkpoint.fit import MISSING, Fit, Read, Request, checked_options, restored
 from treewright.checkpoint.manifest import TEXT, Manifest, from_metadata
@@ -216,8 +215,10 @@ def opened(path: Path) -> Any:
         CheckpointError: If it is not a regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # a named pipe would wait for its writer
-        remedy = f" The steps of a run: CheckpointManager({str(path)!r}).restore(like=...)." if path.is_dir() else ""
-        raise CheckpointError(f"{path} is {_kind_of_file(path)}, and load reads a file that save wrote.{remedy}")
+        raise CheckpointError(
+            f"{path} is no regular file, and load reads a file that save wrote. The steps of a run are in a folder: "
+            f"CheckpointManager({str(path)!r}).restore(like=...)."
+        )
     engine = _safetensors()
     try:
         return engine.safe_open(path, "np", backend="pread")
@@ -237,12 +238,7 @@ def _safetensors() -> Any:
 
 def local_path(path: StrPath) -> Path:
     """A path on a local or mounted disk; an address is refused, of which `Path` would make a folder called `gs:`."""
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise TypeError(
-            f"A path comes first, and then the tree to save or like= to load. The path is {short_text(path)}."
-        ) from None
+    text = os.fsdecode(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
             f"{text} is not on a local or mounted disk, where a file can appear whole or not at all. Mount it, or save "
@@ -262,7 +258,7 @@ def replacing(path: Path) -> Generator[Path]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise CheckpointError(f"{path} is {_kind_of_file(target)}. Only a regular file can be replaced.")
+        raise CheckpointError(f"{path} is no regular file, which alone can be replaced.")
     beside = target.with_name(f".{target.name[:100]}.unfinished-{secrets.token_hex(8)}")
     # Made here for the permissions that new files have; safetensors gives its own.
     os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -290,7 +286,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _kind_of_file(path: Path) -> str:
-    return "a folder" if path.is_dir() else "not a regular file"

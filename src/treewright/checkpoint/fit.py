@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._core.text import counted, did_you_mean, first_names, first_of, short_text
+from treewright._core.text import did_you_mean, first_of, short_text
 from treewright.checkpoint.arrays import Target, UnsupportedLeafError, form_of, leaves_from, stored
 from treewright.checkpoint.differences import (
     Mismatch,
@@ -84,14 +84,13 @@ def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
         raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
     for name, value in options.items():
         if name not in _DEFAULTS:
-            meant = " Write like= instead." if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
-            raise TypeError(f"got an unexpected option {name!r}{meant} The options: like, {', '.join(_DEFAULTS)}.")
-        if value and name == "modules" and like is not MISSING:
-            raise TypeError(
-                "modules= is for loading without like=, which has classes and statics of its own: leave it out."
-            )
-        if value and name not in {"part", "modules"} and like is MISSING:
-            raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
+            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
+            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(_DEFAULTS)}.")
+        if name == "part" or value == _DEFAULTS[name] or (name == "modules") is (like is MISSING):
+            continue
+        if name == "modules":
+            raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
+        raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
     checked: Fit = {**_DEFAULTS, **options}  # type: ignore[typeddict-item]
     if checked["on_static"] not in {"error", "warn", "ignore"}:
         raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
@@ -127,7 +126,7 @@ def restored(manifest: Manifest, read: Read, like: Any, options: Fit) -> Any:
     if migrate is None:
         return _into_tree(manifest, read, like, options)
     branches_alone = Manifest(manifest.branches, ())
-    _warn_of(_allowed_differences(branches_alone, parts_to_save(like, abstract=True), options), None, options)
+    _warn_of(_allowed_differences(branches_alone, parts_to_save(like, abstract=True), options), options)
     on_host = [(leaf, Target(leaf.path, leaf.form.on_host())) for leaf in manifest.leaves]
     migrated = migrate(_values(on_host, read))
     if not isinstance(migrated, Mapping):
@@ -214,7 +213,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Fit) -> T:
             wanted.append((saved, Target(leaf.path, leaf.form._replace(ref=is_ref or leaf.form.ref), value)))
     _refuse_no_value(manifest, target, {saved.name for saved, _ in wanted})
     values = {**target.values, **_values(wanted, read)}
-    _warn_of(allowed, wanted, options)
+    _warn_of(allowed, options)
     leaves = [values[leaf.name] for leaf in target.manifest.leaves]
     tree: T = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return tree
@@ -226,14 +225,15 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Fit) -> lis
     A manifest without leaves is one whose leaves are still to come.
     """
     pairs = paired(manifest.leaves, target.manifest.leaves) if manifest.leaves else []
-    mismatches = [
-        *node_mismatches(manifest, target.manifest),
-        *leaf_mismatches(pairs, allow_cast=options["allow_cast"], strict=True),
-    ]
     by_option = {"static": options["on_static"] != "error"}
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
-    allowed = [mismatch for mismatch in mismatches if mismatch.soft or by_option.get(mismatch.kind)]
-    refused = [mismatch for mismatch in mismatches if mismatch not in allowed]
+    allowed: list[Mismatch] = []
+    refused: list[Mismatch] = []
+    for mismatch in (
+        *node_mismatches(manifest, target.manifest),
+        *leaf_mismatches(pairs, allow_cast=options["allow_cast"], strict=True),
+    ):
+        (allowed if mismatch.soft or by_option.get(mismatch.kind) else refused).append(mismatch)
     refuse_mismatches(refused, part_advice(manifest, target.manifest))
     return allowed
 
@@ -255,17 +255,12 @@ def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None
         )
 
 
-def _warn_of(allowed: Sequence[Mismatch], wanted: Sequence[tuple[Leaf, Target]] | None, options: Fit) -> None:
+def _warn_of(allowed: Sequence[Mismatch], options: Fit) -> None:
     """Warn of what the options let through; with `on_static="ignore"`, not of statics."""
     shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.soft or one.kind == "static")]
     if shown:
-        paths = [target.path for _, target in wanted or ()]
-        count = f" {counted(len(paths), 'leaf was', 'leaves were')} loaded: {first_names(paths, 20)}."
         lines = "\n  ".join(lines_of(shown))
-        warn_user(
-            f"The checkpoint differs from the tree, which keeps its own.{'' if wanted is None else count}\n  {lines}",
-            CheckpointWarning,
-        )
+        warn_user(f"Not all of the checkpoint fits the tree, which keeps its own:\n  {lines}", CheckpointWarning)
 
 
 def _values(wanted: Sequence[tuple[Leaf, Target]], read: Read) -> dict[str, Any]:

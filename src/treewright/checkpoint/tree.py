@@ -3,6 +3,7 @@
 import functools
 import importlib
 import types
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -221,7 +222,9 @@ class Decoder:
         """
         every = ["treewright", *([modules] if isinstance(modules, str | types.ModuleType) else modules)]
         self.modules: list[Any] = [importlib.import_module(one) if isinstance(one, str) else one for one in every]
-        self.known: list[tuple[str, Any]] = [pair for module in self.modules for pair in _named_in(module)]
+        with warnings.catch_warnings():  # of deprecated names, of which only the class is asked
+            warnings.simplefilter("ignore")
+            self.known: list[tuple[str, Any]] = [pair for module in self.modules for pair in _named_in(module)]
         self.known += [(f"builtins:{cls.__name__}", cls) for cls in _BUILT_IN]
         self.branches: tuple[Branch, ...] = manifest.branches
         self.makers: dict[str, Any] = {}
