@@ -256,7 +256,7 @@ def test_the_message_of_very_many_differences_can_be_read(tmp_path: Path) -> Non
     lines = str(caught.value).splitlines()
     assert lines[0] == "The checkpoint does not fit the tree, 5,000 differences:"
     assert lines[1].startswith("  ['0']: dtype float64 saved, int8")
-    assert "  and 2,495 more of the kind 'dtype'" in lines
+    assert "  and 4,980 more" in lines
     assert len(str(caught.value)) < 1500
     assert len(caught.value.differences) == 5000
 

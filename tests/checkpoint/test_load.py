@@ -197,7 +197,7 @@ def test_leaves_of_one_side_and_other_classes_may_be_let_through(engine: Any) ->
 def test_an_account_of_many_leaves_is_short(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": 1, "old": list(range(100))})
 
-    with pytest.warns(CheckpointWarning, match=r"\['old'\]\[4\].*\n  and 95 more of the kind 'unexpected'$"):
+    with pytest.warns(CheckpointWarning, match=r"\['old'\]\[19\].*\n  and 80 more$"):
         load(tmp_path / "x", like={"a": 1}, strict=False)
 
 

@@ -128,8 +128,8 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
           Another shape: change the array in migrate=.
     """
     checked = checked_options(like, options)
-    with open_saved(local_path(path)) as (manifest, read):
-        return restored(manifest, read, like, checked)
+    manifest, read = open_saved(local_path(path))
+    return restored(manifest, read, like, checked)
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -149,12 +149,10 @@ def read_manifest(path: StrPath) -> Manifest:
         >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
         {'w': (3,)}
     """
-    with open_saved(local_path(path)) as (manifest, _):
-        return manifest
+    return open_saved(local_path(path))[0]
 
 
-@contextlib.contextmanager
-def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
+def open_saved(path: Path) -> tuple[Manifest, Read]:
     """The manifest of a file, and a reader of its arrays, each of which is compared with its digest.
 
     Raises:
@@ -162,29 +160,29 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
         CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
         CheckpointError: If it is not a file, has no manifest, or one of another version.
     """
-    with opened(path) as file:
-        metadata = file.metadata() or {}
-        if TEXT not in metadata:
-            raise CheckpointError(
-                f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
-                f"from_names(read_names(path), like=...) puts its tensors into a tree."
-            )
-        try:
-            manifest = from_metadata(metadata)
-        except CheckpointError as error:
-            raise type(error)(f"{path} can't be loaded: {error}") from error
+    file = opened(path)
+    metadata = file.metadata() or {}
+    if TEXT not in metadata:
+        raise CheckpointError(
+            f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
+            f"from_names(read_names(path), like=...) puts its tensors into a tree."
+        )
+    try:
+        manifest = from_metadata(metadata)
+    except CheckpointError as error:
+        raise type(error)(f"{path} can't be loaded: {error}") from error
 
-        def array_of(request: Request) -> Any:
-            leaf = request.leaf
-            with reading(f"{leaf.path} in {path}"):
-                array = file.get_tensor(leaf.array)
-                if array.nbytes != leaf.form.nbytes:
-                    raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
-                array = array.reshape(-1).view(DTYPES[leaf.form.dtype]).reshape(leaf.form.shape)
-                verify(array, leaf.digests, leaf.path)
-            return array
+    def array_of(request: Request) -> Any:
+        leaf = request.leaf
+        with reading(f"{leaf.path} in {path}"):
+            array = file.get_tensor(leaf.array)
+            if array.nbytes != leaf.form.nbytes:
+                raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
+            array = array.reshape(-1).view(DTYPES[leaf.form.dtype]).reshape(leaf.form.shape)
+            verify(array, leaf.digests, leaf.path)
+        return array
 
-        yield manifest, lambda requests: map(array_of, requests)
+    return manifest, lambda requests: map(array_of, requests)
 
 
 @contextlib.contextmanager

@@ -82,11 +82,12 @@ def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
     if isinstance(like, type):
         made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
         raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
+    defaults: Mapping[str, Any] = _DEFAULTS
     for name, value in options.items():
-        if name not in _DEFAULTS:
-            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
-            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(_DEFAULTS)}.")
-        if name == "part" or value == _DEFAULTS[name] or (name == "modules") is (like is MISSING):
+        if name not in defaults:
+            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, defaults)
+            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(defaults)}.")
+        if name == "part" or value == defaults[name] or (name == "modules") is (like is MISSING):
             continue
         if name == "modules":
             raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
@@ -231,7 +232,7 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Fit) -> lis
     refused: list[Mismatch] = []
     for mismatch in (
         *node_mismatches(manifest, target.manifest),
-        *leaf_mismatches(pairs, allow_cast=options["allow_cast"], strict=True),
+        *leaf_mismatches(pairs, allow_cast=options["allow_cast"]),
     ):
         (allowed if mismatch.soft or by_option.get(mismatch.kind) else refused).append(mismatch)
     refuse_mismatches(refused, part_advice(manifest, target.manifest))
