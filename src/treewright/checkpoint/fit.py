@@ -1,7 +1,8 @@
 """How a checkpoint fits a tree: what it may differ in, and the tree with the leaves in it."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 import jax
 import numpy as np
@@ -61,15 +62,17 @@ class Fit(TypedDict, total=False):
     modules: Modules
 
 
-_DEFAULTS: Fit = {
-    "part": None,
-    "on_static": "error",
-    "allow_cast": False,
-    "strict": True,
-    "renamed": None,
-    "migrate": None,
-    "modules": (),
-}
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "part": None,
+        "on_static": "error",
+        "allow_cast": False,
+        "strict": True,
+        "renamed": None,
+        "migrate": None,
+        "modules": (),
+    }
+)
 
 
 def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
@@ -82,17 +85,16 @@ def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
     if isinstance(like, type):
         made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
         raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
-    defaults: Mapping[str, Any] = _DEFAULTS
     for name, value in options.items():
-        if name not in defaults:
-            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, defaults)
-            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(defaults)}.")
-        if name == "part" or value == defaults[name] or (name == "modules") is (like is MISSING):
+        if name not in _DEFAULTS:
+            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
+            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(_DEFAULTS)}.")
+        if name == "part" or value == _DEFAULTS[name] or (name == "modules") is (like is MISSING):
             continue
         if name == "modules":
             raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
         raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
-    checked: Fit = {**_DEFAULTS, **options}  # type: ignore[typeddict-item]
+    checked = cast("Fit", {**_DEFAULTS, **options})
     if checked["on_static"] not in {"error", "warn", "ignore"}:
         raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
     return checked
