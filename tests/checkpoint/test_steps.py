@@ -567,4 +567,4 @@ def test_plain_orbax_opens_it_and_finds_the_flat_names(tmp_path: Path) -> None:
         assert plain.metrics(1) == {"loss": 0.5}
     np.testing.assert_array_equal(found.state["params.layers.0.kernel"], state.params.layers[0].kernel)
     assert_same(from_names(found.state, like=state), state)
-    assert json.loads(found.manifest["treewright"])["nodes"][0]["class"] == "treewright.train:TrainState"
+    assert json.loads(found.manifest["treewright"])["nodes"][0]["cls"] == "treewright.train:TrainState"

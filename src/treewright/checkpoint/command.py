@@ -12,7 +12,7 @@ from pathlib import Path
 from treewright._core.text import counted, cut_text, first_of
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired
-from treewright.checkpoint.file import SavedFile
+from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, Request
 from treewright.checkpoint.manifest import Leaf, Manifest
 from treewright.checkpoint.tree import shown_static
@@ -63,8 +63,7 @@ def _opened(path: Path) -> tuple[Manifest, Read]:
         from treewright.checkpoint.items import arrays_of_step, manifest_of_step
 
         return manifest_of_step(path), functools.partial(arrays_of_step, path)
-    file = SavedFile(path)
-    return file.manifest, file.read
+    return open_saved(path)
 
 
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
@@ -103,7 +102,7 @@ def _compare(one: Path, other: Path, *, whole: bool) -> int:
     pairs = paired(saved.leaves, wanted.leaves)
     lines = [
         *map(str, node_mismatches(saved, wanted)),
-        *map(str, leaf_mismatches(pairs, allow_cast=False, strict=True)),
+        *map(str, leaf_mismatches(pairs, allow_cast=False)),
     ]
     same = 0
     for ours, theirs in pairs:

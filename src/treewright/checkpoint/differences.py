@@ -10,7 +10,7 @@ from treewright._core.text import cut_text, first_names, first_of
 from treewright._trees.diff import excerpts
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
-from treewright.checkpoint.tree import ABSENT, is_same_name, likeness, may_be_same_name, shown_static
+from treewright.checkpoint.tree import ABSENT, likeness, may_be_same_name, shown_static
 from treewright.errors import CheckpointMismatchError
 
 LeafPair = tuple[Leaf | None, Leaf | None]  # what was saved under a name, and what the tree has there
@@ -103,7 +103,7 @@ def _mismatches_in_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
     moved = has_node and may_be_same_name(saved, wanted)
     if has_node:  # one script's class is another's import
         in_script = saved.startswith("__main__:") or wanted.startswith("__main__:")
-        is_same = is_same_name(saved, wanted) or (moved and in_script)
+        is_same = saved == wanted or (moved and in_script)
     else:  # of containers, only the class's own name counts
         is_same = None in {old.cls, new.cls} or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
     if not is_same:
@@ -142,15 +142,15 @@ def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:
     return [*((leaf, None) for leaf in left.values()), *pairs]
 
 
-def leaf_mismatches(pairs: Iterable[LeafPair], *, allow_cast: bool, strict: bool) -> Iterator[Mismatch]:
+def leaf_mismatches(pairs: Iterable[LeafPair], *, allow_cast: bool) -> Iterator[Mismatch]:
     """The differences between leaves of one name."""
     for saved, wanted in pairs:
         if saved is not None and wanted is not None:
             if saved.form != wanted.form:
                 yield from _form_mismatches(saved, wanted, allow_cast=allow_cast)
-        elif strict and saved is not None:
+        elif saved is not None:
             yield Mismatch(saved.path, "unexpected", str(saved.form), "nothing")
-        elif strict and wanted is not None:
+        elif wanted is not None:
             yield Mismatch(wanted.path, "missing", "nothing", str(wanted.form))
 
 

@@ -27,7 +27,7 @@ from treewright._core.text import cut_text, first_of, short_text
 from treewright._processes import compare, exchange
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
-from treewright.checkpoint.fit import MISSING, Alone, Fit, checked_options, restored
+from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
 from treewright.checkpoint.items import (
     LISTING,
     MANIFEST,
@@ -402,7 +402,7 @@ class CheckpointManager:
     @overload
     def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[Fit]) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Alone]) -> Any: ...
+    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Fit]) -> Any: ...
     def restore(self, step: SupportsIndex | None = None, *, like: Any = MISSING, **options: Any) -> Any:
         """The tree of a step, with the structure, statics and shardings of `like`.
 
@@ -422,7 +422,7 @@ class CheckpointManager:
     @overload
     def restore_latest_valid(self, *, like: T, **options: Unpack[Fit]) -> Restored[T] | None: ...
     @overload
-    def restore_latest_valid(self, **options: Unpack[Alone]) -> Restored[Any] | None: ...
+    def restore_latest_valid(self, **options: Unpack[Fit]) -> Restored[Any] | None: ...
     def restore_latest_valid(self, *, like: Any = MISSING, **options: Any) -> Restored[Any] | None:
         """The newest step that is whole, or None if there are no steps: for a run that resumes, or starts.
 
