@@ -372,23 +372,20 @@ class Counted(NamedTuple):
 
 
 FORGED = [
-    *(
-        ["namedtuple", "builtins:print", "x"],
-        ["namedtuple", "os:system", "exit 1"],
-        ["node", "builtins:print", ["tuple"]],
-    ),
-    *(
-        ["enum", "os:environ", "PATH"],
-        ["node", f"{__name__}:Counted", ["tuple"]],
-        ["namedtuple", f"{__name__}:Holder", 1],
-    ),
+    ["namedtuple", "builtins:print", "x"],
+    ["namedtuple", "os:system", "exit 1"],
+    ["node", "builtins:print", ["tuple"]],
+    ["enum", "os:environ", "PATH"],
+    ["node", f"{__name__}:Counted", ["tuple"]],
+    ["namedtuple", f"{__name__}:Holder", 1],
 ]
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=str)
 def test_a_forged_program_calls_nothing(forged: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(StaticSerializationError, match=rf"{forged[1]}.* is not an? (named tuple|enum|node)"):
-        decode(forged)
+    kind, name, *parts = forged
+    with pytest.raises(StaticSerializationError, match=rf"{name}.* is not an? (named tuple|enum|node)"):
+        decode([kind, ["name", name], *parts])
 
     assert capsys.readouterr().out == ""
 
