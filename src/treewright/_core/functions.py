@@ -179,7 +179,7 @@ def is_library(module: object) -> bool:
     package = name.partition(".")[0]
     found = sys.modules.get(package)
     if package in LIBRARIES:  # and no file of the user's that has the same name
-        return hasattr(found, "__path__") and not name.startswith(_RANDOM)
+        return hasattr(found, "__path__") and _RANDOM not in name
     if package.removeprefix("_") in STANDARD:  # _operator is the part of operator that is written in C
         origin = str(getattr(getattr(found, "__spec__", None), "origin", None))
         is_here = origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin

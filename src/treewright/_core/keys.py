@@ -14,7 +14,7 @@ import decimal
 import functools
 import operator
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -205,7 +205,8 @@ class Keys:
 
         What is met again has the number of its first visit: there are cycles.
         """
-        if self.met is None:
+        met, address = self.met, id(value)
+        if met is None:
             self.met = {}
             try:
                 return self.whole(value, read)
@@ -213,9 +214,9 @@ class Keys:
                 return by_identity(value)
             finally:
                 self.met, self.in_library = None, False
-        if id(value) in self.met:
-            return self.met[id(value)][0]
-        self.met[id(value)] = len(self.met), value
+        if address in met:
+            return met[address][0]
+        met[address] = len(met), value
         return read(value)
 
     def function(self, value: types.FunctionType) -> Hashable:
@@ -224,19 +225,24 @@ class Keys:
         is_named = "<" not in value.__qualname__ and import_path(value) is not None
         if is_named and (from_library or len(self.met or ()) == 1):
             return by_identity(value)
-        code = value.__code__  # of a library this one: equal code may stand in another file
+        code, closure, given = value.__code__, value.__closure__, value.__defaults__
+        named, own = value.__kwdefaults__, value.__dict__
+        # That of a library is this one, since equal code may stand in another file.
         origin: tuple[Hashable, ...] = (id(code), code) if from_library else self.origin(value)
         before, self.in_library = self.in_library, from_library
         try:
-            key = origin
-            captures = captured(value) if value.__closure__ else None
-            for held in (value.__defaults__, value.__kwdefaults__, captures, value.__dict__):
-                key += (self.items(held) if held else (),)
+            key = (
+                *origin,
+                tuple(map(self.key, given)) if given else (),
+                self.items(named) if named else (),
+                self.items(captured(value)) if closure else (),
+                self.items(own) if own else (),
+            )
         except NoExactKeyError as problem:
             raise OpenError from problem
         finally:
             self.in_library = before
-        return _Content(value, key) if value.__closure__ and not from_library else key
+        return _Content(value, key) if closure and not from_library else key
 
     def origin(self, value: types.FunctionType) -> tuple[Hashable, ...]:
         """What a user's function is, and what it reads by name, if that stays what it is."""
@@ -253,11 +259,8 @@ class Keys:
         place = (code_key(id(code), code), id(value.__globals__), _annotations(value))
         return (*place, *map(self.key, _NAMES(value)), *reads)
 
-    def items(self, held: Any) -> Hashable:
-        """The keys of defaults, or of captured variables and attributes by name."""
-        if isinstance(held, tuple):
-            return tuple(map(self.key, held))
-        return tuple([(name, self.key(value)) for name, value in held.items()])
+    def items(self, held: Mapping[str, Any]) -> Hashable:
+        return (*held, *map(self.key, held.values()))
 
     def call(self, value: Any) -> Hashable:
         """A partial, or what `operator` makes like one."""
