@@ -7,6 +7,7 @@ set.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -35,10 +36,9 @@ Find = Callable[[str], Any]
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
 _LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
 _KEPT = 2000  # characters of a description
+_SHORT = 100  # characters of a text that a description repeats
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
-_ABOUT_FUNCTIONS = frozenset(
-    {"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"}
-)  # attributes that a description leaves out
+_LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"})
 
 
 # Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
@@ -97,28 +97,6 @@ def encode(value: Any, *, describe: bool = False) -> Form:
     return _Encoder(described if describe else _refuse).encode(value)
 
 
-def described(value: Any) -> Form:
-    """`["described", text, digest]`: a bounded text for messages, and a digest of all that the value holds.
-
-    Two values have one digest if they are made of the same code and hold the same values: arrays, captured variables
-    and attributes included, in any process.
-    """
-    form = _Describer().encode(value)
-    return ["described", cut_text(shown(form), _KEPT), _digest(form, 64)]
-
-
-def portable_text(value: Any) -> str:
-    """The whole description as text, which is the same in another process for a value that does the same."""
-    return shown(_Describer().encode(value))
-
-
-def modules_in(value: Any) -> set[str]:
-    """The modules of the functions and classes in a value."""
-    describer = _Describer()
-    describer.encode(value)
-    return describer.modules
-
-
 def _refuse(value: Any) -> Form:
     raise StaticSerializationError(
         f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
@@ -144,7 +122,7 @@ class _Encoder:
         if kind is None or parts is None or (kind.name in _OF_CLASS and self.name(cls) is None):
             return self.name(value) or self.opaque(value)
         if kind.name in _UNORDERED:
-            return [kind.name, *sorted(map(self.alone().encode, parts), key=json.dumps)]
+            return [kind.name, *sorted(map(self.encode, parts), key=json.dumps)]
         return [kind.name, *map(self.encode, parts)]
 
     def node(self, node: Any) -> Form:
@@ -157,9 +135,6 @@ class _Encoder:
             except StaticSerializationError as error:
                 raise StaticSerializationError(f"{cls.__qualname__}.{name}: {error}") from error
         return ["node", self.encode(cls), forms, *map(self.encode, children)]
-
-    def alone(self) -> "_Encoder":
-        return self
 
     def name(self, value: Any) -> Form | None:
         """`["name", "module:qualname"]`, if that leads back to this very object."""
@@ -175,101 +150,130 @@ def _holds_more(kind: Kind, value: Any) -> bool:
     return any(name not in fields and not is_cached_property(type(value), name) for name in state_of(value))
 
 
-class _Describer(_Encoder):
-    """Opens whatever has no exact form: code by a digest, arrays by one, objects by their attributes.
+# Describing
 
-    What occurs again, the same or equal, is written as the digest of its form.
+
+def described(value: Any) -> Form:
+    """`["described", text, digest]`: a bounded text for messages, and a digest of all that the value holds.
+
+    Two values have one digest if they are made of the same code and hold the same values: arrays, captured variables
+    and attributes included, in any process.
+    """
+    whole = portable_text(value)
+    return ["described", cut_text(whole, _KEPT), _digest(whole, 64)]
+
+
+def portable_text(value: Any) -> str:
+    """The whole description as text, which is the same in another process for a value that does the same."""
+    return _Description().of(value)
+
+
+def modules_in(value: Any) -> set[str]:
+    """The modules of the functions and classes in a value."""
+    description = _Description()
+    description.of(value)
+    return description.modules
+
+
+class _Description:
+    """One walk through a value: code is described by a digest, arrays by one, objects by their attributes.
+
+    What occurs again is described by the digest of its text.
     """
 
-    def __init__(self) -> None:
-        super().__init__(self.opened)
+    def __init__(self, *inside: int) -> None:
+        self.inside = inside
         self.modules: set[str] = set()
-        self._inside: list[int] = []
-        self._known: dict[int, tuple[Any, str, Form]] = {}  # by id; the value is kept, and so its id
-        self._written: set[str] = set()
+        self.texts: dict[int, tuple[Any, str]] = {}  # by id; the value is kept, and so its id
+        self.written: set[str] = set()
 
-    def alone(self) -> "_Describer":
-        """One that does not depend on what was written before."""
-        other = _Describer()
-        other.modules, other._inside = self.modules, self._inside
-        return other
+    def of(self, value: Any) -> str:
+        """The text of a value, or of one inside it."""
+        if type(value) in _PLAIN:
+            return repr(value)
+        if callable(value) and import_path(value) is not None:
+            return self.name(value)
+        if id(value) in self.inside:
+            return f"<within {len(self.inside) - self.inside.index(id(value))}>"
+        if id(value) not in self.texts:
+            before, self.inside = self.inside, (*self.inside, id(value))
+            self.texts[id(value)] = value, self.opened(value)
+            self.inside = before
+        whole = self.texts[id(value)][1]
+        digest = _digest(whole)
+        if len(whole) > _SHORT and digest in self.written:
+            return f"#{digest}"
+        self.written.add(digest)
+        return whole
 
-    def node(self, node: Any) -> Form:
-        """Without fields that are local to a process."""
-        kept = [field.name for field in spec_of(node).statics if not field.local]
-        statics = [["tuple", name, self.encode(getattr(node, name))] for name in kept]
-        return ["node", self.encode(type(node)), ["tuple", *statics], *map(self.encode, flat_form(node)[0])]
-
-    def name(self, value: Any) -> Form | None:
-        path = import_path(value) if callable(value) or isinstance(value, type) else None
-        if path is None:
-            return None
-        self.modules.add(path[0])
-        user = isinstance(value, types.FunctionType) and not inspected.library_made(value)
-        return ["name", ":".join(path), *([self.code(value.__code__)] if user else [])]
-
-    def opened(self, value: Any) -> Form:
-        """The form of a value by all that it holds."""
-        if id(value) in self._inside:
-            return ["within", len(self._inside) - self._inside.index(id(value))]
-        if id(value) not in self._known:
-            self._inside.append(id(value))
-            form = self.parts(value)
-            self._inside.pop()
-            self._known[id(value)] = value, _digest(form), form
-        _, digest, form = self._known[id(value)]
-        if digest in self._written:
-            return ["same", digest]
-        self._written.add(digest)
-        return form
-
-    def parts(self, value: Any) -> Form:
-        """What a value is called, a digest of its code, and what it holds by name."""
-        cls, own = type(value), _own(value)
+    def opened(self, value: Any) -> str:
+        """What a value is called, and what it holds."""
+        cls, named = type(value), _attributes(value)
         if isinstance(value, np.ndarray | jax.Array):
-            return ["array", shape_text(value.dtype, value.shape), _array_digest(value)]
+            return f"{shape_text(value.dtype, value.shape)}{_array_digest(value)}"
+        if isinstance(value, types.ModuleType):
+            return value.__name__
+        if isinstance(value, type):
+            return self.name(value)
         if isinstance(value, types.FunctionType):
             held = inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value)
-            return ["function", self.full_name(value), self.code(value.__code__), *self.pairs(held | vars(value))]
-        if isinstance(value, types.ModuleType):
-            return ["module", value.__name__]
-        if isinstance(value, type):
-            return ["class", self.full_name(value), self.code_of_class(value)]
+            return self.call(value, (), held | named)
+        return self.held(value, cls, named)
+
+    def held(self, value: Any, cls: Any, named: dict[str, Any]) -> str:
+        """The class of a value, and what it holds."""
         if hasattr(value, "__func__") and hasattr(value, "__self__"):
-            return ["method", self.encode(value.__func__), self.encode(value.__self__)]
-        name = self.full_name(cls)
+            return self.call(cls, (value.__func__, value.__self__), {})
         if callable(value) and getattr(value, "__wrapped__", None) is not None:
-            options = _ADDRESS.sub("", repr(inspected.jit_options(value)))
-            return ["object", name, options, self.encode(value.__wrapped__), *self.pairs(own)]
+            return self.call(cls, (value.__wrapped__, _plain_text(inspected.jit_options(value))), named)
+        if isinstance(value, set | frozenset):
+            return f"{self.name(cls)}({', '.join(sorted(map(self.alone, value)))})"
+        if hasattr(cls, "__node_spec__"):
+            shared = (field.name for field in spec_of(value).fields if not field.local)
+            return self.call(cls, (), {name: getattr(value, name) for name in shared})
+        if isinstance(value, functools.partial):
+            return self.call(cls, (value.func, *value.args), value.keywords | named)
         if isinstance(value, Mapping):
-            return ["object", name, *self.pairs(dict(value)), *self.pairs(own)]
-        if isinstance(value, tuple | list | set | frozenset):
-            items = [self.encode(item) for item in value]
-            ordered = sorted(items, key=json.dumps) if isinstance(value, set | frozenset) else items
-            return ["object", name, *ordered, *self.pairs(own)]
-        if own and not inspected.of_python(cls):
-            return ["object", name, self.code_of_class(cls), *self.pairs(own)]
-        return ["object", name, self.code_of_class(cls), _repr(value)]
+            return self.call(cls, tuple(value.items()), named)
+        if isinstance(value, tuple | list):
+            return self.call(cls, tuple(value), named)
+        is_plain = getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(cls)
+        by_text = is_plain or not named or inspected.of_python(cls)
+        return self.call(cls, (_plain_text(value),), {}) if by_text else self.call(cls, (), named)
 
-    def pairs(self, named: Mapping[Any, Any]) -> list[Form]:
-        return [["tuple", self.encode(name), self.encode(value)] for name, value in named.items()]
+    def call(self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+        texts = [*map(self.of, arguments), *(f"{name}={self.of(value)}" for name, value in named.items())]
+        return f"{'' if function is tuple else self.name(function)}({', '.join(texts)})"
 
-    def full_name(self, value: Any) -> str:
+    def alone(self, value: Any) -> str:
+        """The text that does not depend on what was described before."""
+        walk = _Description(*self.inside)
+        found = walk.of(value)
+        self.modules |= walk.modules
+        return found
+
+    def name(self, value: Any) -> str:
+        """The import path of a function or class, with a digest of code of the user's."""
         module = str(getattr(value, "__module__", None))
         self.modules.add(module)
-        return f"{module}:{getattr(value, '__qualname__', None)}"
+        name = f"{module}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
+        if isinstance(value, type):
+            code = self.code_of_class(value)
+        else:
+            is_users = isinstance(value, types.FunctionType) and not inspected.library_made(value)
+            code = self.code(value.__code__) if is_users or "<" in name else ""
+        return f"{name}#{code}" if code else name
 
     def code(self, code: types.CodeType) -> str:
         """A digest of what code does, which is the same in each process and wherever its file lies."""
         constants = [
-            self.code(each) if isinstance(each, types.CodeType) else self.alone().encode(each)
-            for each in code.co_consts
+            self.code(each) if isinstance(each, types.CodeType) else self.alone(each) for each in code.co_consts
         ]
-        return _digest([code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants])
+        return _digest(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
 
     def code_of_class(self, cls: type[Any]) -> str:
         """A digest of the functions that the user wrote into a class."""
-        functions = [
+        members = [
             (name, innermost(value.fget if isinstance(value, property) else value))
             for base in cls.__mro__
             if not inspected.library_object(base) and not inspected.of_python(base)
@@ -277,10 +281,10 @@ class _Describer(_Encoder):
         ]
         codes = [
             (name, self.code(function.__code__))
-            for name, function in functions
+            for name, function in members
             if isinstance(function, types.FunctionType) and not _is_generated(function)
         ]
-        return _digest(sorted(codes)) if codes else ""
+        return _digest(repr(sorted(codes))) if codes else ""
 
 
 def _is_generated(function: types.FunctionType) -> bool:
@@ -289,7 +293,15 @@ def _is_generated(function: types.FunctionType) -> bool:
     return written or function.__code__.co_filename.startswith("<treewright: ") or inspected.library_made(function)
 
 
-def _repr(value: Any) -> str:
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object by name, without what it only keeps."""
+    state = state_of(value).items()
+    kept = {name: part for name, part in state if not is_cached_property(type(value), name) and name not in _LEFT_OUT}
+    return {name: kept[name] for name in sorted(kept)}
+
+
+def _plain_text(value: Any) -> str:
+    """The `repr` of a value that has one, without addresses."""
     plain: Any = object
     try:
         return "" if type(value).__repr__ is plain.__repr__ else _ADDRESS.sub("", repr(value))
@@ -297,25 +309,19 @@ def _repr(value: Any) -> str:
         return "..."
 
 
-def _own(value: Any) -> dict[str, Any]:
-    """The attributes of an object by name, without what it only keeps."""
-    state = {name: part for name, part in state_of(value).items() if not is_cached_property(type(value), name)}
-    return {name: state[name] for name in sorted(state, key=str) if name not in _ABOUT_FUNCTIONS}
-
-
 def _array_digest(value: Any) -> str:
     """Empty for an array of which this process has only a part, or whose values are gone or yet to come."""
     if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):  # pyright: ignore[reportAttributeAccessIssue]
         return ""
     if getattr(value, "is_deleted", bool)():
-        return "deleted"
+        return "(deleted)"
     data = np.asarray(jax.random.key_data(value) if is_key_dtype(value.dtype) else value)
-    content = repr(data.tolist()).encode() if data.dtype == object else data.tobytes()
-    return hashlib.sha256(content).hexdigest()[:12]
+    return f"#{_digest(repr(data.tolist()) if data.dtype == object else data.tobytes())}"
 
 
-def _digest(form: Any, length: int = 12) -> str:
-    return hashlib.sha256(json.dumps(form).encode()).hexdigest()[:length]
+def _digest(content: str | bytes, length: int = 12) -> str:
+    data = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
+    return hashlib.sha256(data).hexdigest()[:length]
 
 
 # Reading
@@ -385,8 +391,7 @@ def _finder(modules: Iterable[str | types.ModuleType]) -> Find:
 
 # For messages
 
-_BRACKETS = types.MappingProxyType({"tuple": "()", "list": "[]", "set": "{}"})
-_OPENED = frozenset({"frozenset", "partial", "dict", "FrozenMapping"})  # kinds whose parts are shown one by one
+_OPENED = frozenset({"tuple", "list", "set", "frozenset", "partial", "dict", "FrozenMapping", *_OF_CLASS})
 
 
 def shown(form: Form) -> str:
@@ -394,35 +399,24 @@ def shown(form: Form) -> str:
     if type(form) is not list or not form:
         return repr(form)
     kind, *parts = form
-    if kind == "described":
-        return str(parts[0])
-    if kind in {"name", "function", "class", "module", "array"}:
-        digest = f"#{parts[1]}" if len(parts) > 1 and parts[1] else ""
-        return f"{_spelled(parts[0])}{digest}{_arguments(parts[2:]) if kind == 'function' else ''}"
-    if kind == "object" or kind in _OF_CLASS:
-        name = _spelled(parts[0]) if kind == "object" else shown(parts[0])
-        return f"{name}{_arguments([part for part in parts[1:] if part != ''])}"
-    if kind in _BRACKETS:
-        texts = ", ".join(map(shown, parts))
-        return f"{_BRACKETS[kind][0]}{texts}{',' if kind == 'tuple' and len(parts) == 1 else ''}{_BRACKETS[kind][1]}"
+    if kind in {"described", "name"}:
+        return str(parts[0]) if kind == "described" else parts[0].replace(":", ".").removeprefix("builtins.")
     if kind in _MAKERS and kind not in _OPENED:
         with contextlib.suppress(StaticSerializationError):
             return text(_decode(form, _find_imported))
-    return f"{kind}{_arguments(parts)}"
+    name = shown(parts.pop(0)) if kind in _OF_CLASS else kind
+    if kind == "node":
+        parts = [*parts[0][1:], *parts[1:]]
+    texts = [_argument(part) if kind in _OF_CLASS else shown(part) for part in parts]
+    if kind == "tuple":
+        return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+    return f"{name}({', '.join(texts)})"
 
 
-def _spelled(name: str) -> str:
-    return name.replace(":", ".").removeprefix("builtins.")
-
-
-def _arguments(parts: list[Form]) -> str:
-    """In brackets, as `name=value` for a pair."""
-    are_pairs = [type(part) is list and len(part) == 3 and [part[0], type(part[1])] == ["tuple", str] for part in parts]
-    texts = [
-        f"{part[1]}={shown(part[2])}" if is_pair else shown(part)
-        for part, is_pair in zip(parts, are_pairs, strict=True)
-    ]
-    return f"({', '.join(texts)})"
+def _argument(part: Form) -> str:
+    """`name=value` for a field."""
+    is_field = type(part) is list and len(part) == 3 and part[0] == "tuple"
+    return f"{part[1]}={shown(part[2])}" if is_field else shown(part)
 
 
 __all__ = ["Form", "StaticSerializationError", "decode", "described", "encode", "modules_in", "portable_text", "shown"]
