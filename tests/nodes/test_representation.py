@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import html
 import io
 import re
 from collections.abc import Callable
@@ -375,18 +374,6 @@ def test_rich_prints_the_same_text() -> None:
     assert printed_by_rich(Box([jnp.ones(300), {"a": (np.ones(300), "s")}])) == (
         "Box(value=[f32[300], {'a': (f64[300](numpy), 's')}])\n"
     )
-
-
-def test_a_notebook_shows_the_text_or_what_the_class_says_of_itself() -> None:
-    class OwnPage(Module):
-        value: Any
-
-        def _repr_html_(self) -> str:
-            return "<b>own</b>"
-
-    net: Any = Net(name="<b>")
-    assert net._repr_html_() == f"<pre>{html.escape(repr(net))}</pre>"
-    assert OwnPage(1)._repr_html_() == "<b>own</b>"
 
 
 # treescope reads all of numpy on first use, what numpy means to remove included.

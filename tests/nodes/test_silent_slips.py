@@ -245,8 +245,8 @@ def test_what_a_method_returns_is_not_lost_in_silence(method: str) -> None:
             with pytest.raises(TypeError) as caught:
                 cls(*() if method == "__init__" else (1.0,))
             assert str(caught.value) == (
-                f"Net.{method}() should return None, not {kind!r}: what it returns would be lost. Assign to the fields of "
-                f"self in __init__ or __post_init__, and raise an error for an instance that must not exist."
+                f"Net.{method}() should return None, not {kind!r}: what it returns would be lost. Assign to the fields "
+                f"of self in __init__ or __post_init__, and raise an error for an instance that must not exist."
             )
 
 
