@@ -17,7 +17,7 @@ from treewright._core.fields import buffer, field, spec_of, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey, jax_trees
-from treewright._core.keys import Keys, NoExactKeyError, method_key
+from treewright._core.keys import Keys, NoExactKeyError, exact_key
 from treewright._core.misfits import note_settings
 from treewright._core.registration import register_once
 from treewright._core.statics import StaticTable
@@ -87,7 +87,7 @@ class BoundMethod:
     def _identity(self) -> Hashable:
         # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
         try:
-            return method_key(self.__func__, self.__self__)
+            return exact_key(self)
         except NoExactKeyError:
             return self.__func__, id(self.__self__)
 
@@ -104,7 +104,7 @@ class BoundMethod:
         return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: Keys) -> Hashable:
-        return keys.method(BoundMethod, self.__func__, self.__self__)
+        return keys.whole(self, keys.method)
 
 
 def _method_of(value: Any) -> ModuleMethod | None:
