@@ -211,13 +211,13 @@ if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
                converter: None = ...) -> Declared: ...
 elif not TYPE_CHECKING_WITH_PYREFLY:
     @overload
-    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+    def static(*, init: bool = ..., repr: bool = ...,
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> "Declared | Any": ...
 else:  # pyrefly takes no type from the declaration
     @overload
-    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+    def static(*, init: bool = ..., repr: bool = ...,
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on
@@ -584,7 +584,6 @@ class NodeSpec:
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
-    keys: tuple[Any, ...]  # of GetAttrKey
     checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
     has_own_init: bool
     runs_post_init: bool  # the constructor does, if it is a generated one
