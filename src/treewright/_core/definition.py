@@ -36,7 +36,7 @@ from treewright._core.freeze import FrozenArray
 from treewright._core.functions import public
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import PAIR, ChildView, FieldView, StaticView, replace, sealing
-from treewright._core.jax_private import GetAttrKey, is_tree_node
+from treewright._core.jax_private import is_tree_node
 from treewright._core.misfits import NODES_TO_SEE, annotation_text
 from treewright._core.registration import refuse_base, register_once, registered_already
 from treewright._core.statics import StaticTable
@@ -338,7 +338,6 @@ def _node_spec(draft: _Draft) -> tuple[NodeSpec, list[FieldSpec]]:
         children=tuple(children),
         statics=tuple(statics),
         table=StaticTable(cls, names, content, child_names),
-        keys=tuple([GetAttrKey(name) for name in child_names]),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=draft.keeps_init,
         runs_post_init=draft.options["init"] and not draft.keeps_init and hasattr(cls, "__post_init__"),

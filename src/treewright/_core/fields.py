@@ -584,7 +584,6 @@ class NodeSpec:
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
-    keys: tuple[Any, ...]  # of GetAttrKey
     checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
     has_own_init: bool
     runs_post_init: bool  # the constructor does, if it is a generated one
