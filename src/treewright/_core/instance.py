@@ -1,4 +1,4 @@
-"""Node instances: storage, attribute access, construction, `replace`, registration with JAX.
+"""Node instances: storage, attribute access, construction, `replace`.
 
 An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
 has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
