@@ -185,8 +185,8 @@ class _Walk:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
         if self.width is not None:
             return repr(value).replace("\n", f"\n{self.indent}")
-        kind: Any = type(value)
         is_cut = self.most is not None
+        kind: Any = type(value)
         if is_cut and kind is types.MethodType:
             return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
         if is_cut and kind.__repr__ is object.__repr__:  # its address would say nothing
@@ -281,10 +281,10 @@ def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool =
     ]
 
 
-def first_of(lines: Sequence[str], count: int = 20) -> list[str]:
+def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> list[str]:
     """Lines for a message, of which a person reads some: the first, and how many there are besides."""
     left = len(lines) - count
-    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} more"]
+    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
 
 
 def counted(count: int, one: str, many: str = "") -> str:

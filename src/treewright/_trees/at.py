@@ -188,16 +188,17 @@ class Selection:
 def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
     """The places that `where` points at, as `at` describes it."""
     root = Place(tree)
-    if isinstance(where, tuple) and not any(isinstance(key, str | int) for key in where):
-        return Selection([functools.reduce(_below, where, root)])
     if isinstance(where, str):
         return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
-    if arguments_of(where) == 2:
-        return _searched(_matching(root, where), lambda: _never_true(root))
-    return _by_function(root, where)
+    if isinstance(where, tuple) and not any(isinstance(key, str | int) for key in where):
+        return Selection([functools.reduce(_below, where, root)])
+    function: Any = where
+    if arguments_of(function) == 2:
+        return _searched(_matching(root, function), lambda: _never_true(root))
+    return _by_function(root, function)
 
 
-def arguments_of(function: Callable[..., Any]) -> int:
+def arguments_of(function: Any) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return function.__code__.co_argcount - len(function.__defaults__ or ())

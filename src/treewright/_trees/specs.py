@@ -13,7 +13,7 @@ from treewright._trees.at import arguments_of, select
 from treewright._trees.level import Place, is_none, note_classes_made_again
 
 T = TypeVar("T")
-Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
+Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
 
 
 @overload
