@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treewright._core.fields import MISSING, FieldSpec, NodeSpec
-from treewright._core.instance import PAIR, assign_all, check
+from treewright._core.instance import PAIR, assign, build, check
 from treewright.errors import NodeDefinitionError
 
 if sys.version_info >= (3, 14):
@@ -37,7 +37,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     The arguments are the fields and each `InitVar`, as they are declared.
     """
     cls = spec.cls
-    helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__assign_all__": assign_all}
+    helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": build, "__assign__": assign}
     me, types = "self", dict[str, Any]()
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
@@ -105,13 +105,13 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
         else:
             values.append(f"{name!r}: {name}")
     variables = f"({''.join(f'{name}, ' for name in spec.init_vars)})" if spec.runs_post_init else "None"
-    assign = f"__assign_all__({me}, {{{', '.join(values)}}}, {variables})"
-    return [*lines, *_storing(spec, me, assign, helpers)] if is_simple else [*lines, assign]
+    assigning = f"__build__({me}, __assign__, {{{', '.join(values)}}}, {variables})"
+    return [*lines, *_storing(spec, me, assigning, helpers)] if is_simple else [*lines, assigning]
 
 
-def _storing(spec: NodeSpec, me: str, assign: str, helpers: dict[str, Any]) -> list[str]:
+def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
     """The lines that store the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
-    lines = [f"if __type__({me}) is not __cls__: return {assign}"]
+    lines = [f"if __type__({me}) is not __cls__: return {assigning}"]
     helpers.update(__type__=type, __check__=check, __unseen__=spec.unseen)
     for field in spec.fields:
         if field.converter is not None:

@@ -1,4 +1,4 @@
-"""Node instances: storage, attribute access, construction, `replace`, registration with JAX.
+"""Node instances: storage, attribute access, construction, `replace`.
 
 An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
 has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
@@ -10,12 +10,8 @@ import dataclasses
 import functools
 import operator
 import sys
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
-
-import jax
-import numpy as np
 
 from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
@@ -25,7 +21,6 @@ from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
-LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 Pair = tuple[tuple[Any, ...], Statics]
 
 _new: Any = object.__new__
@@ -291,12 +286,8 @@ def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwarg
     return next(filter(None, hints), "")
 
 
-def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """What a generated `__init__` does when there is more to it than storing the pair."""
-    build(node, _assign_all, values, post_init)
-
-
-def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     waiting, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
         if name in fields and fields[name].converter is None:
