@@ -44,7 +44,6 @@ from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, re
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
-_CALLS = frozenset({functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _METHODS = frozenset({types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType})
 # Compiled classes, whose subclasses are read by the methods of these.
 _BASES = frozenset(
@@ -102,9 +101,11 @@ class Keys:
             return (cls, value)
         if cls is types.FunctionType:
             return self.whole(value, self.function)
+        if cls is functools.partial:
+            return self.whole(value, self.partial)
         kind = KINDS.get(cls)
         if kind is not None:
-            return self.whole(value, self.call) if cls in _CALLS else self.of_kind(kind, value)
+            return self.of_kind(kind, value)
         if isinstance(value, type):
             return by_identity(value)
         if cls in _METHODS and not library_object(value):
@@ -123,7 +124,7 @@ class Keys:
             return self.of_kind(kind, value)
         base = next((base for base in cls.__mro__ if base in KINDS), None)
         if base is functools.partial:
-            return self.whole(value, self.call)
+            return self.whole(value, self.partial)
         if base is not None and getattr(value, "__dict__", None):
             refuse_unhashable(value)
             return self.itself(value)
@@ -210,7 +211,7 @@ class Keys:
             self.met = {}
             try:
                 return self.whole(value, read)
-            except OpenError:
+            except (OpenError, RecursionError):  # nested deeper than Python's own stack
                 return by_identity(value)
             finally:
                 self.met, self.in_library = None, False
@@ -262,12 +263,11 @@ class Keys:
     def items(self, held: Mapping[str, Any]) -> Hashable:
         return (*held, *map(self.key, held.values()))
 
-    def call(self, value: Any) -> Hashable:
-        """A partial, or what `operator` makes like one."""
-        is_partial = isinstance(value, functools.partial)
-        if is_partial and (value.__dict__ or (type(value) is not functools.partial and state_of(value))):
+    def partial(self, value: functools.partial[Any]) -> Hashable:
+        """By its function and arguments, if it has no attributes."""
+        if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
             raise OpenError
-        return self.of_kind(KINDS[functools.partial if is_partial else type(value)], value)
+        return self.of_kind(KINDS[functools.partial], value)
 
     def method(self, value: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
