@@ -24,7 +24,7 @@ import numpy as np
 from treewright._core import functions as inspected
 from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenArray, FrozenMapping
-from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
+from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import FAMILIES, KINDS, Kind, is_namedtuple, kind_of
@@ -228,16 +228,12 @@ class _Description:
         return found
 
     def name(self, value: Any) -> str:
-        """The import path of a function or class, with a digest of code of the user's."""
+        """The import path of a function or class, with a digest of the code of a function of the user's."""
         module = str(getattr(value, "__module__", None))
         self.modules.add(module)
         name = f"{module}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-        if isinstance(value, type):
-            code = self.code_of_class(value)
-        else:
-            is_users = isinstance(value, types.FunctionType) and not inspected.library_made(value)
-            code = self.code(value.__code__) if is_users or "<" in name else ""
-        return f"{name}#{code}" if code else name
+        has_code = isinstance(value, types.FunctionType) and ("<" in name or not inspected.library_made(value))
+        return f"{name}#{self.code(value.__code__)}" if has_code else name
 
     def code(self, code: types.CodeType) -> str:
         """A digest of what code does, which is the same in each process and wherever its file lies."""
@@ -245,27 +241,6 @@ class _Description:
             self.code(each) if isinstance(each, types.CodeType) else self.alone(each) for each in code.co_consts
         ]
         return _digest(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
-
-    def code_of_class(self, cls: type[Any]) -> str:
-        """A digest of the functions that the user wrote into a class."""
-        members = [
-            (name, innermost(value.fget if isinstance(value, property) else value))
-            for base in cls.__mro__
-            if not inspected.library_object(base) and not inspected.of_python(base)
-            for name, value in list(vars(base).items())
-        ]
-        codes = [
-            (name, self.code(function.__code__))
-            for name, function in members
-            if isinstance(function, types.FunctionType) and not _is_generated(function)
-        ]
-        return _digest(repr(sorted(codes))) if codes else ""
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Whether `dataclasses`, `NamedTuple` or Treewright wrote it for a class of the user's."""
-    written = function.__code__.co_qualname.startswith("__create_fn__.")
-    return written or function.__code__.co_filename.startswith("<treewright: ") or inspected.library_made(function)
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Keys:
         if base is functools.partial:
             return self.whole(value, self.partial)
         if base is not None and getattr(value, "__dict__", None):
-            refuse_unhashable(value)
+            self.of_kind(KINDS[base], value)  # which refuses what can change
             return self.itself(value)
         if base in _BASES and cls.__eq__ is base.__eq__:
             return (_class_key(cls), self.of_kind(KINDS[base], value))
@@ -170,7 +170,10 @@ class Keys:
         cls: Any = type(value)
         if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
             return self.opaque(value)
-        refuse_unhashable(value)
+        try:
+            hash(value)
+        except Exception as error:
+            raise problem_of(value) from error
         refuse_equality(value)
         is_alias = cls.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)
         return (_class_key(cls), value, repr(value)) if is_alias else (_class_key(cls), value)
@@ -228,12 +231,11 @@ class Keys:
             return by_identity(value)
         code, closure, given = value.__code__, value.__closure__, value.__defaults__
         named, own = value.__kwdefaults__, value.__dict__
-        # That of a library is this one, since equal code may stand in another file.
-        origin: tuple[Hashable, ...] = (id(code), code) if from_library else self.origin(value)
         before, self.in_library = self.in_library, from_library
         try:
             key = (
-                *origin,
+                # That of a library is this one, since equal code may stand in another file.
+                *((id(code), code) if from_library else self.origin(value)),
                 tuple(map(self.key, given)) if given else (),
                 self.items(named) if named else (),
                 self.items(captured(value)) if closure else (),
@@ -350,19 +352,7 @@ def _annotations(value: Any) -> Hashable:
     annotate = getattr(value, "__annotate__", None)  # from Python 3.14 on, and not evaluated: see PEP 649
     if annotate is not None:
         return (code_key(id(annotate.__code__), annotate.__code__), *map(ThisObject, captured(annotate).values()))
-    given = value.__annotations__
-    try:
-        return tuple([(name, exact_key(item)) for name, item in given.items()]) if given else ()
-    except NoExactKeyError as problem:
-        raise OpenError from problem
-
-
-def refuse_unhashable(value: Any) -> None:
-    """Refuse a value whose `hash` raises."""
-    try:
-        hash(value)
-    except Exception as error:
-        raise problem_of(value) from error
+    return exact_key(tuple(value.__annotations__.items()))
 
 
 __all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]
