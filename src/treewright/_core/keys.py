@@ -352,7 +352,8 @@ def _annotations(value: Any) -> Hashable:
     annotate = getattr(value, "__annotate__", None)  # from Python 3.14 on, and not evaluated: see PEP 649
     if annotate is not None:
         return (code_key(id(annotate.__code__), annotate.__code__), *map(ThisObject, captured(annotate).values()))
-    return exact_key(tuple(value.__annotations__.items()))
+    given = value.__annotations__
+    return exact_key(tuple(given.items())) if given else ()
 
 
 __all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]
