@@ -68,7 +68,7 @@ def exact_key(value: object, *, content: bool = False) -> Hashable:
 
 def by_identity(value: Any) -> Hashable:
     """The key of this very object; of a method, which is made at each access, that of its function and instance."""
-    is_method = hasattr(value, "__func__") and hasattr(value, "__self__")
+    is_method = hasattr(type(value), "__func__") and hasattr(type(value), "__self__")
     return ("identity", *map(ThisObject, (value.__func__, value.__self__) if is_method else (value,)))
 
 
@@ -235,7 +235,7 @@ class Keys:
         try:
             key = (
                 # That of a library is this one, since equal code may stand in another file.
-                *((id(code), code) if from_library else self.origin(value)),
+                *((id(code), code, value.__name__) if from_library else self.origin(value)),
                 tuple(map(self.key, given)) if given else (),
                 self.items(named) if named else (),
                 self.items(captured(value)) if closure else (),
@@ -274,6 +274,8 @@ class Keys:
     def method(self, value: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
         function, instance = getattr(value, "__func__", None) or value.__name__, value.__self__
+        if instance is None:  # of a function written in C that belongs to no object
+            raise OpenError
         try:
             return (type(value), self.key(instance), self.key(function))
         except (NoExactKeyError, OpenError) as problem:
