@@ -153,6 +153,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ["namedtuple", ["name", "optax:EmptyState"], 1],
         r"can't be read: EmptyState is not a named tuple",
     ),
+    "a call as a named tuple": (["namedtuple", ["name", "optax:adam"], "x"], r"is not a named tuple"),
+    "a call as a node": (["node", ["name", "optax:adam"], ["tuple"]], r"is not a node"),
+    "a module as an enum": (["enum", ["name", "optax:losses"], "x"], r"is not an enum"),
     "parts that do not fit": (["slice"], r"^\['slice', \.\.\.\] can't be read: "),
 }
 
