@@ -138,7 +138,7 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)
     lines = traceback.format_exception(caught.value)
-    assert any("w = convert_w(w)" in line for line in lines)
+    assert any("w = __convert_w__(w)" in line for line in lines)
 
 
 # Names
