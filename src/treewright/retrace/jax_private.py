@@ -127,7 +127,7 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
         return None
     names, is_trace = frames[index].f_locals, names_of[index] == TRACE_FRAME
     options = [record for name in OPTIONS_LOCALS if (record := options_record(names.get(name))) is not None]
-    if not options or not names.keys() >= set(CALL_LOCALS):
+    if not options or not {*names} >= {*CALL_LOCALS}:
         return None
     function, args, kwargs = (names[name] for name in CALL_LOCALS)
     inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
@@ -171,7 +171,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
-        if not names.keys() >= {"args", "kwargs"}:
+        if not {*names} >= {"args", "kwargs"}:
             continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
         if module == PMAP and "infer_params" in names:
