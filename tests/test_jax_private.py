@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import subprocess
 import sys
 import warnings
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import treewright
@@ -96,15 +94,3 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
                 assert _jax_processes.mesh_of_old_context() is None
-
-
-def test_without_the_trace_of_a_place_a_loop_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for home in ("jax.extend.core", "jax.core"):
-        monkeypatch.setitem(vars(importlib.import_module(home)), "get_opaque_trace_state", None)
-    run = treewright.loop(lambda state, x: (state + x, state), jnp.zeros(()))
-    run(1.0)
-    assert float(run.state) == 1.0
-
-    jax.jit(run)(1.0)
-    with pytest.raises(jax.errors.UnexpectedTracerError):
-        run(1.0)

@@ -330,16 +330,6 @@ def test_a_loop_may_be_made_and_called_inside_of_jit() -> None:
     assert (float(state), outputs.tolist()) == (3.0, [0, 0, 1])
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad, jax.make_jaxpr], ids=lambda one: one.__name__)
-def test_a_loop_from_outside_is_not_called_inside_of_a_trace(transform: Any) -> None:
-    run = loop(lambda state, x: (state + x, state), jnp.zeros(()))
-    run(1.0)
-
-    with pytest.raises(LoopStateError, match=r"called inside of jit, grad, vmap or the like, and made outside"):
-        transform(lambda x: run(x))(jnp.ones(2)[0] if transform is jax.grad else jnp.ones(2))
-    assert run.state == 1.0
-
-
 # Devices
 
 

@@ -182,7 +182,7 @@ def test_what_the_optimiser_can_not_compute_with_is_named() -> None:
     grads = jax.grad(lambda params: params["w"].sum(), allow_int=True)(params)
 
     with pytest.raises(
-        ValueError, match=r"params\['n'\] holds integers, which have no gradient.*static\(\) or buffer\(\)"
+        ValueError, match=r"params\['n'\] holds integers, which have no gradient.*static\(\), or as buffer\(\)"
     ):
         state.apply_gradients(grads=grads)
 

@@ -154,12 +154,12 @@ class Keyed(TrainState[Net]):
 
 
 WRONG_NAMES = {
-    "kye": r"^Keyed has no field kye \(did you mean key\?\)\. apply_gradients takes grads, buffers, and new values of",
-    "bufers": r"^Keyed has no field bufers \(did you mean buffers\?\)\.",
-    "stats": r"^Keyed has no field stats\. .*: apply_fn, tx, key, note\.$",
-    "params": r"^Keyed\.apply_gradients computes params itself\. .*\.replace\(params=\.\.\.\)",
-    "step": r"^Keyed\.apply_gradients computes step itself\.",
-    "opt_state": r"^Keyed\.apply_gradients computes opt_state itself\.",
+    "kye": r"^Keyed\.apply_gradients does not take kye \(did you mean key\?\)\. It takes grads, buffers, and",
+    "bufers": r"does not take bufers \(did you mean buffers\?\)\.",
+    "stats": r"does not take stats\. .* of apply_fn, tx, key, note; it computes step",
+    "params": r"does not take params\. .*; it computes step, params and opt_state, which \.replace\(\.\.\.\) sets\.$",
+    "step": r"does not take step\.",
+    "opt_state": r"does not take opt_state\.",
 }
 
 

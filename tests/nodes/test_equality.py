@@ -170,7 +170,7 @@ def test_fields_that_are_not_compared_are_left_out_of_equality_and_hash() -> Non
 
     one, other = Log(1, jnp.ones(3), jnp.ones(2), "a"), Log(1, jnp.ones(4), None, "b")
     assert one == other
-    assert hash(one) == hash(other) == hash((1,))
+    assert hash(one) == hash(other)
     assert one != Log(2, jnp.ones(3), jnp.ones(2), "a")
     assert one != Log(1, key=1)
 
@@ -210,7 +210,7 @@ def test_comparing_a_traced_node_says_which_field_is_traced() -> None:
             TracedComparisonError, match=r"Layer\.kernel is traced.*can't answer with a bool.*array_equal"
         ):
             transform(compare)(argument)
-    with pytest.raises(TracedComparisonError, match=r"Box\.value is traced"):
+    with pytest.raises(TracedComparisonError, match=r"Box\.value\[0\] is traced"):
         jax.jit(lambda key: Box([key]) == Box([jax.random.key(0)]))(jax.random.key(0))
 
 
@@ -247,16 +247,23 @@ def test_equal_nodes_have_equal_hashes_or_none(make: Callable[[], Any]) -> None:
 def test_the_hash_is_that_of_the_fields_as_a_tuple() -> None:
     assert hash(Layer(1, "a", 2)) == hash((1, "a", 2))
     assert hash(Layer(Layer(1), (None,))) == hash((Layer(1), (None,), 3))
-    assert hash(Layer(1)) != hash(Layer(2))
+
+
+@pytest.mark.parametrize("other", [Layer(1, "b"), Layer(2, "a"), Layer(1, "a", 4), Layer((1,), "a")])
+def test_the_hash_is_by_value(other: Layer) -> None:
+    assert hash(Layer(1, "a")) == hash(Layer(1, "a")) != hash(other)
+    assert hash(Net(Layer(1, "a"))) == hash(Net(Layer(1, "a"))) != hash(Net(other))
 
 
 @pytest.mark.parametrize("value", [jnp.ones(2), jnp.asarray(1), np.ones(2), [1], {}, jax.random.key(0)])
-def test_a_node_that_holds_what_cannot_be_hashed_says_which_field(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"unhashable type: Layer\.bias holds .*every child must be hashable"):
-        hash(Layer(1, value))
-    with pytest.raises(TypeError, match=r"unhashable type: Net\.layer holds 'Layer'") as nested:
-        hash(Net(Layer(value)))
-    assert "Layer.kernel" in str(nested.value.__cause__)
+def test_a_node_that_holds_what_cannot_be_hashed_names_it_by_its_path(value: Any) -> None:
+    for node, place in (
+        (Layer(1, value), r"Layer\.bias"),
+        (Net(Layer(value)), r"Net\.layer\.kernel"),
+        (Layer((1, Layer(2, (3, value)))), r"Layer\.kernel\[1\]\.bias\[1\]"),
+    ):
+        with pytest.raises(TypeError, match=rf"^unhashable type: {place} holds .*every child must be hashable"):
+            hash(node)
 
 
 def test_the_work_of_a_hash_does_not_double_with_each_level() -> None:

@@ -290,14 +290,6 @@ def test_a_list_that_a_library_captured_and_that_changed_is_not_given_again() ->
     assert (float(updated["a"]), float(updated["b"])) == (0.0, 0.0)
 
 
-def test_what_is_nested_deeper_than_pythons_stack_is_the_same_as_itself() -> None:
-    deep: Any = max
-    for _ in range(2000):
-        deep = functools.partial(deep, 1) if deep is max else types.MethodType(deep, deep)
-
-    assert trace_counts_of(Layer, deep, deep) == [1, 1]
-
-
 # What counts as a library
 
 FACTORY = """

@@ -150,7 +150,7 @@ def test_tree_flatten_and_tree_unflatten_are_public() -> None:
 
 def test_tree_unflatten_refuses_what_does_not_fit_the_class() -> None:
     other: Any = Layer(1.0, 2.0)
-    with pytest.raises(ValueError, match=r"Dense has the children kernel, bias, 2 in all, got 1\."):
+    with pytest.raises(ValueError, match=r"Dense has 2 children, kernel, bias, got 1\."):
         Dense.tree_unflatten(Dense(1.0).tree_flatten()[1], (1.0,))
     for wrong in (other.tree_flatten()[1], None, ("tanh",)):
         with pytest.raises(TypeError, match=r"Dense.tree_unflatten takes the aux_data of a Dense, got .*Take it from"):

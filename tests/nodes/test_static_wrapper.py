@@ -81,6 +81,12 @@ def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
     assert Static(freeze([1])).value == (1,)
 
 
+@pytest.mark.parametrize("value", [False, True, 0, 1, "", "train", None, (), (0,)])
+def test_it_is_true_where_its_value_is_in_traces_too(value: Any) -> None:
+    assert bool(Static(value)) is bool(value)
+    assert jax.jit(lambda flag, x: x if flag else -x)(Static(value), 1.0) == (1.0 if value else -1.0)
+
+
 # The interned object
 
 

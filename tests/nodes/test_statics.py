@@ -383,12 +383,10 @@ def test_a_static_whose_eq_gives_no_answer_is_refused_and_harms_no_other_instanc
     assert trace_counts(Layer, Odd(answer=True), Odd(answer=np.True_)) == [1, 1]
 
 
-def test_a_static_that_can_not_be_compared_with_another_one_is_refused_beside_that() -> None:
+def test_a_static_that_can_not_be_compared_with_another_one_raises_its_own_error_beside_that() -> None:
     first = Layer(jnp.ones(2), Picky())
 
-    with pytest.raises(
-        StaticFieldError, match=r"Layer\.setting is (?s:.*)Picky\.__eq__ raises ValueError: another one, so"
-    ):
+    with pytest.raises(ValueError, match=r"^another one$"):
         Layer(jnp.ones(2), Picky())
 
     assert Layer(jnp.ones(2), first.setting) == first

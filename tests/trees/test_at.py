@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests.conftest import count_traces, importorskip
-from treewright import Module, at, buffer, field, freeze, pytree_dataclass, static
+from treewright import Module, at, buffer, field, freeze, pytree_dataclass, spec_like, static
 from treewright.errors import MissingPlaceError, StaticFieldError
 
 flax: Any = importorskip("flax", "flax.core", "flax.struct")
@@ -294,6 +294,15 @@ def test_a_name_alone_leads_to_the_one_field_or_dict_entry_of_that_name() -> Non
     assert at(params, "mean").apply(lambda mean: mean + 1)["layers"][0].mean == 1.0
     assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
     assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
+
+
+def test_the_key_paths_of_jax_lead_to_their_leaves() -> None:
+    net = small_net()
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(net):
+        assert at(net, path).get() is leaf
+        assert at(net, path).set(0.0) == at(net, jax.tree_util.keystr(path)).set(0.0)
+        assert jax.tree.leaves(spec_like(net, False, {path: True})).count(True) == 1
 
 
 def test_getters_of_the_operator_module_say_where() -> None:
