@@ -171,17 +171,14 @@ class Recording:
         OBSERVER.add(watch.hear)
 
     def _hear(self, event: "Event") -> None:
-        from treewright.retrace.watch import definition_of, name_of
-
         if event.kind.startswith("cache"):
             self._cache.setdefault(event.thread, {})[event.kind] = event.seconds
             return
-        function, where = event.name.removeprefix("jit(").removeprefix("jit_").removesuffix(")"), ""
-        if event.is_operation:
-            where = event.caller
-        elif event.call is not None:
-            function, code = name_of(event.call.function), definition_of(event.call.function)[0]
-            where = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if hasattr(code, "co_filename") else ""
+        function, code, where = *event.definition, event.caller if event.is_operation else ""
+        if isinstance(code, tuple) and not event.is_operation:
+            where = f"{Path(code[1]).name}:{code[0].co_firstlineno}"
+        elif code is None:
+            function = function.removeprefix("jit(").removeprefix("jit_").removesuffix(")")
         told = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
         began = (time.monotonic() - self._began - event.seconds) * 1e6
         inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
