@@ -14,10 +14,10 @@ from treewright._core.jax_private import is_jitted, options_of
 from treewright._core.text import did_you_mean, short_text
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
-    capabilities,
     definition_of,
     frames_to_the_user,
     jit_call,
+    reads_calls,
     tells_of_compilations,
 )
 from treewright.retrace.report import Event, RetraceReport
@@ -222,14 +222,9 @@ class max_traces(_Watcher):  # noqa: N801  it is used like a function
         super().__init__(only, limit=limit, recompiles=recompiles)
 
     def _start(self, name: str | None, concerns: Callable[[Any], bool] | None) -> Watch:
-        if not capabilities().events:
+        if not reads_calls() or (self._options["recompiles"] is not None and not tells_of_compilations()):
             raise RuntimeError(
-                f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. "
-                f"Update Treewright."
-            )
-        if self._options["recompiles"] is not None and not (capabilities().calls and tells_of_compilations()):
-            raise RuntimeError(
-                f"max_traces can't count recompiles: JAX {jax.__version__} does not tell of compilations, or of what "
-                f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
+                f"max_traces can't count: JAX {jax.__version__} does not tell of traces, or of compilations for "
+                f"recompiles=, as Treewright knows it. Update Treewright."
             )
         return super()._start(name, concerns)

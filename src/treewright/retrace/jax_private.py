@@ -1,7 +1,7 @@
 """What of JAX is private or untyped and only retraces need: its events, frames, caches and settings of a trace.
 
 Each says what is lost in a version of JAX without it. What would be lost in silence is tried once in each process, by
-`capabilities`, and a `RetraceWarning` says so. `tests/retrace/test_jax_private.py` takes each away.
+`reads_calls`, and a `RetraceWarning` says so. `tests/retrace/test_jax_private.py` takes each away.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from treewright._core.jax_private import options_of, options_record, untyped_jax
 # Frames of JAX, and their local variables
 
 # The frames that show a call of a jitted function, while it is traced and while it is compiled, and their variables.
-# Without them traces are counted by the function's name, and the report says so.
+# Without them traces are counted by the function's name, if at all, and the report says so; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 CALL_LOCALS = ("fun", "args", "kwargs")
@@ -221,8 +221,8 @@ def inside_of_boundary(function: Any) -> Any:
 
 
 # Events of tracing and compiling. JAX tells of an outermost trace when it has ended and before anything is compiled, in
-# the thread and on the stack of the call. Without the first, `explain_retraces` warns that it sees nothing, and
-# `max_traces` raises. Without the third they say that they see neither recompiles nor traces under `grad` or `vmap`.
+# the thread and on the stack of the call. Without the first, it is as without the frames. Without the third, blocks say
+# that they see neither recompiles nor traces under `grad` or `vmap`.
 # The others are of the persistent cache. JAX tells nothing of a program that was neither read nor written; without
 # them, the command says nothing of that cache.
 EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache asked", "cache read", "cache written", "cache saved"]
@@ -409,25 +409,17 @@ def _names_of_settings() -> tuple[str, ...]:
 # What can be seen in this version of JAX
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What this version of JAX shows of a trace."""
-
-    events: bool  # whether JAX tells of traces
-    calls: bool  # whether its frames show the call, and whether that was traced
-
-
 # `functools.cache` holds no lock meanwhile: the trace below is an event itself, which others may hear of.
 @functools.cache
-def capabilities() -> Capabilities:
-    """Trace a function, and see what shows."""
+def reads_calls() -> bool:
+    """Trace a function, and see whether JAX tells of it and shows the call, and that it was traced."""
 
     def probe(x: Any) -> Any:
         return x
 
-    traces = [event for event in OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0)) if event.kind == "trace"]
-    calls = [event.call for event in traces if event.call is not None]
-    return Capabilities(bool(traces), any(call.function is probe and call.outcome == "traced" for call in calls))
+    events = OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0))
+    calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
+    return any(call.function is probe and call.outcome == "traced" for call in calls)
 
 
 @functools.cache

@@ -13,17 +13,16 @@ import jax
 
 from treewright._trees.diff import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.jax_private import OBSERVER, Call, Event, capabilities, count_held, tells_of_compilations
+from treewright.retrace.jax_private import OBSERVER, Call, Event, count_held, reads_calls, tells_of_compilations
 from treewright.retrace.report import RetraceReport, too_many
 from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
 from treewright.retrace.why import snapshot, why_another
 
 _SIGNATURES = 32  # of one definition
 _JAX = f"JAX {jax.__version__}"
-_NO_TRACES = f"{_JAX} does not tell of traces as Treewright knows it: no retrace is reported. Update Treewright."
 _NO_CALLS = (
-    f"The calls of jitted functions can't be read in {_JAX}: traces are only counted, by the function's name, and "
-    f"neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
+    f"The calls of jitted functions can't be read in {_JAX}: traces are only counted, by the function's name, if JAX "
+    f"tells of them, and neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
 )
 _NO_COMPILATIONS = (
     f"{_JAX} does not tell of compilations as Treewright knows it: neither recompiles nor traces under grad or vmap "
@@ -147,9 +146,8 @@ class Watch:
 
     def start(self, *, stacklevel: int) -> None:
         """Begin to watch, and warn of what is not seen in this version of JAX."""
-        if not capabilities().calls:
-            lost = _NO_CALLS if capabilities().events else _NO_TRACES
-            warnings.warn(lost, RetraceWarning, stacklevel=stacklevel + 1)
+        if not reads_calls():
+            warnings.warn(_NO_CALLS, RetraceWarning, stacklevel=stacklevel + 1)
         OBSERVER.add(self.hear)
 
     def stop(self, *, stacklevel: int) -> None:
@@ -167,7 +165,7 @@ class Watch:
     def hear(self, event: Event) -> None:
         """Take note of what JAX tells of."""
         self._heard.add(event.kind)
-        call = event.call if capabilities().calls else None
+        call = event.call if reads_calls() else None
         if event.is_operation or (call is not None and call.outcome == "failed"):
             return
         if event.kind == "trace" and (call is None or call.outcome != "shared"):
