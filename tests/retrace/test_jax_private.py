@@ -200,7 +200,7 @@ def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen
     [
         ("CALL_FRAMES", frozenset({"renamed"})),
         ("CALL_LOCALS", ("fun", "args", "renamed")),
-        ("OPTIONS_LOCALS", ("renamed",)),
+        ("OPTIONS_LOCALS", ("renamed", "renamed")),
         ("TRACE_LOCALS", ("dbg", "renamed")),
     ],
 )

@@ -383,10 +383,14 @@ def trace_settings() -> dict[str, Any]:
     in it, as in JAX 0.9, the others are told without a name.
     """
     values, names = _trace_context(), _names_of_settings()
+    mesh = {"the mesh in use": untyped_jax.sharding.get_abstract_mesh()}
     if len(names) == len(values) > 0:
-        return dict(zip(names, values, strict=True))
-    known = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
-    return {UNNAMED_SETTINGS: values, "the mesh in use": untyped_jax.sharding.get_abstract_mesh(), **known}
+        return dict(zip(names, values, strict=True)) | mesh
+    return (
+        {UNNAMED_SETTINGS: values}
+        | mesh
+        | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
+    )
 
 
 def _trace_context() -> tuple[Any, ...]:
