@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -24,7 +24,7 @@ from treewright import Module, TrainState, freeze, static
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["AxisType", "SingleDeviceSharding", "TrainState", "freeze", "functools", "math", "nnx", "optax"]
+__all__ = ["AxisType", "SingleDeviceSharding", "TrainState", "freeze", "functools", "jnp", "math", "nnx", "optax"]
 
 OrderedDict, defaultdict = collections.OrderedDict, collections.defaultdict
 Spec: Any = jax.sharding.PartitionSpec  # untyped
@@ -118,14 +118,6 @@ class Scaled:
         return x * self.factor
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparable:
-    factor: float
-
-    def __call__(self, x: Any) -> Any:
-        return x * self.factor
-
-
 # Nodes
 
 
@@ -200,19 +192,3 @@ class Unequal:
 
     def __hash__(self) -> int:
         return id(self)
-
-
-class Hostile:
-    """Tells nothing of itself."""
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __getattribute__(self, name: str) -> Never:
-        raise RuntimeError("no attributes")
-
-
-_ = jnp, contextlib  # for the programs

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import functools
-import math
 import re
 import types
 from pathlib import Path
@@ -19,6 +16,8 @@ import optax
 import pytest
 
 from tests.conftest import importorskip
+from tests.retrace import programs
+from tests.retrace.programs import Foreign, Layer, times
 from tests.retrace.support import Program, programs_in
 from treewright import Module, Static, TrainState, adopt, buffer, check_statics, field, partition, static, trainable
 from treewright.errors import StaticFieldError
@@ -28,13 +27,7 @@ if TYPE_CHECKING:
 
 flax: Any = importorskip("flax", "flax.struct", "flax.training.train_state")
 PROGRAMS = programs_in(Path(__file__).with_name("hazards.txt"))
-Spec: Any = jax.sharding.PartitionSpec
 mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
-
-
-class Layer(Module):
-    setting: Any = static()
-    kernel: Any = 1.0
 
 
 class ByContent(Module):
@@ -52,37 +45,7 @@ class FlaxLayer:
     setting: Any = flax.struct.field(pytree_node=False, default=None)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Registered:
-    kernel: Any = 1.0
-    setting: Any = dataclasses.field(default=None, metadata={"static": True})
-
-
-FOREIGN: list[Any] = [EqxLayer, FlaxLayer, Registered]
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class Changeable:
-    size: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    inner: Any = None
-
-
-class ByValue:
-    """Compares by its content, and lets anybody change it."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByValue) and self.size == other.size
-
-    def __hash__(self) -> int:
-        return self.size
+FOREIGN: list[Any] = [EqxLayer, FlaxLayer, Foreign]
 
 
 class Encapsulated:
@@ -96,11 +59,6 @@ class Encapsulated:
         return self._size
 
 
-class Plain:
-    def grow(self, x: Any) -> Any:
-        return x
-
-
 class Letter(enum.StrEnum):
     A = "a"
 
@@ -111,11 +69,6 @@ class Reader:
 
     def read(self, x: Any) -> Any:
         return x * RATE
-
-
-class Wrapped:
-    def __init__(self, function: Any) -> None:
-        self.__wrapped__ = function
 
 
 RATE = 2
@@ -143,10 +96,6 @@ def reads_a_module(x: Any) -> Any:
     return x * SETTINGS.RATE
 
 
-def times(factor: Any) -> Callable[[Any], Any]:
-    return lambda x: x * factor
-
-
 def local() -> Callable[[Any], Any]:
     return lambda x: x
 
@@ -168,9 +117,9 @@ def lines(tree: Any) -> list[str]:
 
 def told(value: Any) -> str:
     """What is listed of a value in a class of ours, and in those of others, which all say the same."""
-    [others] = {tuple(lines(cls(setting=value))) for cls in FOREIGN}
+    [others] = {tuple(lines(cls(1.0, setting=value))) for cls in FOREIGN}
     try:
-        ours = tuple(lines(Layer(setting=value)))
+        ours = tuple(lines(Layer(1.0, value)))
     except StaticFieldError:
         ours = ("refused",)
     groups = {"anywhere": ours} if ours == others else {"ours": ours, "others": others}
@@ -180,7 +129,7 @@ def told(value: Any) -> str:
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_the_hazards_of_a_value_are_listed_and_nothing_else(program: Program) -> None:
-    value = eval(program.code.strip(), {**globals(), "functools": functools, "math": math})
+    value = eval(program.code.strip(), {**vars(programs), **globals()})
 
     for each in value if program.name.startswith("harmless") else [value]:
         assert told(each) == program.told
@@ -189,7 +138,7 @@ def test_the_hazards_of_a_value_are_listed_and_nothing_else(program: Program) ->
 def test_what_a_field_takes_for_the_same_is_not_listed() -> None:
     assert lines(ByContent(times(2))) == []
     assert lines(TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(1e-3))) == []
-    assert [text.partition(":")[0] for text in lines(ByContent(times([2])))] == ["mutable", "function"]
+    assert [text.partition(":")[0] for text in lines(ByContent(times([2])))] == ["mutable", "function"]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_an_optimizer_in_a_foreign_state_is_listed() -> None:
@@ -201,9 +150,9 @@ def test_an_optimizer_in_a_foreign_state_is_listed() -> None:
 
 
 def test_the_order_is_that_of_the_tree() -> None:
-    tree = [Layer(object(), Layer(object())), Layer(object())]
+    tree = [Layer(Layer(1.0, object()), object()), Layer(1.0, object())]
 
-    assert [text.split(": ")[1] for text in lines(tree)] == ["[0].setting", "[0].kernel.setting", "[1].setting"]
+    assert [text.split(": ")[1] for text in lines(tree)] == ["[0].setting", "[0].weight.setting", "[1].setting"]
 
 
 # Leaves

@@ -326,7 +326,7 @@ def _leaf_difference(
     if old.placement is not None and new.placement is not None and old.placement != new.placement:
         return "placement", ""
     abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
-    if path is None or abstract or leaves_equal(left, right, path_text(path)):
+    if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
         return None
     return "value", _distance(left, right)
 

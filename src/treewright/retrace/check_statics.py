@@ -220,7 +220,7 @@ def _of_object(path: Path, value: Any) -> Iterator[Hazard]:
     is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
     if kind.__eq__ is not object.__eq__:
         if _can_change(value):
-            text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
+            text = "its attributes can change after jit has compiled for it, and the result is stale then; freeze it"
             yield Hazard(path, value, "mutable", text)
     elif is_one_each and (_is_of_user(kind) or kind is object or vars(value)):
         yield Hazard(path, value, "identity", f"{name} has no __eq__, {_AGAIN}; give it one, or make it once")
@@ -249,8 +249,8 @@ def _of_function(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
             )
             yield Hazard(path, function, "captured array", text)
         elif _can_change(value):
-            text = f"it holds {name} ({where}), and a {type(value).__name__} can change after jit has compiled for it"
-            yield Hazard(path, function, "mutable", f"{text}: the result is then stale; freeze it")
+            text = f"it holds {name} ({where}), which can change after jit has compiled for it"
+            yield Hazard(path, function, "mutable", f"{text}, and the result is stale then; freeze it")
 
 
 def _is_final(function: types.FunctionType, name: str) -> bool:
