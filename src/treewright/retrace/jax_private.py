@@ -140,7 +140,7 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
             return None
     names, is_trace = frames[index].f_locals, frames[index].f_code.co_name == TRACE_FRAME
     options = options_record(names.get(OPTIONS_LOCALS[not is_trace]))
-    if options is None or not names.keys() >= set(CALL_LOCALS):
+    if options is None or not set(CALL_LOCALS) <= set(names):
         return None
     function, args, kwargs = (names[name] for name in CALL_LOCALS)
     inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
@@ -183,7 +183,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
-        if not names.keys() >= {"args", "kwargs"}:
+        if not {"args", "kwargs"} <= set(names):
             continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
         if module == PMAP and "infer_params" in names:
