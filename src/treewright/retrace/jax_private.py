@@ -81,12 +81,13 @@ class Call:
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
-    numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
-    # Negative numbers count from the last positional argument of the call.
-    places = [number % len(args) for number in numbers if -len(args) <= number < len(args)]
+    statics: set[str | int] = {*options.get("static_argnames", ())}
+    for number in options.get("static_argnums", ()):  # negative ones count from the last positional argument
+        if -len(args) <= number < len(args):
+            statics.add(number % len(args))
     compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
-    statics = frozenset([*places, *names])
-    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, statics, jit_function=function)
+    compared["jitted"] = jitted
+    return Call(function, tuple(args), kwargs, compared, frozenset(statics), jit_function=function)
 
 
 def definition_of(function: Any) -> tuple[str, Any]:
@@ -115,13 +116,6 @@ def frames_to_the_user() -> list[types.FrameType]:
     return frames
 
 
-def place_in(frame: types.FrameType) -> str:
-    """The line that a frame is at: `train.py:69 in main`."""
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
-
-
 def _package(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -142,7 +136,7 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
     options = options_record(names.get(OPTIONS_LOCALS[not is_trace]))
     if options is None or not set(CALL_LOCALS) <= set(names):
         return None
-    function, args, kwargs = (names[name] for name in CALL_LOCALS)
+    function, args, kwargs = [names[name] for name in CALL_LOCALS]
     inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
     if inner is None:
         call = jit_call(function, args, kwargs, options)
@@ -277,7 +271,12 @@ class Observer:
         told = Event(kind, duration_secs, (str(details.get("fun_name", "")), None))
         if kind in {"trace", "lower", "compile"}:
             frames = frames_to_the_user()
-            told.call, told.caller = call_in(frames), place_in(frames[-1])
+            told.call, code = call_in(frames), frames[-1].f_code
+            file, place = (
+                code.co_filename.replace("\\", "/").rpartition("/")[2],
+                code.co_qualname.replace(".<locals>", ""),
+            )
+            told.caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
             if told.call is None:
                 modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
                 told.is_operation = any(module.startswith(OPERATIONS) for module in modules)

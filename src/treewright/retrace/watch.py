@@ -234,8 +234,11 @@ class Watch:
 
     def _history(self, event: Event) -> History:
         name, definition = event.definition
+        key = definition or name
         with self._lock:
-            return self._histories.setdefault(definition or name, History(name))
+            if key not in self._histories:
+                self._histories[key] = History(name)
+            return self._histories[key]
 
     def _trace(self, event: Event, seen: _Seen, unseen: str = "", *, held: int = 0, compiled: bool = False) -> None:
         """A trace that was made for a call."""
