@@ -256,7 +256,7 @@ class Observer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a watch inside
         self._is_registered = False
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # by thread
@@ -272,10 +272,8 @@ class Observer:
         if kind in {"trace", "lower", "compile"}:
             frames = frames_to_the_user()
             told.call, code = call_in(frames), frames[-1].f_code
-            file, place = (
-                code.co_filename.replace("\\", "/").rpartition("/")[2],
-                code.co_qualname.replace(".<locals>", ""),
-            )
+            file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+            place = code.co_qualname.replace(".<locals>", "")
             told.caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
             if told.call is None:
                 modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]

@@ -139,7 +139,7 @@ class Watch:
         self.traced: set[str] = set()  # the names of what was traced, watched or not
         self._on_report, self._concerns, self._name = on_report, concerns, name
         self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._histories: dict[Any, History] = {}
         self._begun: dict[int, _Seen] = {}  # by thread, what is not compiled yet
         self._heard: set[str] = set()
