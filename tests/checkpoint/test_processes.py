@@ -40,7 +40,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
         r"CheckpointError: In process 1, save failed: CheckpointError: The tree can't be saved, .*",
         r"CheckpointError: The tree can't be saved, .* \['a'\] is str 'text', not an array or a number.*",
     ),
-    "replicated_differs": r"\(.CheckpointError: Step 1 could .*: processes hold different values of \['z'\], .*, \(\)\)",
+    "replicated_differs": r"\(.CheckpointError: Step 1 .*: processes hold different values of \['z'\], .*, \(\)\)",
     "damaged_shard": r"\(1, 1, \[2\], 'CheckpointDamagedError', \(1, 2\)\)",
     "failing_file_system": (
         r"\('CheckpointError: In process 1, restoring step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
