@@ -128,7 +128,7 @@ def test_a_damaged_step_has_no_rank_and_others_may_delete_steps(tmp_path: Path) 
 
 def test_a_step_can_be_deleted_and_saved_again(tmp_path: Path) -> None:
     with saved(tmp_path, 1, 2) as manager:
-        with pytest.raises(CheckpointError, match=r"has a step 2 already\. .* delete it: delete\(2\)\."):
+        with pytest.raises(CheckpointError, match=r"has the steps 2 already, .* as by delete\(2\), or save"):
             manager.save(2, TREE)
         manager.delete(2)
         assert manager.all_steps() == (1,)
@@ -156,13 +156,16 @@ def test_folders_of_other_names_are_not_steps(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "steps").iterdir()} >= {"007", "step_8", "\uff19", "2x", "9.damaged-1"}
 
 
-def test_a_save_below_a_step_that_is_there_is_a_warning(tmp_path: Path) -> None:
-    saved(tmp_path, 10, 20).close()
-    with (
-        CheckpointManager(tmp_path / "steps") as manager,
-        pytest.warns(CheckpointWarning, match="has the steps 20, which are above step 11: a run that resumes"),
-    ):
-        manager.save(11, {"x": 1})
+def test_a_run_that_goes_back_deletes_the_later_steps_first(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20, 30).close()
+    with CheckpointManager(tmp_path / "steps") as manager:
+        manager.restore(10, like=LIKE)
+        with pytest.raises(CheckpointError, match=r"has the steps 20, 30 already, and a run .* as by delete\(30\), or"):
+            manager.save(11, LIKE)
+        for step in (20, 30):
+            manager.delete(step)
+        manager.save(11, LIKE)
+    assert manager.all_steps() == (10, 11)
 
 
 # Where
@@ -506,7 +509,7 @@ def test_an_error_of_the_file_system_is_no_damage_and_the_step_stays(
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             manager.restore_latest_valid(like=LIKE)
         assert caught.value.errno == number
-    with pytest.raises(CheckpointError, match="has a step 2 already"):
+    with pytest.raises(CheckpointError, match="has the steps 2 already"):
         manager.save(2, LIKE)
     found = manager.restore_latest_valid(like=LIKE)
     assert found is not None

@@ -164,14 +164,14 @@ class CheckpointManager:
         Arrays may be donated or changed as soon as this returns.
 
         Args:
-            step: The number of the step, which orders them.
+            step: The number of the step, above all that are there.
             state: Any pytree of arrays and numbers.
             metrics: Numbers that are to be known of the step, the same in all processes.
             items: What is not in the tree, as the state of a data iterator, by name: JSON. Each process saves and gets
                 its own.
 
         Raises:
-            CheckpointError: If something can't be saved, or the step exists; or if the save before this one failed.
+            CheckpointError: If something can't be saved, a step is there that is not below, or the save before failed.
             ProcessMismatchError: If the processes do not save the same.
         """
         number = _step_number(step)
@@ -197,17 +197,12 @@ class CheckpointManager:
         self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], Parts, str]:
         """The arrays, records and items of a step that can be saved."""
-        if (self.directory / str(number)).exists():
-            raise CheckpointError(
-                f"{self.directory} has a step {number} already. Save into another folder, or delete it: "
-                f"delete({number})."
-            )
-        newer = [step for step in self._steps_on_disk() if step > number] if self._saver is None else []
+        steps = self._steps_on_disk() if self._saver is None else self._saver.all_steps()
+        newer = [other for other in steps if other >= number]
         if newer:
-            warn_user(
-                f"{self.directory} has the steps {_shown(newer)}, which are above step {number}: a run that resumes "
-                f"takes the highest. Delete them, or save into another folder.",
-                CheckpointWarning,
+            raise CheckpointError(
+                f"{self.directory} has the steps {_shown(newer)} already, and a run that resumes takes the highest. "
+                f"Delete them, as by delete({newer[-1]}), or save into another folder."
             )
         numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()}
         wrong = [name for name, value in numbers.items() if type(value) not in {int, float}]
