@@ -225,7 +225,7 @@ class CheckpointManager:
         """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
         if self._saver is None:
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=SimpleNamespace(should_preserve=self._stay),
+                preservation_policy=SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy,
                 best_fn=self._rank,  # so that metrics are written
                 lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
@@ -245,10 +245,10 @@ class CheckpointManager:
                 sync(path)
 
     def _stay(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
-        """Whether each step stays, when a further one is saved: Orbax asks."""
-        if self._metric is not None:
-            infos = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
-        return [*self._policy.should_preserve(infos, context=context)[:-1], True]
+        """Whether each step stays: Orbax's policy, for steps whose metrics are ranks."""
+        ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
+        stay: list[bool] = self._policy.should_preserve(ranked, context=context)
+        return stay
 
     def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
         """How good a step is: the higher the better; None without the metric."""
