@@ -31,10 +31,9 @@ MUTABLE_STATE = {
         "_core.functions._code_key",
         "_core.functions.code_key",
         "_core.functions.code_reads",
-        "retrace.jax_private._RELAY",
         "retrace.jax_private._names_of_settings",
     ),
-    *("retrace.jax_private.capabilities", "retrace.jax_private.tells_of_compilations"),
+    *("retrace.jax_private.reads_calls", "retrace.jax_private.tells_of_compilations"),
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}
