@@ -39,7 +39,7 @@ from treewright._core.functions import (
 )
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import DATACLASS, ENUM, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
-from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
+from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
