@@ -367,7 +367,6 @@ def trained(
     progress = Progress(state, points, settings.seed, settings.batch_size, settings.learning_rate)
     if not settings.resume:
         shutil.rmtree(settings.output / CHECKPOINTS, ignore_errors=True)
-    (settings.output / CHECKPOINTS).mkdir(parents=True, exist_ok=True)  # a new run; a missing folder would be a warning
     with CheckpointManager(settings.output / CHECKPOINTS, keep=2) as checkpoints:
         found = checkpoints.restore_latest_valid(like=progress)
         if found is None:

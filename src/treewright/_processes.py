@@ -17,7 +17,7 @@ from treewright.errors import ProcessMismatchError
 TIMEOUT = 60.0  # seconds; below the 100 s after which JAX itself ends a run with a process that gives no sign of life
 _READING = 10.0  # seconds for every process to read what the others passed
 _LINGER = 1.0  # seconds for the other processes to raise before the one with the service does
-_FOLDER = "treewright/exchange"  # of our keys in JAX's coordination service
+_FOLDER = "treewright"  # of our keys in JAX's coordination service
 _GROUPS = 8  # groups of processes with the same texts, of which a message shows one each
 _SHOWN = 20  # differences in one message
 _WIDTH = 90  # characters of a text in a message
@@ -28,7 +28,7 @@ _CURE = (
 )
 
 
-def exchange(text: str, *, name: str, timeout: float = TIMEOUT) -> list[str]:
+def exchange(text: str, *, name: str, timeout: float = TIMEOUT, channel: str = "exchange") -> list[str]:
     """The texts that all processes passed, in the order of processes: the same list in each of them.
 
     Every process has to call it, from one thread, in the same order as its other exchanges. No device computes
@@ -38,6 +38,7 @@ def exchange(text: str, *, name: str, timeout: float = TIMEOUT) -> list[str]:
         text: What this process passes.
         name: What the exchange is for, as messages call it: `save of step 3`. The same in all processes.
         timeout: Seconds to wait for the others.
+        channel: Exchanges of one channel keep their order; another thread uses another one.
 
     Raises:
         ProcessMismatchError: In every process, with the same message: if some process does not come in time, or if
@@ -47,7 +48,7 @@ def exchange(text: str, *, name: str, timeout: float = TIMEOUT) -> list[str]:
         return [text]
     packed = zlib.compress(json.dumps([name, text]).encode())
     client = coordination_client()
-    messages = _allgather(packed) if client is None else _by_service(client, packed, name, timeout)
+    messages = _allgather(packed) if client is None else _by_service(client, packed, name, timeout, channel)
     names, texts = zip(*(json.loads(zlib.decompress(message)) for message in messages), strict=True)
     if len({*names}) > 1:
         places = (f"  {processes_text(_indices(names, other))}: {other}" for other in dict.fromkeys(names))
@@ -152,9 +153,9 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, bounds)) for bounds in ranges)
 
 
-def _by_service(client: Any, message: bytes, name: str, timeout: float) -> list[bytes]:
+def _by_service(client: Any, message: bytes, name: str, timeout: float, channel: str) -> list[bytes]:
     try:
-        return _Exchange(client, name).run(message, timeout)
+        return _Exchange(client, name, channel).run(message, timeout)
     except jax.errors.JaxRuntimeError as error:
         if "UNAVAILABLE" not in str(error):
             raise
@@ -167,13 +168,14 @@ def _by_service(client: Any, message: bytes, name: str, timeout: float) -> list[
 class _Exchange:
     """One exchange through JAX's coordination service, which lives in the first process."""
 
-    def __init__(self, client: Any, name: str) -> None:
+    def __init__(self, client: Any, name: str, channel: str) -> None:
         self.client = client
         self.name = name
         self.me = process_index()
         # The service counts the exchanges, not this module: a run that joins another service starts from 1.
-        self.turn = int(client.key_value_increment(f"{_FOLDER}/turn of {self.me}", 1))
-        self.folder = f"{_FOLDER}/{self.turn}"
+        self.channel = f"{_FOLDER}/{channel}"
+        self.turn = int(client.key_value_increment(f"{self.channel}/turn of {self.me}", 1))
+        self.folder = f"{self.channel}/{self.turn}"
 
     def run(self, message: bytes, timeout: float) -> list[bytes]:
         """The messages of all processes, once each of them has read them all."""
@@ -186,7 +188,7 @@ class _Exchange:
         if problem is not None:
             raise_in_all(self.error(absent, timeout, problem))
         if self.me == 0:  # every process has read the exchange before this one
-            self.client.key_value_delete(f"{_FOLDER}/{self.turn - 1}/")
+            self.client.key_value_delete(f"{self.channel}/{self.turn - 1}/")
         return [messages[process] for process in range(process_count())]
 
     def wait(self, timeout: float) -> Exception | None:

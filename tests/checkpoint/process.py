@@ -33,7 +33,9 @@ class Job:
 
     def tree(self, **others: Any) -> dict[str, Any]:
         """A tree that is the same in both processes but for `others`."""
-        return {"x": self.placed(self.values, self.sharded), "y": self.placed(self.values, self.replicated), **others}
+        empty = self.placed(self.values[:0], self.replicated)
+        x, y = self.placed(self.values, self.sharded), self.placed(self.values, self.replicated)
+        return {"x": x, "y": y, "empty": empty, **others}
 
     def placed(self, values: Any, sharding: Any) -> jax.Array:
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
@@ -43,7 +45,7 @@ class Job:
         try:
             return str(work())
         except Exception as error:  # noqa: BLE001  each is a finding
-            return f"{type(error).__name__}: {' | '.join(str(error).splitlines()[:2])}".replace(str(self.folder), "")
+            return f"{type(error).__name__}: {' | '.join(str(error).splitlines()[:4])}".replace(str(self.folder), "")
 
 
 def everyday(job: Job) -> object:
@@ -121,7 +123,17 @@ def one_refuses(job: Job) -> object:
 
 def replicated_differs(job: Job) -> object:
     """An array that claims to be replicated, and holds other values in each process."""
-    return save(job, 1, job.tree(z=job.placed(job.values + job.index, job.replicated)))
+    from treewright.checkpoint import CheckpointManager
+
+    manager = CheckpointManager(job.folder)
+    manager.save(1, job.tree(z=job.placed(job.values + job.index, job.replicated)))
+    said = job.outcome(manager.wait)
+    manager.save(1, job.tree())
+    assert manager.all_steps() == ()
+    manager.close()
+    assert manager.all_steps() == (1,)
+    manager.delete(1)
+    return said, manager.all_steps()
 
 
 def damaged_shard(job: Job) -> object:
@@ -139,16 +151,14 @@ def damaged_shard(job: Job) -> object:
                     data[len(data) // 2] ^= 1
                     file.write_bytes(data)
         manager.all_steps()  # both come here
+        damaged = job.outcome(lambda: manager.restore(like=job.tree(n=0)))[:22]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = manager.restore_latest_valid(like=job.tree(n=0))
         assert found is not None
-        return (
-            found.step,
-            found.tree["n"],
-            sorted(found.skipped),
-            job.outcome(lambda: manager.restore(like=job.tree(n=0)))[:22],
-        )
+        manager.save(2, job.tree(n=2))
+        manager.wait()
+        return found.step, found.tree["n"], sorted(found.skipped), damaged, manager.all_steps()
 
 
 def failing_file_system(job: Job) -> object:

@@ -1,10 +1,9 @@
-"""Files of other programs: any safetensors file by name, and tables from its names to ours."""
+"""Leaves by flat name: to other programs and back, and any safetensors file."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ import safetensors
 import safetensors.numpy
 
 from tests.checkpoint.engines import assert_same
-from treewright import Module
-from treewright.checkpoint import from_names, read_names, save
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
+from tests.checkpoint.models import train_state
+from treewright import Static
+from treewright.checkpoint import from_names, read_names, save, to_names
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,29 +22,33 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
+# Any safetensors file
+
+
 def test_arrays_come_by_name_with_their_bits(tmp_path: Path) -> None:
     arrays = {"a.b": np.arange(6.0).reshape(2, 3), "half": np.ones(2, jnp.bfloat16), "n": np.asarray(np.int32(3))}
     safetensors.numpy.save_file(arrays, tmp_path / "x")
 
-    found = read_names(tmp_path / "x")
-    assert set(found) == set(arrays)
-    for name, array in arrays.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
+    assert_same(read_names(tmp_path / "x"), arrays)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_good_file_of_fp8_is_read(dtype: str, tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32).astype(jnp.dtype(dtype)).reshape(2, 3)
-    spec: Any = safetensors.TensorSpec
-    one = spec(dtype=dtype, shape=[2, 3], data_ptr=values.ctypes.data, data_len=values.nbytes)
     other = np.ones(3, np.float32)
-    two = spec(dtype="float32", shape=[3], data_ptr=other.ctypes.data, data_len=other.nbytes)
-    safetensors.serialize_file({"w": one, "b": two}, tmp_path / "x")
+    arrays = {"w": values, "b": other}
+    spec: Any = safetensors.TensorSpec
+    specs = {
+        name: spec(dtype=array.dtype.name, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
+        for name, array in arrays.items()
+    }
+    safetensors.serialize_file(specs, tmp_path / "x")
 
-    found = read_names(tmp_path / "x")
-    assert_same({"w": found["w"], "b": found["b"]}, {"w": values, "b": other})
-    assert_same(from_names(found, like={"w": jnp.zeros((2, 3), dtype), "b": other})["w"], jnp.asarray(values))
+    assert_same(read_names(tmp_path / "x"), arrays)
+    assert_same(
+        from_names(read_names(tmp_path / "x"), like={"w": jnp.zeros((2, 3), dtype), "b": other})["w"],
+        jnp.asarray(values),
+    )
 
 
 def test_a_file_of_ours_is_read_too(tmp_path: Path) -> None:
@@ -61,73 +65,60 @@ def test_files_that_can_not_be_read_are_damage_or_an_error_of_the_file_system(tm
         read_names(tmp_path / "text")
     with pytest.raises(FileNotFoundError, match="none"):
         read_names(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="is a folder"):
+    with pytest.raises(CheckpointError, match="is no regular file"):
         read_names(tmp_path)
 
 
-class Dense(Module):
-    kernel: jax.Array
-    bias: jax.Array
+# To names and back
 
 
-class Net(Module):
-    embedding: jax.Array
-    layers: list[Dense]
+def test_leaves_go_by_name_to_other_programs_and_back() -> None:
+    state = train_state()
+    names = to_names(state)
+
+    assert {"step", "params.count", "params.layers.0.kernel", "opt_state.0.mu.layers.1.bias"} <= set(names)
+    assert names["step"] is state.step
+    assert_same(from_names({name: np.asarray(leaf) for name, leaf in names.items()}, like=train_state()), state)
+    assert to_names(3.0) == {"value": 3.0}
 
 
-WEIGHTS = {
-    "emb.weight": np.ones((5, 3), np.float32),
-    **{f"h.{i}.fc.weight": np.full((3, 2), i, np.float32) for i in range(2)},
-    **{f"h.{i}.fc.bias": np.zeros(3, np.float32) for i in range(2)},
-    "rotary": np.ones(2, np.float32),
-}
-TABLE: Any = {
-    "emb.weight": "embedding",
-    "h.*.fc.weight": ("layers.*.kernel", np.transpose),
-    "h.*.fc.bias": "layers.*.bias",
-    "rotary": None,
-}
+def test_leaves_by_name_are_copies() -> None:
+    values = {"a": np.ones(2)}
+    found = from_names(values, like={"a": np.zeros(2)})
+    values["a"][:] = 5
+
+    assert found["a"].tolist() == [1, 1]
 
 
-def net() -> Net:
-    return Net(jnp.zeros((5, 3)), [Dense(jnp.zeros((2, 3)), jnp.ones(3)) for _ in range(2)])
-
-
-def test_a_table_renames_transposes_and_drops() -> None:
-    found = from_names(WEIGHTS, like=net(), table=TABLE)
-
-    assert found.layers[1].kernel.tolist() == np.full((2, 3), 1).tolist()
-    assert found.layers[0].bias.tolist() == [0, 0, 0]
-    assert float(found.embedding.sum()) == 15
-
-
-def test_a_row_with_fewer_stars_on_our_side_stacks() -> None:
-    table = {**dict.fromkeys(TABLE), "h.*.fc.weight": ("kernel", np.transpose)}
-    found = from_names(WEIGHTS, like={"kernel": jnp.zeros((2, 2, 3))}, table=table)
-
-    assert found["kernel"][:, 0, 0].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"nothing.*": "x"}, r"the row 'nothing\.\*' matches no name"),
-        ({"h.0.fc.bias": "x"}, r"h\.0\.fc\.bias is in several rows: 'h\.\*\.fc\.bias', 'h\.0\.fc\.bias'"),
-        ({"rotary": "layers.*.x"}, r"the row 'rotary' has fewer stars than 'layers\.\*\.x'"),
-        ({"h.*.fc.bias": "embedding", "emb.weight": "embedding"}, r"embedding: these would be stacked, and their"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused_with_all_problems(rows: Any, message: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"The table does not fit the names:\n.*{message}"):
-        from_names(WEIGHTS, like=net(), table={**TABLE, **rows})
-    with pytest.raises(CheckpointError, match=r"emb\.weight is in no row"):
-        from_names(WEIGHTS, like=net(), table={name: row for name, row in TABLE.items() if name != "emb.weight"})
-
-
-def test_names_that_lead_nowhere_and_paths_are_refused() -> None:
+def test_leaves_by_name_are_compared_with_the_tree() -> None:
     with pytest.raises(CheckpointMismatchError, match=r"\['b'\]: not saved, the tree has"):
-        from_names({"a": np.ones(2, np.float32)}, like={"a": jnp.zeros(2), "b": jnp.zeros(2)})
+        from_names({"a": 1}, like={"a": 0, "b": 0})
+    with pytest.warns(
+        CheckpointWarning, match=r"its own:\n  c: saved as .*\n  \['b'\]: not saved, the tree has"
+    ) as seen:
+        assert from_names({"a": 1, "c": 2}, like={"a": 0, "b": 7}, strict=False) == {"a": 1, "b": 7}
+    assert seen[0].filename == __file__
+    assert_same(from_names({"a": 1}, like={"a": jnp.float32(0)}, allow_cast=True), {"a": jnp.float32(1)})
+
+
+def test_wrong_values_are_refused() -> None:
     with pytest.raises(TypeError, match=r"from_names takes arrays by name\. Of a file: from_names\(read_names\(path\)"):
         from_names("path", like=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(CheckpointError, match="The value named 'a' is str 'x', not an array or a number"):
+        from_names({"a": "x"}, like={"a": 1.0})
     with pytest.raises(CheckpointError, match="No leaf of the checkpoint has a place in the tree"):
         from_names({"x": 1.0}, like={"a": 1.0}, strict=False)
+
+
+def test_names_that_collide_are_refused_all_at_once(tmp_path: Path) -> None:
+    tree = {"a": {"b": 1}, "a.b": 2, "text": "x", "c": Static("fine")}
+
+    for use in (to_names, lambda tree: save(tmp_path / "x", tree)):
+        with pytest.raises(CheckpointError) as caught:
+            use(tree)
+        assert str(caught.value) == (
+            "The tree can't be saved, and nothing was written:\n"
+            "  ['a.b'] would get the name 'a.b', which ['a']['b'] has already\n"
+            "  ['text'] is str 'x', not an array or a number. Make it a static, or wrap it in Static"
+        )
+    assert not list(tmp_path.iterdir())

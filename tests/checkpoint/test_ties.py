@@ -104,19 +104,8 @@ def test_a_part_keeps_its_ties_and_needs_nothing_outside_of_it(engine: Any) -> N
     assert same(engine.load(part="b")) == [[0, 1]]
     assert (engine.load(part="b.d") == ARRAY).all()
     assert same(engine.load(part="b", like={"x": ARRAY, "d": ARRAY}, renamed={"c": "x"})) == [[0, 1]]
-    with pytest.warns(match="Dropped"):
+    with pytest.warns(match="Not all of the checkpoint fits"):
         assert (engine.load(like={"b": {"d": jnp.zeros(1000)}}, strict=False)["b"]["d"] == ARRAY).all()
-
-
-def test_migrate_gets_arrays_of_their_own(engine: Any) -> None:
-    engine.save({"a": np.zeros(2), "b": (x := np.zeros(2)), "c": x})
-
-    def changed(leaves: dict[str, Any]) -> dict[str, Any]:
-        leaves["b"] += 1
-        return leaves
-
-    found = engine.load(like={name: np.zeros(2) for name in "abc"}, migrate=changed)
-    assert [x.tolist() for x in found.values()] == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_a_tied_array_is_written_once_and_the_manifest_says_what_it_is(tmp_path: Path) -> None:
@@ -129,15 +118,12 @@ def test_a_tied_array_is_written_once_and_the_manifest_says_what_it_is(tmp_path:
     assert list(read_names(tmp_path / "three")) == ["a"]  # as plain safetensors reads it
 
 
-@pytest.mark.parametrize("tie", ["b", "d", "z", "c", 3, None])
+@pytest.mark.parametrize("tie", ["b", "d", "z", "c", 3])
 def test_a_forged_tie_is_damage(tie: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": np.zeros(2), "b": ARRAY, "c": ARRAY, "d": 1.5, "e": np.ones(2)})
 
-    def change(document: Any) -> None:
-        document["leaves"][0]["tied"] = tie
-
-    forge(tmp_path / "x", change)
-    with pytest.raises(CheckpointDamagedError, match=r"can't be one array with|is not of the type str"):
+    forge(tmp_path / "x", lambda document: document["leaves"][0].update(tied=tie))
+    with pytest.raises(CheckpointDamagedError, match=r"The manifest is damaged: .*"):
         load(tmp_path / "x")
 
 

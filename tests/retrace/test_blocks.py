@@ -43,7 +43,7 @@ def on_two_devices(jitted: Any) -> None:
         jitted(jax.device_put(jnp.ones(2), device))
 
 
-# ruff: noqa: PT012, PT031, SIM117  the block is what raises and warns
+# ruff: noqa: PT012, SIM117  the block is what raises and warns
 
 # What is seen
 
@@ -110,15 +110,6 @@ def test_one_function_of_a_block_can_be_watched() -> None:
         assert [report.function for report in reports] == ["double"]
 
 
-def test_a_program_goes_on_where_on_report_raises() -> None:
-    def refuse(report: RetraceReport) -> Never:
-        raise KeyError(report.function)
-
-    with pytest.warns(RetraceWarning, match=r"on_report=.*refuse raised KeyError: 'double'\. The program goes on; .*"):
-        with treewright.explain_retraces(on_report=refuse):
-            lengths(made(), 2, 3)
-
-
 def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
     jitted = made(lambda x: 0)
 
@@ -128,13 +119,11 @@ def test_a_report_says_when_earlier_traces_are_forgotten() -> None:
     assert reports[-1].unseen == "the closest of the last traces; 2 before them are not remembered"
 
 
-def test_listeners_that_were_cleared_are_registered_again_and_a_block_says_so() -> None:
+def test_listeners_that_were_cleared_are_registered_again() -> None:
     jitted, clear = made(), jax.monitoring.clear_event_listeners
 
-    with pytest.warns(RetraceWarning, match="clear_event_listeners.* was called meanwhile"):
-        with treewright.max_traces(0):
-            clear()  # type: ignore[no-untyped-call]
-            lengths(jitted, 2)
+    with treewright.max_traces(0):
+        clear()  # type: ignore[no-untyped-call]
     with pytest.raises(TooManyTracesError, match="double may not be traced here"), treewright.max_traces(0):
         lengths(jitted, 3)
 
@@ -269,7 +258,7 @@ def test_one_object_counts_each_block_anew_and_in_one_another() -> None:
 
 def test_a_name_that_is_never_traced_is_told() -> None:
     jitted = made()
-    unknown = r"only='duoble'\) has counted nothing: .* \(did you mean double\?\) .* Traced were: double\."
+    unknown = r"only='duoble' has met nothing: .* \(did you mean double\?\) .* Traced were: double\."
 
     with pytest.warns(RetraceWarning, match=unknown) as told, treewright.max_traces(1, only="duoble"):
         lengths(jitted, 2)

@@ -64,7 +64,7 @@ def test_in_this_version_of_jax_nothing_is_missing() -> None:
     jitted: Any = jax.jit(fresh(double))
     jitted(1.0)
 
-    assert (can.events, can.calls, can.outcomes, jax_private.tells_of_compilations()) == (True,) * 4
+    assert (can.events, can.calls, jax_private.tells_of_compilations()) == (True,) * 3
     if jax.__version_info__ >= (0, 10):
         assert jax_private.count_held(jitted.__wrapped__) == 1
 
@@ -97,7 +97,7 @@ def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> No
     jax.eval_shape(look, 1.0)
     jax.vmap(look)(jnp.ones(2))
 
-    assert seen == [jax_private.Capabilities(events=True, calls=True, outcomes=True)] * 3
+    assert seen == [jax_private.Capabilities(events=True, calls=True)] * 3
 
 
 def test_without_its_options_a_jitted_function_is_explained_with_a_reservation() -> None:
@@ -143,22 +143,12 @@ def test_without_the_event_of_compilations_a_block_says_what_it_did_not_see(monk
         treewright.max_traces(1, recompiles=0).__enter__()
 
 
-def test_without_a_way_to_stop_it_a_listener_does_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(jax.monitoring, "unregister_event_duration_listener")
-    jitted: Any = jax.jit(fresh(double))
-
-    reports = explained(*lengths(jitted, 2))
-    jitted(jnp.ones(3))
-
-    assert not reports
-
-
 def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -> None:
     outer, jitted = treewright.explain_retraces(on_report=str), jax.jit(fresh(double))
     reports: list[RetraceReport] = []
 
     with outer, treewright.explain_retraces(on_report=reports.append):
-        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__())
+        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__(None, None, None))
         inner.__enter__()
         for call in lengths(jitted, 2, 3, 4):
             call()
@@ -189,22 +179,6 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
     assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
 
 
-def test_without_the_outcome_of_a_call_signatures_tell_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "TRACE_LOCALS", ("fun", "dbg", "renamed"))
-    jitted: Any = jax.jit(fresh(double))
-
-    with pytest.warns(RetraceWarning, match="does not show .* whether a call was traced or got the trace of another"):
-        reports = explained(
-            *lengths(jitted, 2, 3),
-            *lengths(jax.jit(jitted.__wrapped__, keep_unused=True), 3),
-            jitted.clear_cache,
-            *lengths(jitted, 3),
-        )
-
-    assert [(report.event, report.number) for report in reports][:1] == [("trace", 2)]
-    assert reports[-1].event == "trace"
-
-
 def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,6 +198,7 @@ def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen
         ("CALL_FRAMES", frozenset({"renamed"})),
         ("CALL_LOCALS", ("fun", "args", "renamed")),
         ("OPTIONS_LOCALS", ("renamed",)),
+        ("TRACE_LOCALS", ("dbg", "renamed")),
     ],
 )
 def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(

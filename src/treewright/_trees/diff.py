@@ -157,14 +157,6 @@ def _as_structure(tree: Any) -> Structure:
 # Statics
 
 
-class Comparison(NamedTuple):
-    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
-
-    same: Callable[[Any, Any], bool]
-    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
-    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
-
-
 def same_to_jit(left: Any, right: Any) -> bool:
     """As `jit` compares the statics of foreign classes: identity, then `==`."""
     if left is right:
@@ -183,6 +175,15 @@ def same_exactly(left: Any, right: Any) -> bool:
         return bool(exact_key(left) == exact_key(right))
     except NoExactKeyError:
         return type(left) is type(right) and same_to_jit(left, right)
+
+
+class Comparison(NamedTuple):
+    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
+
+    same: Callable[[Any, Any], bool]
+    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
+    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
+    alike: Callable[[Any, Any], bool] = same_exactly  # of our own nodes, where the keys of two statics do not tell
 
 
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
@@ -289,6 +290,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
     else:  # equal keys of unequal hashes are two statics as well
         keys = zip(old.exact, new.exact, strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
+        changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
     yield from (static_difference((*path, key), value, other, compare) for key, value, other in changed)
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if changed or old.exact is not None or set(names) != set(others):
@@ -319,7 +321,7 @@ def _leaf_difference(
     if old.placement is not None and new.placement is not None and old.placement != new.placement:
         return "placement", ""
     abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
-    if path is None or abstract or leaves_equal(left, right, path_text(path)):
+    if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
         return None
     return "value", _distance(_content_of(left), _content_of(right))
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from treewright.checkpoint.differences import Mismatch
 from treewright.checkpoint.file import load, read_manifest, save
-from treewright.checkpoint.fit import Alone, Fit
+from treewright.checkpoint.fit import Fit
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest
 from treewright.checkpoint.names import from_names, read_names, to_names
 from treewright.errors import missing_extra
@@ -25,7 +25,6 @@ else:
 
 
 __all__ = [
-    "Alone",
     "Branch",
     "CheckpointManager",
     "Fit",

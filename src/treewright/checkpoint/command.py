@@ -5,16 +5,14 @@ digests and dropped. Nothing is imported for a checkpoint, and nothing of it is 
 """
 
 import argparse
-import contextlib
+import functools
 import sys
-from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from treewright._core.text import counted, cut_text, first_of
 from treewright.checkpoint.arrays import digest_of
-from treewright.checkpoint.differences import leaf_mismatches, lines_of, node_mismatches, paired
-from treewright.checkpoint.file import SavedFile
+from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired
+from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, Request
 from treewright.checkpoint.manifest import Leaf, Manifest
 from treewright.checkpoint.tree import shown_static
@@ -32,89 +30,62 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
     try:
-        found = _checkpoints(options.path.absolute())
+        paths = _checkpoints(options.path.absolute())
         if options.other is not None:
-            other = _checkpoints(options.other.absolute())[-1]
-            return _print(_differences(found[-1], other, whole=options.leaves))
-        return _print(_listed(found, whole=options.leaves or len(found) == 1, verify=options.verify))
+            return _compare(paths[-1], _checkpoints(options.other.absolute())[-1], whole=options.leaves)
+        return max([_list(path, whole=options.leaves or len(paths) == 1, verify=options.verify) for path in paths])
     except (CheckpointError, OSError) as error:
-        sys.stderr.write(f"{_safe(str(error))}\n")
+        _print(str(error), to_stderr=True)
         return 2
 
 
-def _print(lines: Iterable[str | int]) -> int:
-    """Write lines as they come; a number among them is the exit status."""
-    status = 0
-    for line in lines:
-        if isinstance(line, int):
-            status = max(status, line)
-        else:
-            sys.stdout.write(_safe(line).replace("\n", "\\n") + "\n")
-    return status
-
-
-def _safe(text: str) -> str:
-    """Text from a checkpoint without characters that a terminal would obey, or that its encoding does not have."""
-    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return shown.encode(encoding, errors="backslashreplace").decode(encoding)
+def _print(text: str, *, to_stderr: bool = False) -> None:
+    """Print a line of text from a checkpoint, without what a terminal would obey or its encoding does not have."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    encoding = stream.encoding or "utf-8"
+    print(shown.encode(encoding, errors="backslashreplace").decode(encoding), file=stream)
 
 
 def _checkpoints(path: Path) -> list[Path]:
     """The file, the step, or the steps in order that a path leads to."""
-    if path.is_file() or (path / "_CHECKPOINT_METADATA").exists():
+    if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
         return [path]
-    if not path.exists():
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-    steps = sorted(
-        (step for step in path.iterdir() if step.name.isdecimal() and step.is_dir()), key=lambda x: int(x.name)
-    )
+    steps = [step for step in path.iterdir() if step.name.isdecimal()]
     if not steps:
         raise CheckpointError(f"{path} is a folder without steps.")
-    return steps
+    return sorted(steps, key=lambda step: int(step.name))
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Generator[tuple[Manifest, Read]]:
+def _opened(path: Path) -> tuple[Manifest, Read]:
     """The manifest of a file or of a step, and a reader of its arrays."""
     if path.is_dir():
-        from treewright.checkpoint.items import read_manifest_of_step, reader_of_step
+        from treewright.checkpoint.items import arrays_of_step, manifest_of_step
 
-        yield read_manifest_of_step(path), reader_of_step(path)
-    else:
-        with SavedFile(path) as file:
-            yield file.manifest, file.read
+        return manifest_of_step(path), functools.partial(arrays_of_step, path)
+    return open_saved(path)
 
 
-def _listed(paths: list[Path], *, whole: bool, verify: bool) -> Iterator[str | int]:
-    for path in paths:
-        try:
-            with _opened(path) as (manifest, read):
-                yield _summary(path, manifest)
-                if whole:
-                    yield from _contents(manifest)
-                if verify:
-                    leaves = manifest.untied()
-                    for leaf in leaves:  # one at a time: the rest needs no memory
-                        next(read([Request(leaf, None)]))
-                    yield f"  {counted(len(leaves), 'array')} verified"
-        except CheckpointDamagedError as error:
-            yield f"{path} is damaged: {error}"
-            yield 1
-
-
-def _summary(path: Path, manifest: Manifest) -> str:
-    size = sum(leaf.form.nbytes for leaf in manifest.untied())
-    metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
-    return f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}"
-
-
-def _contents(manifest: Manifest) -> Iterator[str]:
-    for leaf in manifest.leaves:
-        yield f"  {leaf.name}  {leaf.form}  {_digest(leaf) if leaf.tied is None else f'is {leaf.tied}'}"
-    for branch in manifest.branches:
-        for name, value in branch.statics.items():
-            yield f"  {branch.path}.{name} = {cut_text(shown_static(value), 100)}  (static of {branch.cls})"
+def _list(path: Path, *, whole: bool, verify: bool) -> int:
+    try:
+        manifest, read = _opened(path)
+        arrays = manifest.untied()
+        size = sum(leaf.form.nbytes for leaf in arrays)
+        metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
+        _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
+        for leaf in manifest.leaves if whole else ():
+            _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf) if leaf.tied is None else f'is {leaf.tied}'}")
+        for branch in manifest.branches if whole else ():
+            for name, value in branch.statics.items():
+                _print(f"  {branch.path}.{name} = {cut_text(shown_static(value), 100)}  (static of {branch.cls})")
+        for leaf in arrays if verify else ():  # one at a time: the rest needs no memory
+            next(read([Request(leaf, None)]))
+        if verify:
+            _print(f"  {counted(len(arrays), 'array')} verified")
+    except CheckpointDamagedError as error:
+        _print(f"{path} is damaged: {error}")
+        return 1
+    return 0
 
 
 def _digest(leaf: Leaf) -> str:
@@ -125,24 +96,25 @@ def _digest(leaf: Leaf) -> str:
     return f"{digest_of(together.encode())} ({len(leaf.digests)} blocks)"
 
 
-def _differences(one: Path, other: Path, *, whole: bool) -> Iterator[str | int]:
-    """The differences between two: classes, statics, forms, and digests of leaves."""
-    with _opened(one) as (saved, _), _opened(other) as (wanted, _):
-        yield f"- {one}"
-        yield f"+ {other}"
-    ours, theirs = ({leaf.name: leaf for leaf in manifest.leaves} for manifest in (saved, wanted))
+def _compare(one: Path, other: Path, *, whole: bool) -> int:
+    """Print the differences between two: classes, statics, forms, and digests of leaves."""
+    saved, wanted = _opened(one)[0], _opened(other)[0]
     pairs = paired(saved.leaves, wanted.leaves)
-    mismatches = [*node_mismatches(saved, wanted), *leaf_mismatches(pairs, allow_cast=False, strict=True)]
-    same = [name for name, leaf in ours.items() if name in theirs and leaf.form == theirs[name].form]
-    changed = [name for name in same if ours[name].digests != theirs[name].digests]
-    values = [f"{ours[name].path}: {_unequal(ours[name], theirs[name])}" for name in changed]
-    lines: list[Any] = [*map(str, mismatches), *values] if whole else [*lines_of(mismatches), *first_of(values)]
-    yield from (f"  {line}" for line in lines)
-    yield f"{len(same) - len(changed)} of {len({*ours, *theirs})} leaves are the same."
-    yield int(bool(lines))
-
-
-def _unequal(one: Leaf, other: Leaf) -> str:
-    if one.digests.keys() != other.digests.keys():
-        return "in other blocks, which their digests do not compare"
-    return f"values {_digest(one)} | {_digest(other)}"
+    lines = [
+        *map(str, node_mismatches(saved, wanted)),
+        *map(str, leaf_mismatches(pairs, allow_cast=False)),
+    ]
+    same = 0
+    for ours, theirs in pairs:
+        if ours is None or theirs is None or ours.form != theirs.form:
+            continue
+        if ours.digests.keys() != theirs.digests.keys():
+            lines.append(f"{ours.path}: in other blocks, which their digests do not compare")
+        elif ours.digests != theirs.digests:
+            lines.append(f"{ours.path}: values {_digest(ours)} | {_digest(theirs)}")
+        else:
+            same += 1
+    for line in (f"- {one}", f"+ {other}", *(f"  {line}" for line in (lines if whole else first_of(lines)))):
+        _print(line)
+    _print(f"{same} of {len(pairs)} leaves are the same.")
+    return int(bool(lines))

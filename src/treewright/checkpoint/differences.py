@@ -1,21 +1,22 @@
 """The differences between a checkpoint and a tree: classes, statics and leaves, by path, each with its remedy."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._core.text import cut_text, first_names
+from treewright._core.text import cut_text, first_names, first_of
 from treewright._trees.diff import excerpts
-from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST, Form
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest
-from treewright.checkpoint.tree import ABSENT, is_same_name, likeness, may_be_same_name, shown_static
+from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST
+from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
+from treewright.checkpoint.tree import ABSENT, likeness, may_be_same_name, shown_static
 from treewright.errors import CheckpointMismatchError
 
+LeafPair = tuple[Leaf | None, Leaf | None]  # what was saved under a name, and what the tree has there
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 
 _LENGTH = 200  # of a static or a path in a message
-_MANY = 20  # differences, above which a message shows a sample of each kind
 
 _REMEDIES: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -79,84 +80,59 @@ def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ())
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 
-def lines_of(mismatches: Sequence[Mismatch], line: Callable[[Mismatch], str] = str) -> list[str]:
-    """A line for each; of very many, a sample of each kind."""
-    if len(mismatches) <= _MANY:
-        return list(map(line, mismatches))
-    by_kind: dict[str, list[Mismatch]] = {}
-    for mismatch in mismatches:
-        by_kind.setdefault(mismatch.kind, []).append(mismatch)
-    samples = ((kind, [line(one) for one in some[:5]], len(some) - 5) for kind, some in by_kind.items())
-    return [
-        text
-        for kind, lines, left in samples
-        for text in (*lines, *([f"and {left:,} more of the kind {kind!r}"] if left > 0 else ()))
-    ]
-
-
-# Nodes
+def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
+    """A line for each of the first."""
+    return first_of(list(map(str, mismatches)))
 
 
 def node_mismatches(saved: Manifest, wanted: Manifest) -> Iterator[Mismatch]:
     """Classes and statics that differ, and nodes without leaves that only one side has."""
-    ours = {branch.name: branch for branch in saved.branches}
-    theirs = {branch.name: branch for branch in wanted.branches}
+    ours, theirs = ({branch.name: branch for branch in manifest.branches} for manifest in (saved, wanted))
     for name, branch in ours.items():
         if name in theirs:
-            yield from _of_one_place(branch, theirs[name])
-    yield from _lone_nodes(saved, wanted, theirs, "unexpected")
-    yield from _lone_nodes(wanted, saved, ours, "missing")
+            yield from _mismatches_in_place(branch, theirs[name])
+    for branch in _lone_branches(saved, theirs):
+        yield Mismatch(branch.shown_path, "unexpected", _node_text(branch), "nothing")
+    for branch in _lone_branches(wanted, ours):
+        yield Mismatch(branch.shown_path, "missing", "nothing", _node_text(branch))
 
 
-def _lone_nodes(
-    entries: Manifest, others: Manifest, branches: Mapping[str, Branch], kind: MismatchKind
-) -> Iterator[Mismatch]:
-    """Nodes that only one side has and that hold statics but no leaves, so that no leaf is missing either."""
-    lone = [branch for branch in entries.branches if branch.statics and branch.name not in branches]
-    leaves = {leaf.name for leaf in others.leaves} if lone else set[str]()
-    above: set[str] = set()
-    for leaf in entries.leaves if lone else ():
-        name = leaf.name
-        while name and (name := name.rpartition(".")[0]) not in above:
-            above.add(name)
-    for branch in lone:
-        if branch.name not in above and branch.name not in leaves:
-            shown = (
-                f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
-            )
-            saved, wanted = (shown, "nothing") if kind == "unexpected" else ("nothing", shown)
-            yield Mismatch(branch.shown_path, kind, saved, wanted)
-
-
-def _of_one_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
+def _mismatches_in_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
-    if "node" in {old.kind, new.kind}:
-        if not is_same_name(saved, wanted):
-            in_script = any(name.startswith("__main__:") for name in (saved, wanted))
-            moved = may_be_same_name(saved, wanted)
-            if not (moved and in_script):  # one script's class is another's import
-                yield Mismatch(new.shown_path, "class", saved, wanted, soft=moved)
-    elif old.cls is not None and new.cls is not None and saved.rpartition(":")[2] != wanted.rpartition(":")[2]:
-        yield Mismatch(new.shown_path, "class", saved, wanted)  # of containers, only the class's own name counts
-    if "node" in {old.kind, new.kind} or old.kind == new.kind:  # a dict of another kind has other statics
+    has_node = "node" in {old.kind, new.kind}
+    moved = has_node and may_be_same_name(saved, wanted)
+    if has_node:  # one script's class is another's import
+        in_script = saved.startswith("__main__:") or wanted.startswith("__main__:")
+        is_same = saved == wanted or (moved and in_script)
+    else:  # of containers, only the class's own name counts
+        is_same = None in {old.cls, new.cls} or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
+    if not is_same:
+        yield Mismatch(new.shown_path, "class", saved, wanted, soft=moved)
+    if has_node or old.kind == new.kind:  # a dict of another kind has other statics
         for name in {**old.statics, **new.statics}:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
             alike = likeness(before, after)
             if alike != "same":
-                shown = _static_text(before), _static_text(after)
-                yield Mismatch(f"{new.path}.{name}", "static", *shown, soft=alike == "soft")
+                texts = _static_text(before), _static_text(after)
+                yield Mismatch(f"{new.path}.{name}", "static", *texts, soft=alike == "soft")
+
+
+def _lone_branches(manifest: Manifest, others: dict[str, Branch]) -> list[Branch]:
+    """Nodes that only one side has, with statics and without leaves, so that no leaf is missing either."""
+    lone = [branch for branch in manifest.branches if branch.statics and branch.name not in others]
+    leaves = [leaf.name.split(".") for leaf in manifest.leaves] if lone else []
+    with_leaves = {name for steps in leaves for name in accumulate(steps, join_name)}
+    return [branch for branch in lone if branch.name not in with_leaves]
+
+
+def _node_text(branch: Branch) -> str:
+    return f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
 
 
 def _static_text(form: Any) -> str:
     """A static for a message; two descriptions of one text are told apart by their digests."""
     digest = f" #{str(form[2])[:8]}" if isinstance(form, list) and form[:1] == ["described"] and len(form) > 2 else ""
     return f"{shown_static(form)}{digest}"
-
-
-# Leaves
-
-
-LeafPair = tuple[Leaf | None, Leaf | None]  # what was saved under a name, and what the tree has there
 
 
 def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:
@@ -166,25 +142,24 @@ def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:
     return [*((leaf, None) for leaf in left.values()), *pairs]
 
 
-def leaf_mismatches(pairs: Iterable[LeafPair], *, allow_cast: bool, strict: bool) -> Iterator[Mismatch]:
+def leaf_mismatches(pairs: Iterable[LeafPair], *, allow_cast: bool) -> Iterator[Mismatch]:
     """The differences between leaves of one name."""
     for saved, wanted in pairs:
         if saved is not None and wanted is not None:
             if saved.form != wanted.form:
-                yield from _form_mismatches(wanted.path, saved.form, wanted.form, allow_cast=allow_cast)
-        elif strict and saved is not None:
+                yield from _form_mismatches(saved, wanted, allow_cast=allow_cast)
+        elif saved is not None:
             yield Mismatch(saved.path, "unexpected", str(saved.form), "nothing")
-        elif strict and wanted is not None:
+        elif wanted is not None:
             yield Mismatch(wanted.path, "missing", "nothing", str(wanted.form))
 
 
-def _form_mismatches(path: str, saved: Form, wanted: Form, *, allow_cast: bool) -> Iterator[Mismatch]:
-    if saved.key != wanted.key:
-        yield Mismatch(path, "kind", str(saved), str(wanted))
-        return
+def _form_mismatches(one: Leaf, other: Leaf, *, allow_cast: bool) -> Iterator[Mismatch]:
+    saved, wanted, path = one.form, other.form, other.path
     if saved.kind == "array" and wanted.kind in ON_HOST and saved.dtype in {wanted.dtype, NARROWED.get(wanted.dtype)}:
         saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)  # what jit makes of a number, and of 64 bits
-    if saved.kind != wanted.kind and not ARRAYS.issuperset({saved.kind, wanted.kind}) and not allow_cast:
+    both_arrays = ARRAYS.issuperset({saved.kind, wanted.kind})
+    if saved.key != wanted.key or (saved.kind != wanted.kind and not both_arrays and not allow_cast):
         yield Mismatch(path, "kind", str(saved), str(wanted))
         return
     if saved.shape != wanted.shape:
@@ -193,27 +168,20 @@ def _form_mismatches(path: str, saved: Form, wanted: Form, *, allow_cast: bool) 
         yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
 
 
-# A part of the other
-
-
 def part_advice(saved: Manifest, wanted: Manifest) -> list[str]:
     """The cure for a model that is loaded from a whole training state, and the other way round."""
-    if not saved.branches or not wanted.branches:
+    ours, theirs = ([_likeness_key(branch) for branch in manifest.branches] for manifest in (saved, wanted))
+    if not ours or not theirs or ours[0] == theirs[0]:
         return []
-    ours, theirs = saved.branches[0], wanted.branches[0]
-    if _are_alike(ours, theirs):
-        return []
-    parts = [branch.name for branch in saved.branches[1:] if _are_alike(branch, theirs)]
+    parts = [branch.name for branch, key in zip(saved.branches, ours, strict=True) if key == theirs[0]]
+    inside = [branch.path for branch, key in zip(wanted.branches, theirs, strict=True) if key == ours[0]]
     if parts:
         others = f" Also there: {first_names(map(repr, parts[1:]))}." if parts[1:] else ""
-        what = theirs.cls or f"a {theirs.kind} with these keys"
+        what = wanted.branches[0].cls or f"a {wanted.branches[0].kind} with these keys"
         return [f"A part of the checkpoint: part={parts[0]!r}, where it holds {what}.{others}"]
-    inside = [branch.path for branch in wanted.branches[1:] if _are_alike(branch, ours)]
     return [f"Only a part of the tree was saved: load into that part, like=tree{inside[0]}."] if inside else []
 
 
-def _are_alike(one: Branch, other: Branch) -> bool:
-    """Whether two nodes are of one class, or two dicts have the same keys."""
-    if one.cls is None or other.cls is None:
-        return one.cls == other.cls and one.kind == other.kind and {*one.children} == {*other.children} != set()
-    return is_same_name(one.cls, other.cls) or may_be_same_name(one.cls, other.cls)
+def _likeness_key(branch: Branch) -> object:
+    """What two nodes of one class have in common, wherever it is defined, and two dicts with the same keys."""
+    return branch.cls.rpartition(":")[2] if branch.cls else (branch.kind, {*branch.children})

@@ -10,16 +10,15 @@ import secrets
 import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
 
 from treewright._arguments import cured
 from treewright._core.jax_private import untyped_jax
-from treewright._core.text import short_text
 from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, stored, verify
-from treewright.checkpoint.fit import MISSING, Alone, Fit, Request, checked_options, restored
+from treewright.checkpoint.fit import MISSING, Fit, Read, Request, checked_options, restored
 from treewright.checkpoint.manifest import TEXT, Manifest, from_metadata
 from treewright.checkpoint.tree import Parts, parts_to_save, refuse
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -61,19 +60,18 @@ def save(path: StrPath, tree: object) -> None:
     target, engine = local_path(path), _safetensors()
     parts = parts_to_save(tree)
     refuse("The tree can't be saved, and nothing was written:", list(_problems(parts)))
-    kept = parts.manifest.untied()
-    values = [stored(parts.values[leaf.name]) for leaf in kept]
+    leaves = parts.manifest.untied()
+    values = [stored(parts.values[leaf.name]) for leaf in leaves]
     untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
     arrays: dict[str, Any] = {}
-    for leaf, value in zip(kept, values, strict=True):
+    for leaf, value in zip(leaves, values, strict=True):
         array = contiguous(value)
         leaf.digests = {WHOLE: digest_of(array)}
-        as_it_is = array.dtype.name in _AS_THEY_ARE
+        as_it_is = leaf.form.dtype in _AS_THEY_ARE
         arrays[leaf.name] = array if as_it_is else array.reshape(*array.shape, 1).view(np.uint8)
-    metadata = parts.manifest.to_metadata()
     try:
         with replacing(target) as beside:
-            engine.numpy.save_file(arrays, beside, metadata=metadata)
+            engine.numpy.save_file(arrays, beside, metadata=parts.manifest.to_metadata())
     except FileNotFoundError as error:
         folder = Path(os.path.realpath(target)).parent
         raise CheckpointError(f"{target} could not be written: there is no folder {folder}.") from error
@@ -81,10 +79,20 @@ def save(path: StrPath, tree: object) -> None:
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
+def _problems(parts: Parts) -> Iterator[str]:
+    """What one file can't hold."""
+    for leaf in parts.manifest.leaves:
+        value = parts.values[leaf.name]
+        if leaf.name == _RESERVED:
+            yield f"{leaf.path} would get the name {_RESERVED!r}, which safetensors keeps for itself"
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            yield f"{leaf.path} lies on several processes: CheckpointManager saves those"
+
+
 @overload
 def load(path: StrPath, *, like: T, **options: Unpack[Fit]) -> T: ...
 @overload
-def load(path: StrPath, **options: Unpack[Alone]) -> Any: ...
+def load(path: StrPath, **options: Unpack[Fit]) -> Any: ...
 @cured(lambda *_: "Write load(path, like=tree).")
 def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
     """The tree in a file that `save` wrote, every leaf verified by its digest.
@@ -96,7 +104,7 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
     Args:
         path: The file.
         like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        **options: With `like`, how far the file may differ from it: `Fit`. Without, what the tree is made of: `Alone`.
+        **options: With `like`, how far the file may differ from it. Without, what the tree is made of. See `Fit`.
 
     Raises:
         CheckpointMismatchError: If the file does not fit `like`; its `differences` are those that the message lists.
@@ -120,8 +128,8 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
           Another shape: change the array in migrate=.
     """
     checked = checked_options(like, options)
-    with SavedFile(local_path(path)) as file:
-        return restored(file.manifest, file.read, like, checked)
+    manifest, read = open_saved(local_path(path))
+    return restored(manifest, read, like, checked)
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -141,64 +149,40 @@ def read_manifest(path: StrPath) -> Manifest:
         >>> {leaf.name: leaf.form.shape for leaf in read_manifest(path).leaves}
         {'w': (3,)}
     """
-    with SavedFile(local_path(path)) as file:
-        return file.manifest
+    return open_saved(local_path(path))[0]
 
 
-def _problems(parts: Parts) -> Iterator[str]:
-    """What one file can't hold."""
-    for leaf in parts.manifest.leaves:
-        value = parts.values[leaf.name]
-        if leaf.name == _RESERVED:
-            yield f"{leaf.path} would get the name {_RESERVED!r}, which safetensors keeps for itself"
-        if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            yield f"{leaf.path} lies on several processes: CheckpointManager saves those"
+def open_saved(path: Path) -> tuple[Manifest, Read]:
+    """The manifest of a file, and a reader of its arrays, each of which is compared with its digest.
 
+    Raises:
+        OSError: If it can't be opened.
+        CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
+        CheckpointError: If it is not a file, has no manifest, or one of another version.
+    """
+    file = opened(path)
+    metadata = file.metadata() or {}
+    if TEXT not in metadata:
+        raise CheckpointError(
+            f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
+            f"from_names(read_names(path), like=...) puts its tensors into a tree."
+        )
+    try:
+        manifest = from_metadata(metadata)
+    except CheckpointError as error:
+        raise type(error)(f"{path} can't be loaded: {error}") from error
 
-class SavedFile:
-    """An open file: its manifest, and a reader of its arrays."""
-
-    def __init__(self, path: Path) -> None:
-        """Open it and check its manifest.
-
-        Raises:
-            OSError: If it can't be opened.
-            CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
-            CheckpointError: If it is not a file, has no manifest, or one of another version.
-        """
-        self.path = path
-        self.file: Any = opened(path)
-        metadata = self.file.metadata() or {}
-        if TEXT not in metadata:
-            raise CheckpointError(
-                f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
-                f"from_names(read_names(path), like=...) puts its tensors into a tree."
-            )
-        try:
-            self.manifest: Manifest = from_metadata(metadata)
-            if {*self.file.keys()} != {leaf.name for leaf in self.manifest.untied()}:
-                raise CheckpointDamagedError("its header and its manifest list different tensors.")
-        except CheckpointError as error:
-            raise type(error)(f"{path} can't be loaded: {error}") from error
-
-    def __enter__(self) -> Self:
-        self.file.__enter__()
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.file.__exit__(*reason)
-
-    def read(self, requests: list[Request]) -> Iterator[Any]:
-        """Arrays, each compared with its digest."""
-        for leaf, _ in requests:
-            with reading(f"{leaf.path} in {self.path}"):
-                array = self.file.get_tensor(leaf.array)
-                dtype = DTYPES[leaf.form.dtype]
-                if array.nbytes != leaf.form.nbytes:
-                    raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
-                array = np.ascontiguousarray(array).reshape(-1).view(dtype).reshape(leaf.form.shape)
+    def array_of(request: Request) -> Any:
+        leaf = request.leaf
+        with reading(f"{leaf.path} in {path}"):
+            array = file.get_tensor(leaf.array)
+            if array.nbytes != leaf.form.nbytes:
+                raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
+            array = array.reshape(-1).view(DTYPES[leaf.form.dtype]).reshape(leaf.form.shape)
             verify(array, leaf.digests, leaf.path)
-            yield array
+        return array
+
+    return manifest, lambda requests: map(array_of, requests)
 
 
 @contextlib.contextmanager
@@ -228,12 +212,11 @@ def opened(path: Path) -> Any:
         CheckpointDamagedError: If it is not a safetensors file.
         CheckpointError: If it is not a regular file.
     """
-    mode = path.stat().st_mode  # a named pipe would wait for its writer
-    if not stat.S_ISREG(mode):
-        remedy = ""
-        if stat.S_ISDIR(mode):
-            remedy = f" The steps of a run: CheckpointManager({str(path)!r}).restore(like=...)."
-        raise CheckpointError(f"{path} is {_kind_of_file(mode)}, and load reads a file that save wrote.{remedy}")
+    if not stat.S_ISREG(path.stat().st_mode):  # a named pipe would wait for its writer
+        raise CheckpointError(
+            f"{path} is no regular file, and load reads a file that save wrote. The steps of a run are in a folder: "
+            f"CheckpointManager({str(path)!r}).restore(like=...)."
+        )
     engine = _safetensors()
     try:
         return engine.safe_open(path, "np", backend="pread")
@@ -253,12 +236,7 @@ def _safetensors() -> Any:
 
 def local_path(path: StrPath) -> Path:
     """A path on a local or mounted disk; an address is refused, of which `Path` would make a folder called `gs:`."""
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise TypeError(
-            f"A path comes first, and then the tree to save or like= to load. The path is {short_text(path)}."
-        ) from None
+    text = os.fsdecode(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise CheckpointError(
             f"{text} is not on a local or mounted disk, where a file can appear whole or not at all. Mount it, or save "
@@ -277,14 +255,12 @@ def replacing(path: Path) -> Generator[Path]:
     Until then, and after any error, `path` is as it was.
     """
     target = Path(os.path.realpath(path))
-    before = target.stat().st_mode if target.exists() else None
-    if before is not None and not stat.S_ISREG(before):
-        raise CheckpointError(f"{path} is {_kind_of_file(before)}. Only a regular file can be replaced.")
+    if target.exists() and not target.is_file():
+        raise CheckpointError(f"{path} is no regular file, which alone can be replaced.")
     beside = target.with_name(f".{target.name[:100]}.unfinished-{secrets.token_hex(8)}")
     # Made here for the permissions that new files have; safetensors gives its own.
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    mode = os.fstat(descriptor).st_mode if before is None else before
-    os.close(descriptor)
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    mode = (target if target.exists() else beside).stat().st_mode
     try:
         yield beside
         beside.chmod(stat.S_IMODE(mode))
@@ -308,9 +284,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _kind_of_file(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    return "a named pipe" if stat.S_ISFIFO(mode) else "not a regular file"

@@ -1,24 +1,15 @@
-"""How a checkpoint fits a tree: every difference by path with its cure, and the tree with the leaves in it."""
+"""How a checkpoint fits a tree: what it may differ in, and the tree with the leaves in it."""
 
-import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 import jax
 import numpy as np
 
-from treewright._core.text import counted, did_you_mean, first_names, first_of, short_text
-from treewright.checkpoint.arrays import (
-    ON_HOST,
-    Form,
-    UnsupportedLeafError,
-    form_of,
-    leaf_from,
-    sharding_of,
-    stored,
-)
+from treewright._core.text import did_you_mean, first_of, short_text
+from treewright.checkpoint.arrays import Target, UnsupportedLeafError, form_of, leaves_from, stored
 from treewright.checkpoint.differences import (
-    LeafPair,
     Mismatch,
     leaf_mismatches,
     lines_of,
@@ -27,24 +18,18 @@ from treewright.checkpoint.differences import (
     part_advice,
     refuse_mismatches,
 )
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
-from treewright.checkpoint.tree import (
-    Decoder,
-    Modules,
-    Parts,
-    parts_of_target,
-)
+from treewright.checkpoint.manifest import ROOT_LEAF, Leaf, Manifest
+from treewright.checkpoint.tree import Decoder, Modules, Parts, parts_to_save
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
-OnStatic = Literal["error", "warn", "ignore"]
-Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 MISSING: Any = ...  # in place of `like`, for which None is a tree
+_TOGETHER = 1 << 24  # bytes of arrays that are placed in one call; their copies on the host are let go after it
 
 
 class Fit(TypedDict, total=False):
-    """How far a checkpoint may differ from the tree that it is loaded into.
+    """How far a checkpoint may differ from the tree that it is loaded into; and what it is made of without one.
 
     Attributes:
         part: The flat name of the part that is loaded, as `"params.layers.0"`.
@@ -56,6 +41,8 @@ class Fit(TypedDict, total=False):
         renamed: New names by old ones, of one or several steps, found at any depth: `{"out": "head"}` renames
             `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
         migrate: A function from all saved leaves, by flat name, to those that the tree is to have.
+        modules: Without `like`: one or several modules, or their names, which are imported. Only their own classes and
+            functions are found, and Treewright's.
 
     Examples:
         >>> import tempfile
@@ -67,79 +54,50 @@ class Fit(TypedDict, total=False):
     """
 
     part: str | None
-    on_static: OnStatic
+    on_static: Literal["error", "warn", "ignore"]
     allow_cast: bool
     strict: bool
     renamed: Mapping[str, str] | None
-    migrate: Migrate | None
-
-
-class Alone(TypedDict, total=False):
-    """What a tree is made of where there is none to load into.
-
-    Attributes:
-        part: The flat name of the part that is loaded.
-        modules: One or several modules, or their names, which are imported. Only their own classes and functions are
-            found, Treewright's, and the states of optax.
-        statics: Values of statics that were saved as descriptions, by flat name: `{"tx": optax.adam(1e-3)}`.
-
-    Examples:
-        >>> import tempfile
-        >>> from treewright.checkpoint import Alone, load, save
-        >>> options: Alone = {"part": "a", "modules": ["collections"]}
-        >>> save(path := f"{tempfile.mkdtemp()}/x", {"a": [1, 2], "b": 3})
-        >>> load(path, **options)
-        [1, 2]
-    """
-
-    part: str | None
+    migrate: Callable[[dict[str, Any]], Mapping[str, Any]] | None
     modules: Modules
-    statics: Mapping[str, Any] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Options:
-    part: str | None = None
-    on_static: OnStatic = "error"
-    allow_cast: bool = False
-    strict: bool = True
-    renamed: Mapping[str, str] | None = None
-    migrate: Migrate | None = None
-    modules: Modules = ()
-    statics: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_static not in {"error", "warn", "ignore"}:
-            raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {self.on_static!r}.")
-        if self.part is not None and not isinstance(self.part, str):
-            raise TypeError(f"part= takes the flat name of one part, such as 'params', got {short_text(self.part)}.")
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "part": None,
+        "on_static": "error",
+        "allow_cast": False,
+        "strict": True,
+        "renamed": None,
+        "migrate": None,
+        "modules": (),
+    }
+)
 
 
-def checked_options(like: Any, options: Mapping[str, Any]) -> _Options:
+def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
     """The options, with defaults.
 
     Raises:
         TypeError: If one is unknown, or is only for loading with `like`, or without.
+        ValueError: If `on_static` is none of its three.
     """
-    names = [field.name for field in dataclasses.fields(_Options)]
-    for name in options:
-        if name not in names:
-            cure = "like=" if name in {"template", "target", "tree"} else ""
-            meant = f" Write {cure} instead." if cure else f"{did_you_mean(name, ['like', *names])}."
-            raise TypeError(f"got an unexpected option {name!r}{meant} The options: like, {', '.join(names)}.")
     if isinstance(like, type):
         made = f"like=jax.eval_shape(lambda: {like.__qualname__}(...))"
         raise TypeError(f"like= is the class {like.__qualname__}. Give an instance, or what describes one: {made}.")
-    only = Alone if like is MISSING else Fit
-    others = [name for name, value in options.items() if name not in only.__annotations__ and value]
-    if others and like is MISSING:
-        raise TypeError(f"{others[0]}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
-    if others:
-        raise TypeError(
-            f"{others[0]}= says what a tree is made of if there is no like=. With like=, classes and statics are its "
-            f"own: leave it out."
-        )
-    return _Options(**options)
+    for name, value in options.items():
+        if name not in _DEFAULTS:
+            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
+            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(_DEFAULTS)}.")
+        if name == "part" or value == _DEFAULTS[name] or (name == "modules") is (like is MISSING):
+            continue
+        if name == "modules":
+            raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
+        raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
+    checked = cast("Fit", {**_DEFAULTS, **options})
+    if checked["on_static"] not in {"error", "warn", "ignore"}:
+        raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
+    return checked
 
 
 class Request(NamedTuple):
@@ -152,7 +110,7 @@ class Request(NamedTuple):
 Read = Callable[[list[Request]], Iterator[Any]]  # an engine: verified arrays, in the order in which they are asked for
 
 
-def restored(manifest: Manifest, read: Read, like: Any, options: _Options) -> Any:
+def restored(manifest: Manifest, read: Read, like: Any, options: Fit) -> Any:
     """The tree of a checkpoint, or a part of it, into `like` or from its records alone.
 
     Raises:
@@ -160,141 +118,139 @@ def restored(manifest: Manifest, read: Read, like: Any, options: _Options) -> An
         CheckpointDamagedError: If an array is not what was saved.
         CheckpointError: If there is no such part, or the tree can't be made.
     """
-    if options.part is not None:
-        manifest = part_of(manifest, options.part)
-    if like is not MISSING:
+    part, renamed, migrate = options["part"], options["renamed"], options["migrate"]
+    if part is not None:
+        manifest = _part_of(manifest, part)
+    if like is MISSING:
+        decoder = Decoder(manifest, options["modules"])
+        return decoder.build(_values([(leaf, Target(leaf.path, leaf.form)) for leaf in manifest.leaves], read))
+    if renamed:
+        manifest = _renamed(manifest, renamed)
+    if migrate is None:
         return _into_tree(manifest, read, like, options)
-    decoder = Decoder(manifest, options.modules, options.statics or {})
-    return decoder.build(_values([(leaf, leaf.form, None) for leaf in manifest.leaves], read))
+    branches_alone = Manifest(manifest.branches, ())
+    _warn_of(_allowed_differences(branches_alone, parts_to_save(like, abstract=True), options), options)
+    on_host = [(leaf, Target(leaf.path, leaf.form.on_host())) for leaf in manifest.leaves]
+    migrated = migrate(_values(on_host, read))
+    if not isinstance(migrated, Mapping):
+        raise TypeError(
+            f"migrate= returned {short_text(migrated)}. It is given the saved values by flat name, and returns a dict "
+            f"of what the tree is to have, by flat name too."
+        )
+    return filled(migrated, like, options)
 
 
-def part_of(manifest: Manifest, part: str) -> Manifest:
+def filled(values: Mapping[str, Any], like: T, options: Fit) -> T:
+    """A tree like `like` with copies of these values, by flat name.
+
+    Raises:
+        CheckpointMismatchError: If names, shapes, dtypes or kinds differ in what the options do not allow.
+        CheckpointError: If a value can't be a leaf, or a leaf without a value is abstract in the tree.
+    """
+    leaves: list[Leaf] = []
+    for name, value in values.items():
+        try:
+            leaves.append(Leaf(str(name), str(name), form_of(value)))
+        except UnsupportedLeafError as problem:
+            raise CheckpointError(f"The value named {name!r} {problem}.") from problem
+
+    def read(requests: list[Request]) -> Iterator[Any]:
+        arrays = (stored(values[request.leaf.name]) for request in requests)
+        return (np.array(array) if isinstance(array, np.ndarray) else array for array in arrays)  # theirs may change
+
+    branches = parts_to_save(like, abstract=True).manifest.branches
+    return _into_tree(Manifest(branches, tuple(leaves)), read, like, options)
+
+
+def _part_of(manifest: Manifest, part: str) -> Manifest:
     """The manifest of a part, as of a tree of its own."""
-    names = [entry.name for entry in manifest.entries]
+    branches = [branch.name for branch in manifest.branches]
+    names = [*branches, *(leaf.name for leaf in manifest.leaves)]
     if part not in names:
-        raise CheckpointError(f"part={part!r}: nothing that was saved has this name{did_you_mean(part, names)}.")
-    alone = all(leaf.name != part for leaf in manifest.leaves)
-
-    def inner(name: str) -> str:
-        return name[len(part) + 1 :] if alone else "value"
-
-    def is_inside(name: str) -> bool:
-        return name == part or name.startswith(f"{part}.")
-
-    branches = [b for b in manifest.branches if is_inside(b.name)]
-    leaves = [leaf for leaf in manifest.leaves if is_inside(leaf.name)]
-    return dataclasses.replace(
-        manifest,
-        branches=tuple(dataclasses.replace(branch, name=inner(branch.name)) for branch in branches),
-        leaves=tuple(dataclasses.replace(leaf, name=inner(leaf.name), tied=leaf.array) for leaf in leaves),
+        raise CheckpointError(f"part={part!r}: nothing that was saved has this name{did_you_mean(str(part), names)}.")
+    above = f"{part}."
+    root = "" if part in branches else ROOT_LEAF
+    return manifest.with_names(
+        lambda name: root if name == part else name.removeprefix(above) if name.startswith(above) else None
     )
 
 
-# Other names
-
-
-def renamed_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
+def _renamed(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
     """The manifest with other names. A key is a run of steps, as `out` or `params.out`, and is found at any depth."""
-    runs = sorted(
-        ((tuple(old.split(".")), new.split(".")) for old, new in renamed.items()), key=lambda run: -len(run[0])
-    )
-    used: set[tuple[str, ...]] = set()
+    runs = {tuple(old.split(".")): new for old, new in sorted(renamed.items(), key=lambda run: -run[0].count("."))}
+    unused = dict.fromkeys(runs)
 
     def new_name(name: str) -> str:
         steps, result = tuple(name.split(".")), list[str]()
         while steps:
-            old, new = next(((a, b) for a, b in runs if steps[: len(a)] == a), (steps[:1], [steps[0]]))
-            used.add(old)
-            result += new
+            old = next((run for run in runs if steps[: len(run)] == run), steps[:1])
+            unused.pop(old, None)
+            result.append(runs.get(old, old[0]))
             steps = steps[len(old) :]
         return ".".join(result)
 
-    branches = tuple(_renamed_branch(branch, new_name) for branch in manifest.branches)
-    leaves = tuple(dataclasses.replace(x, name=new_name(x.name), tied=x.array) for x in manifest.leaves)
-    unused = [".".join(old) for old, _ in runs if old not in used]
-    if unused:
-        steps = {step for entry in manifest.entries for step in entry.name.split(".")}
-        meant = did_you_mean(unused[0], steps)
-        raise CheckpointError(f"renamed: nothing that was saved is called {unused[0]!r}{meant}.")
+    other = manifest.with_names(new_name)
+    for old in unused:
+        steps = {step for leaf in manifest.leaves for step in leaf.name.split(".")}
+        meant = did_you_mean(".".join(old), steps)
+        raise CheckpointError(f"renamed: nothing that was saved is called {'.'.join(old)!r}{meant}.")
     first: dict[str, Leaf] = {}
-    for leaf in leaves:
-        other = first.setdefault(leaf.name, leaf)
-        if other is not leaf:
-            raise CheckpointError(f"renamed: {other.path} and {leaf.path} would both be called {leaf.name!r}.")
-    return dataclasses.replace(manifest, branches=branches, leaves=leaves)
-
-
-def _renamed_branch(branch: Branch, new_name: Callable[[str], str]) -> Branch:
-    name = new_name(branch.name) if branch.name else ""
-
-    def renamed_field(field: str) -> str:
-        above, _, last = new_name(join_name(branch.name, field)).rpartition(".")
-        return last if above == name else field
-
-    fields = {renamed_field(field): kind for field, kind in branch.fields.items()}
-    statics = {renamed_field(field): value for field, value in branch.statics.items()}
-    return dataclasses.replace(branch, name=name, fields=fields, statics=statics)
+    for leaf in other.leaves:
+        if first.setdefault(leaf.name, leaf) is not leaf:
+            paths = f"{first[leaf.name].path} and {leaf.path}"
+            raise CheckpointError(f"renamed: {paths} would both be called {leaf.name!r}.")
+    return other
 
 
 # Into a tree
 
 
-def _into_tree(manifest: Manifest, read: Read, like: T, options: _Options) -> T:
-    target = parts_of_target(like)
-    if options.renamed:
-        manifest = renamed_manifest(manifest, options.renamed)
-    advice = part_advice(manifest, target.manifest)
+def _into_tree(manifest: Manifest, read: Read, like: T, options: Fit) -> T:
+    target = parts_to_save(like, abstract=True)
+    allowed = _allowed_differences(manifest, target, options)
+    wanted: list[tuple[Leaf, Target]] = []
+    for saved, leaf in paired(manifest.leaves, target.manifest.leaves):
+        if saved is not None and leaf is not None:
+            value = target.values[leaf.name]
+            is_ref = saved.form.ref and isinstance(value, jax.ShapeDtypeStruct)  # which can't say that it is one
+            wanted.append((saved, Target(leaf.path, leaf.form._replace(ref=is_ref or leaf.form.ref), value)))
+    _refuse_no_value(manifest, target, {saved.name for saved, _ in wanted})
+    values = {**target.values, **_values(wanted, read)}
+    _warn_of(allowed, options)
+    leaves = [values[leaf.name] for leaf in target.manifest.leaves]
+    tree: T = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return tree
+
+
+def _allowed_differences(manifest: Manifest, target: Parts, options: Fit) -> list[Mismatch]:
+    """The differences that the options let through. All others are refused at once.
+
+    A manifest without leaves is one whose leaves are still to come.
+    """
+    pairs = paired(manifest.leaves, target.manifest.leaves) if manifest.leaves else []
+    by_option = {"static": options["on_static"] != "error"}
+    by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
     refused: list[Mismatch] = []
-    for mismatch in node_mismatches(manifest, target.manifest):
-        by_option = options.on_static != "error" if mismatch.kind == "static" else not options.strict
-        (allowed if mismatch.soft or by_option else refused).append(mismatch)
-    pairs = paired(manifest.leaves, target.manifest.leaves)
-    if options.migrate is None:
-        refused += leaf_mismatches(pairs, allow_cast=options.allow_cast, strict=options.strict)
-    refuse_mismatches(refused, advice)
-    if options.migrate is not None:
-        values = _values([(leaf, _host_form(leaf.form), None) for leaf in manifest.leaves], read, keep_ties=False)
-        _warn_of_statics(allowed, options)
-        return filled(_migrated(options.migrate, values), like, allow_cast=options.allow_cast, strict=options.strict)
-    wanted = [
-        (saved, _target_form(saved, leaf, target.values[leaf.name]), target.values[leaf.name])
-        for saved, leaf in pairs
-        if saved is not None and leaf is not None
-    ]
-    _refuse_nothing(len(wanted), target, advice)
-    _refuse_values_left_abstract(target, {saved.name for saved, _, _ in wanted})
-    values = _values(wanted, read)
-    _warn_of_statics(allowed, options)
-    _warn_of_partial(pairs, [mismatch for mismatch in allowed if mismatch.kind != "static" and not mismatch.soft])
-    return _with_leaves(like, target, values)
+    for mismatch in (
+        *node_mismatches(manifest, target.manifest),
+        *leaf_mismatches(pairs, allow_cast=options["allow_cast"]),
+    ):
+        (allowed if mismatch.soft or by_option.get(mismatch.kind) else refused).append(mismatch)
+    refuse_mismatches(refused, part_advice(manifest, target.manifest))
+    return allowed
 
 
-def _migrated(migrate: Migrate, values: dict[str, Any]) -> Mapping[str, Any]:
-    result = migrate(values)
-    if not isinstance(result, Mapping):
-        raise TypeError(
-            f"migrate= returned {short_text(result)}. It is given the saved values by flat name, and returns a dict of "
-            f"what the tree is to have, by flat name too."
-        )
-    return result
-
-
-def _refuse_nothing(count: int, target: Parts, advice: Sequence[str]) -> None:
-    """Raise if a tree would come back as it was given: an untrained template for a trained model."""
-    if not count and target.values:
-        cures = "\n  ".join(["What to do:", *(advice or ["Look at what was saved: read_manifest(path).leaves."])])
+def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None:
+    """Raise if an abstract leaf would get no value, or no leaf one: an untrained template for a trained model."""
+    if not names and target.values:
+        advice = part_advice(manifest, target.manifest) or ["Look at what was saved: read_manifest(path).leaves."]
+        cures = "\n  ".join(["What to do:", *advice])
         raise CheckpointError(
             f"No leaf of the checkpoint has a place in the tree, so nothing would be loaded.\n{cures}"
         )
-
-
-def _refuse_values_left_abstract(target: Parts, names: "set[str]") -> None:
-    abstract = [
-        leaf.path
-        for leaf in target.manifest.leaves
-        if leaf.name not in names and isinstance(target.values[leaf.name], jax.ShapeDtypeStruct)
-    ]
+    left = [leaf for leaf in target.manifest.leaves if leaf.name not in names]
+    abstract = [leaf.path for leaf in left if isinstance(target.values[leaf.name], jax.ShapeDtypeStruct)]
     if abstract:
         raise CheckpointError(
             f"{', '.join(first_of(abstract))}: not saved, and abstract in the tree, so there is no value. Load into a "
@@ -302,117 +258,37 @@ def _refuse_values_left_abstract(target: Parts, names: "set[str]") -> None:
         )
 
 
-def _target_form(saved: Leaf, target: Leaf, value: Any) -> Form:
-    """The form that a leaf gets: that of the tree, which may not say that it is abstract for a ref."""
-    is_ref = saved.form.ref and isinstance(value, jax.ShapeDtypeStruct)
-    return target.form._replace(ref=True) if is_ref else target.form
+def _warn_of(allowed: Sequence[Mismatch], options: Fit) -> None:
+    """Warn of what the options let through; with `on_static="ignore"`, not of statics."""
+    shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.soft or one.kind == "static")]
+    if shown:
+        lines = "\n  ".join(lines_of(shown))
+        warn_user(f"Not all of the checkpoint fits the tree, which keeps its own:\n  {lines}", CheckpointWarning)
 
 
-def _host_form(form: Form) -> Form:
-    """The form in which `migrate` gets a leaf: arrays are numpy's."""
-    return form._replace(kind="numpy" if form.kind == "array" else form.kind, ref=False)
-
-
-def _values(wanted: list[tuple[Leaf, Form, Any]], read: Read, *, keep_ties: bool = True) -> dict[str, Any]:
-    """The leaves of a tree by name.
-
-    Args:
-        wanted: Saved leaves, the form that each gets, and the leaf of the tree in whose place it is put.
-        read: The engine.
-        keep_ties: Whether leaves that were one array are one again, where the tree has room for that.
-    """
+def _values(wanted: Sequence[tuple[Leaf, Target]], read: Read) -> dict[str, Any]:
+    """The leaves of a tree by name. Those that were one array are one again, where the tree has room for that."""
     first: dict[Hashable, str] = {}
-    same_as = {leaf.name: leaf.name for leaf, _, _ in wanted}
-    if keep_ties:
-        for leaf, form, value in wanted:
-            same_as[leaf.name] = first.setdefault((leaf.array, _tie_of(form, value)), leaf.name)
-    once = [(leaf, form, value) for leaf, form, value in wanted if same_as[leaf.name] == leaf.name]
-    arrays = read(
-        [Request(leaf, None if form.kind in ON_HOST else sharding_of(value, form)) for leaf, form, value in once]
-    )
-    values = {
-        leaf.name: leaf_from(array, form, value, leaf.path)
-        for (leaf, form, value), array in zip(once, arrays, strict=True)
-    }
+    same_as = {leaf.name: first.setdefault((leaf.array, _tie_of(target)), leaf.name) for leaf, target in wanted}
+    once = [(leaf, target) for leaf, target in wanted if same_as[leaf.name] == leaf.name]
+    arrays = iter(read([Request(leaf, target.sharding) for leaf, target in once]))
+    values: dict[str, Any] = {}
+    batch: dict[str, tuple[Any, Target]] = {}
+    size = 0
+    for leaf, target in once:
+        batch[leaf.name] = next(arrays), target
+        size += leaf.form.nbytes
+        if size >= _TOGETHER or target is once[-1][1]:
+            values.update(zip(batch, leaves_from(batch.values()), strict=True))
+            batch, size = {}, 0
     return {name: values[same] for name, same in same_as.items()}
 
 
-def _tie_of(form: Form, value: Any) -> Hashable:
+def _tie_of(target: Target) -> Hashable:
     """What has to be the same of two leaves of a tree, so that one array may be both.
 
     A live tree shows itself whether it has one array there: two can be donated, and one can't be twice.
     """
-    if value is None or isinstance(value, jax.ShapeDtypeStruct):
-        return form, sharding_of(value, form)
-    return id(value)
-
-
-def _with_leaves(like: T, target: Parts, values: Mapping[str, Any]) -> T:
-    leaves = [values.get(leaf.name, target.values[leaf.name]) for leaf in target.manifest.leaves]
-    tree: T = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return tree
-
-
-def filled(values: Mapping[str, Any], like: T, *, allow_cast: bool, strict: bool) -> T:
-    """A tree like `like` with copies of these values, by flat name.
-
-    Raises:
-        CheckpointMismatchError: If names, shapes, dtypes or kinds differ in what the options do not allow.
-        CheckpointError: If a value can't be a leaf, or a leaf without a value is abstract in the tree.
-    """
-    given: dict[str, Leaf] = {}
-    for name, value in values.items():
-        if not isinstance(name, str):
-            raise TypeError(f"A value is named by text, such as 'layers.0.kernel', got {short_text(name)}.")
-        try:
-            given[name] = Leaf(name, name, form_of(value))
-        except UnsupportedLeafError as problem:
-            raise CheckpointError(f"The value named {name!r} {problem}.") from problem
-    target = parts_of_target(like)
-    pairs = paired(given.values(), target.manifest.leaves)
-    refuse_mismatches(list(leaf_mismatches(pairs, allow_cast=allow_cast, strict=strict)))
-    both = [leaf for leaf in target.manifest.leaves if leaf.name in given]
-    _refuse_nothing(len(both), target, [])
-    _refuse_values_left_abstract(target, {leaf.name for leaf in both})
-    leaves = {
-        leaf.name: leaf_from(_copied(stored(values[leaf.name])), leaf.form, target.values[leaf.name], leaf.path)
-        for leaf in both
-    }
-    _warn_of_partial(pairs)
-    return _with_leaves(like, target, leaves)
-
-
-def _copied(array: Any) -> Any:
-    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change theirs
-
-
-# Warnings
-
-
-def _warn_of_statics(allowed: Sequence[Mismatch], options: _Options) -> None:
-    shown = [one for one in allowed if one.soft or one.kind == "static"]
-    if shown and options.on_static != "ignore":
-        lines = "\n  ".join(lines_of(shown))
-        warn_user(f"The checkpoint was saved with other statics; the tree keeps its own:\n  {lines}", CheckpointWarning)
-
-
-def _warn_of_partial(pairs: Sequence[LeafPair], others: Iterable[object] = ()) -> None:
-    """Warn of what `strict=False` let through, if anything.
-
-    Args:
-        pairs: Leaves that were saved, and those of the tree.
-        others: Classes that differ.
-    """
-    dropped = [f"{saved.path}: {saved.form}" for saved, wanted in pairs if saved is not None and wanted is None]
-    initial = [f"{wanted.path}: {wanted.form}" for saved, wanted in pairs if saved is None and wanted is not None]
-    kinds = (
-        ("Dropped, since the tree has no place for them:", dropped),
-        ("Not saved, so they have the value that they had in the tree:", initial),
-        ("Of other classes:", [str(mismatch) for mismatch in others]),
-    )
-    parts = ["\n  ".join([title, *first_of(lines)]) for title, lines in kinds if lines]
-    if parts:
-        loaded = [wanted.path for saved, wanted in pairs if saved is not None and wanted is not None]
-        leaves = f"{counted(len(loaded), 'leaf was', 'leaves were')} loaded: {first_names(loaded, 20)}"
-        text = "\n".join([f"Not all of the checkpoint fitted the tree (strict=False); {leaves}", *parts])
-        warn_user(text, CheckpointWarning)
+    if target.value is None or isinstance(target.value, jax.ShapeDtypeStruct):
+        return target.form, target.sharding
+    return id(target.value)

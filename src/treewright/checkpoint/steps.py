@@ -1,46 +1,48 @@
-"""The steps of a training run: `CheckpointManager`, on Orbax's manager."""
+"""The steps of a training run: `CheckpointManager`, on Orbax's manager, with the manifest as an item of its own."""
 
 # Of libraries that a user may not have:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
+import operator
 import os
+import secrets
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, overload
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._arguments import cured, options_cure
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import first_of
-from treewright.checkpoint.agree import Outcome, entries_of, in_all, of_first
+from treewright._core.text import cut_text, first_of, short_text
+from treewright._processes import compare, exchange
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
-from treewright.checkpoint.fit import MISSING, Alone, Fit, checked_options, restored
+from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
 from treewright.checkpoint.items import (
     LISTING,
     MANIFEST,
     STATE,
     ManifestHandler,
-    Retention,
     SaveManifest,
-    checked_metrics,
-    policy_of,
-    read_manifest_of_step,
-    reader_of_step,
-    remove_inside,
-    step_number,
-    step_problems,
+    arrays_of_step,
+    delete_inside,
+    entries_of,
+    in_all,
+    manifest_of_step,
+    problems_of,
 )
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.tree import parts_to_save, refuse
+from treewright.checkpoint.tree import Parts, parts_to_save, refuse
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -71,12 +73,13 @@ class CheckpointManager:
     """A folder of steps: saves a training run and restores it.
 
     A step is there whole or not at all, whenever the process is killed. Saving goes on in the background after `save`
-    has returned; if it fails there, the next call raises, once, and the one after that works. Use it in a `with` block,
-    or call `close`: a program that ends without may lose its last step. Threads may share a manager. One manager at a
-    time saves into a folder; any number may read. In a job of several processes, all of them make the same calls, and
-    get the same steps or an error each.
+    has returned; if it fails there, the next call raises `CheckpointError`, once, and the one after that works. Use it
+    in a `with` block, or call `close`: a program that ends without may lose its last step. One manager at a time, in
+    one thread, saves into a folder; any number may read. In a job of several processes, all of them make the same
+    calls, and get the same steps or an error each.
 
-    A step stays if `keep`, `keep_every` or `keep_best` keeps it; the step that was saved last always stays.
+    A step stays if `keep`, `keep_every` or `keep_best` keeps it; the step that was saved last always stays. Where a
+    method takes a step, the default is the latest, and one that is not there is a `CheckpointError`.
 
     Args:
         directory: The folder, which the first `save` makes. A bucket (`gs://bucket/run`) is left to Orbax.
@@ -85,7 +88,6 @@ class CheckpointManager:
         keep_best: How many of the best steps are kept too.
         metric: The metric that ranks the steps. It must be among the `metrics` of each step.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) is the best.
-        asynchronous: Whether `save` returns once the arrays are copied, and writes in the background.
         timeout_seconds: How long the processes of a job wait for each other.
 
     Raises:
@@ -104,14 +106,6 @@ class CheckpointManager:
         (10, {'step': 10, 'w': Array([1., 1., 1.], dtype=float32)})
     """
 
-    @cured(
-        options_cure(
-            *("keep", "keep_every", "keep_best", "metric", "mode", "asynchronous", "timeout_seconds"),
-            max_to_keep="keep=3",
-            keep_period="keep_every=1000",
-            best_mode="mode=",
-        )
-    )
     def __init__(
         self,
         directory: StrPath,
@@ -121,31 +115,32 @@ class CheckpointManager:
         keep_best: int | None = None,
         metric: str | None = None,
         mode: Mode | None = None,
-        asynchronous: bool = True,
         timeout_seconds: float = 600.0,
     ) -> None:
-        if mode not in {None, "min", "max"}:
-            raise ValueError(f"CheckpointManager(mode=...) takes 'min' or 'max', got {mode!r}.")
-        if (metric is None) != (mode is None) or (keep_best is not None and metric is None):
+        if any(count is not None and count < 1 for count in (keep, keep_every, keep_best)):
+            text = f"CheckpointManager({keep=}, {keep_every=}, {keep_best=}): each is a whole number from 1, or None."
+            raise ValueError(text)
+        if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
             raise ValueError(
-                f"CheckpointManager(keep_best={keep_best}, metric={metric!r}, mode={mode!r}): the best steps are "
-                f"ranked by one of their metrics, and by whether less is better. Give both: metric='loss', mode='min'."
+                f"CheckpointManager({keep_best=}, {metric=}, {mode=}): the best steps are ranked by one of their "
+                f"metrics, and by whether less is better. Give both: metric='loss', mode='min' or 'max'."
             )
         text = os.fsdecode(directory)
         self._is_local = "://" not in text
         # A bucket's path has the same methods, and is none of `pathlib`.
         self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
-        if self._is_local and self.directory.is_file():
-            raise CheckpointError(f"{text} is a file, and a CheckpointManager needs a folder. load(path) reads a file.")
-        if (self.directory / LISTING).is_file():
-            raise CheckpointError(f"{text} is a step. Give its folder: CheckpointManager('{self.directory.parent}').")
-        self._metric, self._mode, self._asynchronous, self._timeout = metric, mode, asynchronous, timeout_seconds
-        self._damaged: set[int] = set()
-        self._metrics: dict[int, Mapping[str, float]] = {}  # of steps, so that each is read once
-        self._retention = Retention(policy_of(keep, keep_every, keep_best, self._rank), self._damaged, self._metrics_of)
-        self._mutex = threading.RLock()
+        if self.directory.is_file() or (self.directory / LISTING).is_file():
+            raise CheckpointError(f"{text} is a file or a step. A CheckpointManager takes the folder of the steps.")
+        policies = ocp.checkpoint_managers
+        stay: list[Any] = [policies.LatestN(keep)]
+        if keep_every is not None:
+            stay.append(policies.EveryNSteps(keep_every))
+        if keep_best is not None:
+            stay.append(policies.BestN(get_metric_fn=float, n=keep_best, keep_checkpoints_without_metrics=False))
+        self._policy: Any = policies.AnyPreservationPolicy(stay)
+        self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
+        self._in_all = functools.partial(in_all, timeout=timeout_seconds)
         self._saver: Any = None  # Orbax's manager, from the first save on
-        self._handler = ManifestHandler()
         self._pending: int | None = None  # the step that is being written
 
     def __enter__(self) -> Self:
@@ -154,14 +149,8 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_pending", None) is not None:
-            text = f"A CheckpointManager was not closed while it wrote step {self._pending}. Use it in a with block."
-            warnings.warn(text, ResourceWarning, 1)
-
     # Saving
 
-    @cured(lambda *_: "It takes the number of the step, then the tree: manager.save(step, state).")
     def save(
         self,
         step: SupportsIndex,
@@ -172,8 +161,7 @@ class CheckpointManager:
     ) -> None:
         """Save a tree as a step, and throw out the steps that are not to be kept.
 
-        Arrays may be donated or changed as soon as this returns. A step that `restore_latest_valid` found damaged is
-        replaced; any other that exists is refused.
+        Arrays may be donated or changed as soon as this returns.
 
         Args:
             step: The number of the step, which orders them.
@@ -183,102 +171,77 @@ class CheckpointManager:
                 its own.
 
         Raises:
-            CheckpointError: If something can't be saved, differs by process, or the step exists; or if the save before
-                this one failed.
+            CheckpointError: If something can't be saved, or the step exists; or if the save before this one failed.
+            ProcessMismatchError: If the processes do not save the same.
         """
-        with self._mutex:
-            number = step_number(step)
-            self._settle()
-            (parts, arrays), texts = in_all(
-                "save", lambda: self._prepared(number, state, metrics, items), self._timeout
-            )
-            manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, texts)))
-            self._open_for_saving()
-            returned = threading.Event()
+        number = _step_number(step)
+        self._settle()
+        arrays, parts, own_items = self._in_all("save", lambda: self._prepared(number, state, metrics, items))
+        if process_count() > 1:
+            compare({"the step": str(number), **entries_of(parts)}, name="save", timeout=self._timeout)
+        every = exchange(own_items, name="items", timeout=self._timeout)
+        manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, every)))
+        full = {name: array for name, array in arrays.items() if array.size}  # all that Orbax saves
+        returned = threading.Event()
+        saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(full)} if full else {}
+        saved[MANIFEST] = SaveManifest(manifest, full, self.directory / _THROWN_OUT, returned, self._timeout)
+        with self._failing_as(number):
             try:
-                if number in self._damaged:
-                    self._saver.delete(number)  # renames it first
-                    self._damaged.discard(number)
-                jax_arrays = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
-                item = SaveManifest(manifest, jax_arrays, self.directory / _THROWN_OUT, returned)
-                full = {name: array for name, array in arrays.items() if 0 not in array.shape}
-                saved = {STATE: ocp.args.PyTreeSave(full)} if full else {}
-                self._metrics[number] = manifest.metrics
-                self._saver.save(
-                    number,
-                    args=ocp.args.Composite(**saved, **{MANIFEST: item}),
-                    metrics=dict(manifest.metrics) if self._metric else None,
-                    force=True,
-                )
+                saver = self._opened()
+                saver.save(number, args=ocp.args.Composite(**saved), metrics=dict(manifest.metrics), force=True)
                 self._pending = number
-            except Exception as error:
-                returned.set()
-                self._let_go()
-                raise CheckpointError(
-                    f"Step {number} could not be saved in {self.directory}; earlier steps are as they were: {error}"
-                ) from error
             finally:
                 returned.set()
-            if not self._asynchronous:
-                self._settle()
 
     def _prepared(
         self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
-    ) -> Outcome:
-        """The parts of a tree that can be saved as this step, and what has to be the same in all processes."""
-        steps = self._steps_on_disk()
-        if number in steps and number not in self._damaged:
+    ) -> tuple[dict[str, Any], Parts, str]:
+        """The arrays, records and items of a step that can be saved."""
+        if (self.directory / str(number)).exists():
             raise CheckpointError(
                 f"{self.directory} has a step {number} already. Save into another folder, or delete it: "
                 f"delete({number})."
             )
-        newer = [step for step in steps if step > number and step not in self._damaged]
-        if newer and not self._metrics:  # the first save of this manager
+        newer = [step for step in self._steps_on_disk() if step > number] if self._saver is None else []
+        if newer:
             warn_user(
-                f"{self.directory} has the steps {', '.join(first_of(list(map(str, newer))))}, which are above step "
-                f"{number}: a run that resumes takes the highest. Delete them, or save into another folder.",
+                f"{self.directory} has the steps {_shown(newer)}, which are above step {number}: a run that resumes "
+                f"takes the highest. Delete them, or save into another folder.",
                 CheckpointWarning,
             )
+        numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()}
+        wrong = [name for name, value in numbers.items() if type(value) not in {int, float}]
+        if wrong or self._metric not in {None, *numbers}:
+            raise CheckpointError(
+                f"save(..., metrics={short_text(metrics)}): they have to be numbers by name"
+                f"{f', with {self._metric!r} among them, which ranks the steps' if self._metric else ''}."
+            )
         parts = parts_to_save(state)
-        refuse("The tree can't be saved, and nothing was written:", list(step_problems(parts)))
-        if not parts.manifest.leaves:
-            raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
+        refuse("The tree can't be saved, and nothing was written:", list(problems_of(parts)))
         arrays = {leaf.name: stored(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
         for leaf in parts.manifest.untied():
             array = arrays[leaf.name]
-            if not isinstance(array, jax.Array):  # now: it may be changed while Orbax writes its copy
-                leaf.digests = {WHOLE: digest_of(contiguous(array))}
-            elif not array.size:
-                leaf.digests = {WHOLE: digest_of(b"")}
-        numbers = checked_metrics(metrics, self._metric)
+            if not isinstance(array, jax.Array) or not array.size:  # now: it may change while Orbax writes its copy
+                leaf.digests = {WHOLE: digest_of(contiguous(array) if array.size else b"")}
         parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
-        same = {"step": str(number), "metrics": json.dumps(numbers), **entries_of(parts)} if process_count() > 1 else {}
-        return Outcome((parts, arrays), same, _items_text(items))
+        return arrays, parts, json.dumps(dict(items or {}))
 
-    def _open_for_saving(self) -> None:
-        """Make Orbax's manager, on the first save: it clears away what killed processes left in the folder."""
-        if self._saver is not None:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._saver = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=self._retention,
+    def _opened(self) -> Any:
+        """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
+        if self._saver is None:
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=SimpleNamespace(should_preserve=self._stay),
+                best_fn=self._rank,  # so that metrics are written
+                lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
-                lightweight_initialize=True,  # metrics are read from the manifests, which have digests
                 todelete_subdir=_THROWN_OUT,
                 async_options=ocp.AsyncOptions(
-                    timeout_secs=math.ceil(self._timeout),
-                    post_finalization_callback=self._sync_unfinished,
-                    create_directories_asynchronously=True,
+                    timeout_secs=math.ceil(self._timeout), post_finalization_callback=self._sync_unfinished
                 ),
-                best_fn=self._rank if self._metric else None,
-            ),
-            item_handlers={  # pyright: ignore[reportArgumentType]
-                STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
-                MANIFEST: self._handler,
-            },
-        )
+            )
+            handlers: Any = {STATE: ocp.PyTreeCheckpointHandler(use_compression=False), MANIFEST: ManifestHandler()}
+            self._saver = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+        return self._saver
 
     def _sync_unfinished(self) -> None:
         """Bring a step to the disk before it gets its name. Orbax does that for arrays, and for none of its JSON."""
@@ -286,88 +249,74 @@ class CheckpointManager:
             for path in (folder, *folder.rglob("*")):
                 sync(path)
 
-    def wait(self) -> None:
-        """Return when all that was saved is on disk.
+    def _stay(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
+        """Whether each step stays, when a further one is saved: Orbax asks."""
+        if self._metric is not None:
+            infos = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
+        return [*self._policy.should_preserve(infos, context=context)[:-1], True]
 
-        Raises:
-            CheckpointError: If it could not be written.
-        """
-        with self._mutex:
-            self._settle()
-            if process_index() == 0:
-                remove_inside(self.directory / _THROWN_OUT)
+    def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
+        """How good a step is: the higher the better; None without the metric."""
+        file = self.directory / str(step) / "metrics" / "metrics"
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
+            value: float = (metrics or json.loads(file.read_text()))[self._metric or ""]
+            return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
+        return None
+
+    def wait(self) -> None:
+        """Return when all that was saved is on disk."""
+        self._settle()
+        if process_index() == 0:
+            delete_inside(self.directory / _THROWN_OUT)
 
     def _settle(self) -> None:
-        """Finish the save under way: sync the names, and raise in all processes if it failed in one."""
+        """Finish the save under way, and raise in all processes if it failed in one."""
         step, self._pending = self._pending, None
-        if step is None:
-            return
-        try:
-            in_all(f"the end of saving step {step}", lambda: self._finish(step), self._timeout)
-        except Exception as error:
-            self._let_go()
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(
-                f"Step {step} could not be saved in {self.directory}; earlier steps are as they were: {error}"
-            ) from error
+        if step is not None:
+            with self._failing_as(step):
+                self._in_all(f"the end of saving step {step}", lambda: self._finish(self.directory / str(step)))
 
-    def _finish(self, step: int) -> Outcome:
-        folder = self.directory / str(step)
+    def _finish(self, folder: Any) -> None:
         try:
             self._saver.wait_until_finished()
         except Exception as error:
             if not folder.is_dir():
                 raise
-            warn_user(f"Step {step} is saved, but an old one could not be thrown out: {error}", CheckpointWarning)
-        if process_index() == 0 and self._is_local:
-            for path in (folder / LISTING, folder, self.directory):
-                sync(path)
-        if self._handler.differing:
-            paths = ", ".join(first_of(self._handler.differing))
-            (self.directory / _THROWN_OUT).mkdir(exist_ok=True)
-            folder.rename(self.directory / _THROWN_OUT / f"{step}.differing")
+            text = f"Step {folder.name} is saved, but an old one could not be thrown out: {error}"
+            warn_user(text, CheckpointWarning)
+        # The names; and Orbax writes this file once more.
+        for path in (folder / LISTING, folder, self.directory) if process_index() == 0 and self._is_local else ():
+            sync(path)
+
+    @contextlib.contextmanager
+    def _failing_as(self, step: int) -> Generator[None]:
+        """Any error means that a step was not saved; the next save makes another manager of Orbax."""
+        try:
+            yield
+        except Exception as error:
+            self._let_go()
             raise CheckpointError(
-                f"Step {step} was not kept: processes hold different values for {paths}, which are replicated or on "
-                f"the host. Make them the same in all processes, or shard them."
-            )
-        return Outcome()
+                f"Step {step} could not be saved in {self.directory}; earlier steps are as they were: {error}"
+            ) from error
 
     def close(self) -> None:
-        """Wait, and let go of the folder.
-
-        Raises:
-            CheckpointError: If a step could not be written.
-        """
-        with self._mutex:
-            try:
-                self.wait()
-            finally:
-                self._let_go()
+        """Wait, and let go of the folder."""
+        try:
+            self.wait()
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
-        """Close Orbax's manager, which may have failed; the next save makes another."""
         saver, self._saver = self._saver, None
         if saver is not None:
-            try:
+            with contextlib.suppress(Exception):  # it was raised already
                 saver.close()
-            except Exception:  # noqa: BLE001  the error was raised already
-                return
 
     def delete(self, step: SupportsIndex) -> None:
-        """Delete a step. A save under way is waited for.
-
-        Raises:
-            CheckpointError: If there is no such step.
-        """
-        with self._mutex:
-            self._settle()
-            number = self._existing(step_number(step))
-            self._open_for_saving()
-            self._saver.delete(number)
-            self._damaged.discard(number)
-            self._metrics.pop(number, None)
-            self.wait()
+        """Delete a step. A save under way is waited for."""
+        number = self._existing(_step_number(step))
+        self._opened().delete(number)
+        self.wait()
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is told to end and this is the step at which all its processes save.
@@ -380,62 +329,42 @@ class CheckpointManager:
     # Steps
 
     def all_steps(self) -> tuple[int, ...]:
-        """The steps that are wholly on disk, in order.
-
-        Raises:
-            CheckpointError: If a save failed in the background since the last call.
-        """
-        with self._mutex:
-            if process_count() == 1 and self._pending is not None and not self._saver.is_saving_in_progress():
-                self._settle()
-            return tuple(
-                step for step in of_first("listing steps", self._steps_on_disk, self._timeout) if step != self._pending
-            )
+        """The steps that are wholly on disk, in order. A save under way is not waited for."""
+        if process_count() == 1 and self._pending is not None and not self._saver.is_saving_in_progress():
+            self._settle()
+        steps: list[int] = self._in_all("listing steps", self._steps_on_disk, by_first=True)
+        return tuple(step for step in steps if step != self._pending)
 
     def latest_step(self) -> int | None:
-        """The step with the highest number that is wholly on disk; None if there is none.
-
-        Raises:
-            CheckpointError: If a save failed in the background since the last call.
-        """
+        """The last of `all_steps`; None if there is none."""
         return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The best step by the `metric` of this manager that is wholly on disk; None if no step has the metric.
+        """The best of `all_steps` by the `metric` of this manager; None if no step has the metric.
 
         Of equals it is the newest. NaN is worse than any number.
 
         Raises:
-            CheckpointError: If the manager has no `metric`, or a save failed in the background since the last call.
+            CheckpointError: If the manager has no `metric`.
         """
         if self._metric is None:
             raise CheckpointError(
                 "The manager has no metric that ranks steps: CheckpointManager(..., metric='loss', mode='min')."
             )
         steps = self.all_steps()
-
-        def best() -> int | None:
-            ranked = [step for step in steps if self._metric in self._metrics_of(step)]
-            return max(ranked, key=lambda step: (self._rank(self._metrics_of(step)), step), default=None)
-
-        found: int | None = of_first("ranking steps", best, self._timeout)
-        return found
+        ranks: list[Any] = self._in_all("ranking steps", lambda: list(map(self._rank, steps)), by_first=True)
+        ranked = [(rank, step) for rank, step in zip(ranks, steps, strict=True) if rank is not None]
+        return max(ranked)[1] if ranked else None
 
     def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
-        """The metrics that were saved with a step, by default the latest. A save under way is waited for.
-
-        Raises:
-            CheckpointError: If there is no such step.
-            CheckpointDamagedError: If they can't be read.
-        """
+        """The metrics that were saved with a step."""
         return dict(self.manifest(step).metrics)
 
     def items(self, step: SupportsIndex | None = None) -> dict[str, Any]:
-        """The items that this process saved with a step, by default the latest. A save under way is waited for.
+        """The items that this process saved with a step.
 
         Raises:
-            CheckpointError: If there is no such step, or fewer processes saved it.
-            CheckpointDamagedError: If they can't be read.
+            CheckpointError: If fewer processes saved it.
         """
         every, index = self.manifest(step).items, process_index()
         if index >= len(every) and any(every):
@@ -445,149 +374,112 @@ class CheckpointManager:
         return dict(every[index]) if index < len(every) else {}
 
     def manifest(self, step: SupportsIndex | None = None) -> Manifest:
-        """The manifest of a step, by default the latest. No array is read. A save under way is waited for.
+        """The manifest of a step. No array is read. A save under way is waited for.
 
         Raises:
-            CheckpointError: If there is no such step.
-            CheckpointDamagedError: If the manifest can't be read.
+            CheckpointDamagedError: If it can't be read.
         """
-        with self._mutex:
-            number = self._existing(None if step is None else step_number(step))
-            folder = self.directory / str(number)
-            found: Manifest
-            found, _ = in_all("reading a manifest", lambda: Outcome(read_manifest_of_step(folder)), self._timeout)
-            return found
-
-    def _metrics_of(self, step: int) -> Mapping[str, float]:
-        """The metrics of a step; none of a damaged one."""
-        if step not in self._metrics:
-            try:
-                self._metrics[step] = read_manifest_of_step(self.directory / str(step)).metrics
-            except CheckpointError:
-                self._metrics[step] = {}
-        return self._metrics[step]
-
-    def _rank(self, metrics: Mapping[str, float]) -> float:
-        """How good a step is: the higher the better."""
-        value = metrics.get(self._metric or "", math.nan)
-        if math.isnan(value):
-            return -math.inf
-        return -value if self._mode == "min" else value
+        folder = self.directory / str(self._existing(step))
+        found: Manifest = self._in_all("reading a manifest", lambda: manifest_of_step(folder))
+        return found
 
     def _steps_on_disk(self) -> list[int]:
-        if not self.directory.is_dir():
-            return []
-        if not self._is_local:  # where a step without its file of success is unfinished
-            return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(self.directory))
-        with os.scandir(self.directory) as entries:
-            names = [entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()]
-        return sorted(int(name) for name in names if str(int(name)) == name)  # a `007` is somebody else's
+        return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(self.directory))
 
-    def _existing(self, step: int | None) -> int:
-        """The number of a step that is on disk, by default the latest, with that which is still being saved."""
+    def _existing(self, step: SupportsIndex | None) -> int:
+        """The number of a step that is on disk, by default the latest. A save under way is finished."""
         self._settle()
         steps = self.all_steps()
-        number = max(steps, default=None) if step is None else step
-        if number is None or number not in steps:
-            has = f"has the steps {', '.join(first_of(list(map(str, steps))))}" if steps else "has no steps"
-            if not self.directory.is_dir():
-                has = "does not exist"
-            raise CheckpointError(f"{self.directory} {has}" + ("." if step is None else f", and no step {step}."))
-        return number
+        number = _step_number(step) if step is not None else max(steps, default=-1)
+        if number in steps:
+            return number
+        empty = "has no steps" if self.directory.is_dir() else "does not exist"
+        has = f"has the steps {_shown(steps)}" if steps else empty
+        raise CheckpointError(f"{self.directory} {has}" + ("." if step is None else f", and no step {number}."))
 
     # Restoring
 
     @overload
     def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[Fit]) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Alone]) -> Any: ...
+    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Fit]) -> Any: ...
     def restore(self, step: SupportsIndex | None = None, *, like: Any = MISSING, **options: Any) -> Any:
-        """The tree of a step, by default the latest, with the structure, statics and shardings of `like`.
+        """The tree of a step, with the structure, statics and shardings of `like`.
 
         A save under way is waited for. Each process reads its own parts, and compares each saved block that lies in
         them with its digest. The options are those of `treewright.checkpoint.load`; without `like`, the arrays come to
         the default device.
 
         Raises:
-            CheckpointError: If there is no such step, the save under way failed, or the tree can't be made.
+            CheckpointError: If there is no such step, or the tree can't be made.
             CheckpointMismatchError: If the step does not fit `like`.
             CheckpointDamagedError: If it is not what was saved.
             OSError: If the file system fails.
         """
         checked = checked_options(like, options)
-        with self._mutex:
-            number = self._existing(None if step is None else step_number(step))
-            return self._restored(number, like, checked)
+        return self._restored(self._existing(step), like, checked)
 
     @overload
     def restore_latest_valid(self, *, like: T, **options: Unpack[Fit]) -> Restored[T] | None: ...
     @overload
-    def restore_latest_valid(self, **options: Unpack[Alone]) -> Restored[Any] | None: ...
+    def restore_latest_valid(self, **options: Unpack[Fit]) -> Restored[Any] | None: ...
     def restore_latest_valid(self, *, like: Any = MISSING, **options: Any) -> Restored[Any] | None:
         """The newest step that is whole, or None if there are no steps: for a run that resumes, or starts.
 
-        A save under way is waited for. A warning names the damaged steps that were skipped. They stay until they are
-        saved again. A folder that does not exist is a warning too: its name may be misspelt.
+        A save under way is waited for. A warning names the damaged steps that were skipped. They are renamed to
+        `STEP.damaged-...`, so that they take no place and the run can save their numbers again; nothing deletes them.
+        A run that must resume calls `restore`, for which a missing folder is an error.
 
         Raises:
-            CheckpointError: If the save under way failed.
             CheckpointMismatchError: If a whole step does not fit `like`. It is not damaged, so it is not skipped.
             CheckpointDamagedError: If there are steps, and all are damaged.
             OSError: If the file system fails. The step may be whole, so it is not skipped.
         """
         checked = checked_options(like, options)
-        with self._mutex:
-            self._settle()
-            skipped: dict[int, str] = {}
-            # Listed again each time: another process that saves may have deleted one, and have a newer one.
-            while untried := [step for step in self.all_steps() if step not in skipped]:
-                try:
-                    tree = self._restored(untried[-1], like, checked)
-                except CheckpointDamagedError as error:
-                    skipped[untried[-1]] = str(error)
-                    continue
-                there = self.all_steps()
-                skipped = {step: reason for step, reason in skipped.items() if step in there}
-                self._damaged.update(skipped)
-                if skipped:
-                    lines = _lines_of(skipped)
-                    warn_user(f"Restored step {untried[-1]} and skipped damaged ones:\n  {lines}", CheckpointWarning)
-                return Restored(untried[-1], tree, skipped)
+        self._settle()
+        skipped: dict[int, str] = {}
+        # Listed again each time: another process that saves may have deleted one, and have a newer one.
+        while untried := [step for step in self.all_steps() if step not in skipped]:
+            step = untried[-1]
+            try:
+                tree = self._restored(step, like, checked)
+            except CheckpointDamagedError as error:
+                if step in self.all_steps():
+                    skipped[step] = str(error)
+                continue
             if skipped:
-                lines = _lines_of(skipped)
-                raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:\n  {lines}")
-            if not self.directory.is_dir():
-                warn_user(
-                    f"There is no folder {self.directory}, so no step was restored. If this is a new run, all is well; "
-                    f"make the folder before to say so.",
-                    CheckpointWarning,
-                )
-            return None
+                self._let_go()  # Orbax would count them
+                self._in_all("renaming damaged steps", lambda: self._set_aside(skipped), by_first=True)
+                text = f"Restored step {step}, and skipped damaged ones, which were renamed:{_lines_of(skipped)}"
+                warn_user(text, CheckpointWarning)
+            return Restored(step, tree, skipped)
+        if skipped:
+            raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:{_lines_of(skipped)}")
+        return None
 
     def _restored(self, step: int, like: Any, options: Any) -> Any:
         folder = self.directory / str(step)
+        read = functools.partial(arrays_of_step, folder)
+        return self._in_all(f"restoring step {step}", lambda: restored(manifest_of_step(folder), read, like, options))
 
-        def work() -> Outcome:
-            return Outcome(restored(read_manifest_of_step(folder), reader_of_step(folder), like, options))
-
-        try:
-            tree, _ = in_all(f"restoring step {step}", work, self._timeout)
-        except CheckpointDamagedError as error:
-            if step in self.all_steps():
-                raise
-            raise CheckpointDamagedError(f"{folder} was deleted while it was read, perhaps by a run.") from error
-        return tree
+    def _set_aside(self, damaged: Iterable[int]) -> None:
+        for step in damaged:
+            with contextlib.suppress(OSError):  # of a folder that only others may change
+                (self.directory / str(step)).rename(self.directory / f"{step}.damaged-{secrets.token_hex(4)}")
 
 
-def _items_text(items: Mapping[str, Any] | None) -> str:
-    try:
-        return json.dumps(dict(items or {}), default=lambda value: value.item())
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+def _step_number(step: Any) -> int:
+    number = operator.index(step) if isinstance(step, SupportsIndex) and not isinstance(step, bool) else -1
+    if number < 0:
         raise CheckpointError(
-            f"items can't be saved: {error}. They hold what JSON can; of a data iterator, give its state, and of bytes "
-            f"value.hex()."
-        ) from error
+            f"A step is a whole number from 0, got {short_text(step)}. A tree goes by name: restore(like=tree)."
+        )
+    return number
+
+
+def _shown(steps: Sequence[int]) -> str:
+    return ", ".join(first_of(list(map(str, steps))))
 
 
 def _lines_of(skipped: Mapping[int, str]) -> str:
-    return "\n  ".join(first_of([f"{step}: {reason}" for step, reason in skipped.items()]))
+    return "".join(f"\n  {step}: {cut_text(reason, 400)}" for step, reason in skipped.items())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from treewright._core.text import Verbatim, first_names, mesh_text, short_text
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings, user_frame
+from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
 from treewright.retrace.why import Part, Snapshot, alike, cause, cause_of, kind_of, same, snapshot
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
@@ -31,19 +30,6 @@ class Signature:
     settings: Mapping[str, Any]  # of JAX
     options: Mapping[str, Any]  # of `jit`
     defaults: frozenset[str] = frozenset()  # the parameters that have a default
-
-
-def caller() -> str:
-    """The nearest place in the user's own code: `train.py:69 in main`."""
-    frame = user_frame()
-    return "" if frame is None else place_in(frame)
-
-
-def place_in(frame: types.FrameType) -> str:
-    """The line that a frame is at: `train.py:69 in main`."""
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
 
 
 # Signatures
@@ -165,8 +151,8 @@ def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Ke
     return ({}, {}) if is_told else (left.parts, right.parts)
 
 
-_WITHOUT_REASONS = Comparison(same, _parts_of_both, lambda _left, _right: "")  # to count: in a third of the time
-_WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(left, right) or "")
+_WITHOUT_REASONS = Comparison(same, _parts_of_both, lambda _left, _right: "", alike)  # to count: in a third of the time
+_WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
 
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:

@@ -47,6 +47,8 @@ REMEDIES: Mapping[str, str] = types.MappingProxyType(
         "unequal hashes": "give equal values one hash",
         "default passed": "a default that is passed is an argument more: pass it each time or never",
         "other statics": "jit the function once, with one set of static arguments",
+        "dtype": "convert it where it is made",
+        "weak_type": "give the dtype where the array is made: jnp.asarray(x, dtype)",
         "passing": "pass it the same way each time: jit tells by position from by keyword",
         "setting": "set it once, before the first call",
         "option": "jit the function once, with one set of options",
