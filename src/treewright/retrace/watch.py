@@ -294,7 +294,7 @@ def _arguments(signature: Signature) -> str:
     """`x: float32[2] (committed to cpu:0), n: 3`."""
     texts: list[str] = []
     for name in signature.passed:
-        value = signature.argument(name)
+        value = signature.arguments[name]
         placement = getattr(value, "placement", None)
         texts.append(f"{name}: {value!r}" + ("" if placement is None else f" ({placement})"))
     return ", ".join(texts) or "no arguments"
