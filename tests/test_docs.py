@@ -142,34 +142,3 @@ def test_every_block_is_checked_every_link_leads_somewhere_and_every_make_target
     assert [*(unchecked_blocks(page) if path in PAGES else ())] == []
     assert [*broken_links(path)] == []
     assert not unknown_targets(page, (ROOT / "Makefile").read_text(encoding="utf-8"))
-
-
-def test_wrong_and_missing_output_is_found() -> None:
-    page = (
-        "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n"  # right
-        "```python\nprint(x)\n```\n\n```text\n2\n```\n"  # wrong
-        "```python\nprint(x)\n```\n"  # prints, and the page says nothing
-        "```python\nx = 3\n```\n\n```text\n3\n```\n"  # prints nothing
-        "```python\nimport math\nmath.sqrt(-1)\n```\n\n```text\nValueError: ...\n```\n"  # raises as it says
-    )
-
-    assert [problem.partition("where")[0] for problem in wrong_output(page, "page.md")] == [
-        "page.md:9 prints\n1\n",
-        "page.md:16 prints\n1\n",
-        "page.md:19 prints\n",
-    ]
-
-
-def test_unchecked_blocks_and_broken_links_are_found(tmp_path: Path) -> None:
-    page = "```\nx\n```\n```py\nx\n```\n```python\nx\n```\nsome words\n```text\n1\n```\n```sh\nmake tea\n```\n"
-    linking, other = tmp_path / "page.md", tmp_path / "other.md"
-    linking.write_text("[a](other.md) [b](other.md#the-end) [c](https://x.y) [d](#here)\n# Here\n[e](no.md) `[f](g)`\n")
-    other.write_text("# A title\n## The end\n")
-
-    assert [*unchecked_blocks(page)] == [
-        "line 1: a block in ''",
-        "line 4: a block in 'py'",
-        "line 11: output without a Python block directly above",
-    ]
-    assert unknown_targets(page, "test: ## all\n\techo\n") == {"tea"}
-    assert [*broken_links(linking)] == [f"{linking}: no.md"]

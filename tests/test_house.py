@@ -99,16 +99,6 @@ def test_nothing_changes_at_module_level_but_what_is_listed() -> None:
     assert {name for name in names if not name.endswith(".__all__")} - MUTABLE_STATE == set()
 
 
-def test_mutable_names_are_found() -> None:
-    code = (
-        "import functools, types, weakref\nFINE = types.MappingProxyType({}), (), frozenset(), 1\n"
-        "seen = set[int]()\ntable: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()\n"
-        "@functools.lru_cache(maxsize=None)\ndef cached(): ...\ndef fine():\n    mine = []\n    global counter\n"
-    )
-
-    assert [*mutable_names(ast.parse(code))] == ["seen", "table", "cached", "counter"]
-
-
 def test_only_the_generated_init_and_the_command_that_runs_a_program_execute_text() -> None:
     executing = [
         module

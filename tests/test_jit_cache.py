@@ -6,9 +6,6 @@ object; its statics are all that differs between calls.
 
 from __future__ import annotations
 
-import copy
-import logging
-import pickle
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
@@ -162,43 +159,6 @@ def test_the_same_holds_for_methods(make: Any) -> None:
     assert traces_of(jax.jit(counted), counted, *map(make, (0.1, 0.1, 0.2, 0.1))) == [True, False, True, False]
 
 
-def test_the_same_holds_for_bound_methods() -> None:
-    counted = count_traces(lambda method: method())
-    call: Any = jax.jit(counted)
-
-    methods = [Plain(jnp.ones(2), setting).total for setting in (0.1, 0.1, 0.2, 0.1)]
-
-    assert traces_of(call, counted, *methods) == [True, False, True, False]
-
-
-def test_values_that_are_equal_and_not_the_same_trace_again() -> None:
-    call: Any = jax.jit(counted := count_traces(total))
-
-    settings = (1, True, 1.0, 1, True, 0.0, -0.0, 0.0, (1,), (True,), (1,))
-
-    assert traces_of(call, counted, *(Plain(1.0, setting) for setting in settings)) == (
-        [True, True, True, False, False, True, True, False, True, True, False]
-    )
-
-
-def test_a_changed_leaf_of_the_same_type_never_traces_again() -> None:
-    call: Any = jax.jit(counted := count_traces(total))
-
-    assert traces_of(call, counted, *(Plain(jnp.full(2, value)) for value in (1.0, 2.0))) == [True, False]
-
-
-def test_the_order_of_construction_does_not_matter() -> None:
-    call: Any = jax.jit(counted := count_traces(total))
-
-    assert traces_of(call, counted, Plain(x=1.0, setting="a"), Plain(setting="a", x=1.0)) == [True, False]
-
-
-def test_nodes_of_two_classes_never_share_a_trace() -> None:
-    call: Any = jax.jit(counted := count_traces(total))
-
-    assert traces_of(call, counted, Plain(1.0, "a"), Decorated(1.0, "a"), Boxed(1.0, "a")) == [True] * 3
-
-
 def test_a_result_goes_back_in_without_a_trace() -> None:
     step: Any = jax.jit(counted := count_traces(lambda state: state.apply_gradients(grads=state.params)))
     current = step(state("relu"))
@@ -224,31 +184,6 @@ PICKLABLE["TrainState"] = lambda setting: State.create(
 )
 
 
-def by_its_leaves(make: Any) -> Any:
-    """What was pickled as leaves, in a node that is built anew: so an optimizer of optax comes back."""
-    leaves = pickle.loads(pickle.dumps(jax.tree.leaves(make(0.1))))
-    return jax.tree.unflatten(jax.tree.structure(make(0.1)), leaves)
-
-
-@pytest.mark.parametrize(
-    ("make", "come_back"),
-    [
-        *((make, lambda make: pickle.loads(pickle.dumps(make(0.1)))) for make in PICKLABLE.values()),
-        *((make, lambda make: copy.deepcopy(make(0.1))) for make in NODES.values()),
-        *((make, by_its_leaves) for make in NODES.values()),
-    ],
-    ids=[
-        *(f"pickle of {name}" for name in PICKLABLE),
-        *(f"deepcopy of {name}" for name in NODES),
-        *(f"leaves of {name}" for name in NODES),
-    ],
-)
-def test_what_comes_back_from_pickle_or_deepcopy_does_not_trace_again(make: Any, come_back: Any) -> None:
-    call: Any = jax.jit(counted := count_traces(total))
-
-    assert traces_of(call, counted, make(0.1), come_back(make), make(0.1)) == [True, False, False]
-
-
 @each_node
 def test_what_comes_back_from_a_checkpoint_does_not_trace_again(make: Any, tmp_path: Path) -> None:
     call: Any = jax.jit(counted := count_traces(total))
@@ -261,34 +196,3 @@ def test_what_comes_back_from_a_checkpoint_does_not_trace_again(make: Any, tmp_p
 
     restored = load(tmp_path / "file", like=jax.eval_shape(lambda: make(0.1)))
     assert traces_of(call, counted, make(0.1), restored, steps.tree, make(0.1)) == [True, False, False, False]
-
-
-# JAX's own messages
-
-
-def test_jax_names_our_fields_when_it_explains_a_cache_miss(caplog: pytest.LogCaptureFixture) -> None:
-    jitted = jax.jit(lambda node: node.x)
-
-    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING, "jax"):
-        jitted(Nested([Plain(1.0, "relu")]).layers[0])
-        jitted(Nested([Plain(1.0, "gelu")]).layers[0])
-
-    assert "setting='gelu'" in caplog.text
-    assert "setting='relu'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        lambda a, b: jax.tree.map(jnp.add, a, b),
-        lambda a, b: jax.lax.scan(lambda carry, _: (b, None), a, None, length=2),
-        lambda a, b: jax.lax.cond(jnp.asarray(True), lambda: a, lambda: b),
-        lambda a, b: jax.lax.while_loop(lambda node: node.x < 0, lambda node: b, a),
-        lambda a, b: jax.jit(total).lower(a).compile()(b),
-        lambda a, b: jax.vmap(total, in_axes=(b,))(a),
-    ],
-    ids=["tree.map", "scan", "cond", "while_loop", "lower and compile", "vmap"],
-)
-def test_jax_names_our_fields_when_structures_differ(mistake: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"setting='(relu|gelu)'"):
-        mistake(Plain(jnp.ones(()), "relu"), Plain(jnp.ones(()), "gelu"))

@@ -146,10 +146,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a description": (["described", "<lambda>", ""], r"^It was saved as a description only, "),
     "another module": (["name", "os:system"], r"^'os:system' is in none of the modules that may be used \(optax\)\.$"),
     "a class that is none": (
-        ["dataclass", "builtins:print"],
-        r"^builtins:print can't be read: builtin_function_or_method is not",
+        ["dataclass", ["name", "builtins:print"]],
+        r"^\['dataclass', \['name', 'builtins:print'\], \.\.\.\] can't be read: builtin_function_or_method is not",
     ),
-    "other fields": (["namedtuple", "optax:EmptyState", 1], r"^optax:EmptyState can't be read: EmptyState is not"),
+    "other fields": (
+        ["namedtuple", ["name", "optax:EmptyState"], 1],
+        r"can't be read: EmptyState is not a named tuple",
+    ),
+    "a call as a named tuple": (["namedtuple", ["name", "optax:adam"], "x"], r"is not a named tuple"),
+    "a call as a node": (["node", ["name", "optax:adam"], ["tuple"]], r"is not a node"),
+    "a module as an enum": (["enum", ["name", "optax:losses"], "x"], r"is not an enum"),
     "parts that do not fit": (["slice"], r"^\['slice', \.\.\.\] can't be read: "),
 }
 

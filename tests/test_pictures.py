@@ -34,10 +34,3 @@ def test_the_notebook_has_the_colours_of_its_page(name: str, dark: bool) -> None
     corner = Image.open(IMAGES / name).convert("L").getpixel((2, 2))
 
     assert (corner < 80) == dark
-
-
-def test_a_picture_that_is_still_loading_is_found() -> None:
-    loading = Image.new("RGB", (900, 400), "white")
-    loading.paste("grey", (60, 10, 160, 20))
-
-    assert lines_of_text(loading) == 1

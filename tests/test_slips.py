@@ -216,24 +216,3 @@ def test_no_message_names_what_is_internal(path: Path) -> None:
     said = [line for line in path.read_text(encoding="utf-8").splitlines() if "jaxlib._jax." not in line]
 
     assert named_in("\n".join(said), internal_names()) == []
-
-
-def test_an_internal_name_is_found() -> None:
-    names = internal_names()
-
-    assert named_in("'_OpenDraft' and <class 'treewright._trees.at.At'> of a NodeSpec", names) == [
-        "NodeSpec",
-        "_OpenDraft",
-        "treewright._trees",
-    ]
-    assert named_in("NodeInitError: CheckpointManager of a Place", names) == []
-
-
-def test_a_crash_is_told_from_a_refusal(tmp_path: Path) -> None:
-    _, refused = run("at(dense, 3)", tmp_path)
-    _, crashed = run(f"exec(compile('len(3)', {inspect.getfile(errors)!r}, 'exec'))", tmp_path)
-
-    assert refused is not None
-    assert raised_on_purpose(refused)
-    assert crashed is not None
-    assert not raised_on_purpose(crashed)

@@ -64,14 +64,6 @@ def test_neither_gradients_nor_weight_decay_touch_buffers() -> None:
     assert jax.tree.structure(state.params) == jax.tree.structure(net)
 
 
-def test_gradients_of_both_shapes_give_the_same_state() -> None:
-    state = TrainState.create(params=small_net(), tx=optax.adamw(0.1))
-    full = state.apply_gradients(grads=jax.grad(loss_of)(state.params, X))
-    partial = state.apply_gradients(grads=partial_grads(state.params))
-
-    assert full == partial
-
-
 def test_integer_buffers_and_keys_are_no_hindrance() -> None:
     net = small_net(count=(jnp.arange(3), jax.random.key(0)))
     state = TrainState.create(params=net, tx=optax.sgd(0.1))
@@ -101,12 +93,3 @@ def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers()
         stepped = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(loss_of)(state.params, X)))(state)
         assert buffers_of(stepped.params) == buffers_of(net)
         assert not jnp.array_equal(stepped.params.kernel, net.kernel)
-
-
-def test_a_none_that_is_no_buffer_stays() -> None:
-    params: Any = {"w": jnp.ones(2), "none": None}
-    state = TrainState.create(params=params, tx=optax.adamw(0.1))
-    stepped = state.apply_gradients(grads={"w": jnp.ones(2), "none": None})
-
-    assert stepped.params["none"] is None
-    assert stepped.params["w"][0] < 1.0

@@ -141,17 +141,6 @@ def test_buffers_that_would_change_the_type_of_the_state_are_refused(buffers: An
         created().apply_gradients(grads=grads, buffers=buffers)
 
 
-def test_of_many_differences_twenty_are_shown() -> None:
-    class Many(Module):
-        weight: jax.Array
-        tables: Any = buffer()
-
-    many = Many(jnp.ones(2), [jnp.ones(2)] * 30)
-    state = TrainState.create(params=many, tx=optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"params\.tables\[19\] [^\n]*\n  and 10 more\nGive"):
-        state.apply_gradients(grads=many, buffers=replace(many, tables=[jnp.ones(3)] * 30))
-
-
 def test_a_weakly_typed_buffer_is_one_of_its_dtype() -> None:
     grads, new = jax.jit(gradients)(NET)
     weak = replace(new, norm=replace(new.norm, mean=jnp.full(2, 1.0), count=jnp.asarray(1)))
@@ -165,12 +154,12 @@ class Keyed(TrainState[Net]):
 
 
 WRONG_NAMES = {
-    "kye": r"^Keyed has no field kye \(did you mean key\?\)\. apply_gradients takes grads, buffers, and new values of",
-    "bufers": r"^Keyed has no field bufers \(did you mean buffers\?\)\.",
-    "stats": r"^Keyed has no field stats\. .*: apply_fn, tx, key, note\.$",
-    "params": r"^Keyed\.apply_gradients computes params itself\. .*\.replace\(params=\.\.\.\)",
-    "step": r"^Keyed\.apply_gradients computes step itself\.",
-    "opt_state": r"^Keyed\.apply_gradients computes opt_state itself\.",
+    "kye": r"^Keyed\.apply_gradients does not take kye \(did you mean key\?\)\. It takes grads, buffers, and",
+    "bufers": r"does not take bufers \(did you mean buffers\?\)\.",
+    "stats": r"does not take stats\. .* of apply_fn, tx, key, note; it computes step",
+    "params": r"does not take params\. .*; it computes step, params and opt_state, which \.replace\(\.\.\.\) sets\.$",
+    "step": r"does not take step\.",
+    "opt_state": r"does not take opt_state\.",
 }
 
 
@@ -179,14 +168,3 @@ def test_a_name_that_is_not_a_field_is_said_before_anything_is_computed(name: st
     state = Keyed.create(params=NET, tx=optax.adam(0.1), key=jax.random.key(0))
     with pytest.raises(TypeError, match=WRONG_NAMES[name]):
         state.apply_gradients(grads="nothing looks at these", **{"key": state.key, name: NET})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def test_a_field_of_the_name_buffers_is_not_mistaken_for_those_of_params() -> None:
-    class WithBuffers(TrainState[Any]):
-        buffers: Any
-
-    params = {"w": jnp.ones(2)}
-    state = WithBuffers.create(params=params, tx=optax.sgd(0.1), buffers=params)
-    with pytest.raises(TypeError, match=r"WithBuffers has a field buffers, .* Write \.replace\(buffers=\.\.\.\) for"):
-        state.apply_gradients(grads=params, buffers=params)
-    assert state.apply_gradients(grads=params).buffers is params

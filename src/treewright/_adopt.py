@@ -1,8 +1,9 @@
 """`adopt`: layers of other libraries in a node, with their arrays as children and all else as exact statics."""
 
 import functools
+import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable  # noqa: TC003  typing.get_type_hints asks for it
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import jax
@@ -71,7 +72,7 @@ class Adopted(Module, Generic[T_co], frozen=True):
         """What the layer gives, and the layer as the call has left it: for layers that change when they are called."""
         tree: Any = self.tree
         output = tree(*args, **kwargs)
-        changed: Any = _adopted(tree, {path for path, _ in _leaves(self.buffers)})
+        changed: Any = _adopted(tree, {path for path, _ in jax_trees.tree_leaves_with_path(self.buffers)})
         return output, changed
 
     def __getitem__(self, index: Any) -> Any:
@@ -91,10 +92,10 @@ class Adopted(Module, Generic[T_co], frozen=True):
 
 def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> Any:
     tree = adopted.tree
-    before = jax_trees.tree_flatten(tree)
+    before, treedef = jax_trees.tree_flatten(tree)
     output = getattr(tree, method)(*args, **kwargs)
-    leaves, treedef = jax_trees.tree_flatten(tree)
-    if treedef != before[1] or any(new is not old for new, old in zip(leaves, before[0], strict=True)):
+    after, treedef_after = jax_trees.tree_flatten(tree)
+    if treedef != treedef_after or not all(map(operator.is_, before, after)):
         raise TypeError(
             f"{type(tree).__qualname__}.{method} has changed the layer, and what an Adopted holds does not change: the "
             "new state would be lost. Write output, layer = layer.call_and_update(...) and keep the new layer, or call "
@@ -136,79 +137,64 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
         raise TypeError(
             f"adopt() takes a layer, and was given the class {tree.__name__}. Write adopt({tree.__name__}(...))."
         )
-    return _adopted(tree, set() if buffers is None else _paths_of(buffers, tree))
+    return _adopted(tree, set() if buffers is None else _chosen_paths(buffers, tree))
 
 
 def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
     """The node, with the arrays at some paths as its buffers."""
     entries: list[tuple[Path, Any]]
     entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=is_none)
-    trained = treedef.unflatten(
-        leaf if path not in buffers and isinstance(leaf, _ARRAYS) else None for path, leaf in entries
-    )
-    kept = treedef.unflatten(leaf if path in buffers else None for path, leaf in entries) if buffers else None
-    others = {
-        place: (path_text(path), leaf)
-        for place, (path, leaf) in enumerate(entries)
-        if leaf is not None and not isinstance(leaf, _ARRAYS)
+    arrays, kept = [None] * len(entries), [None] * len(entries)
+    others: dict[int, tuple[str, Any]] = {}
+    for place, (path, leaf) in enumerate(entries):
+        if isinstance(leaf, _ARRAYS):
+            (kept if path in buffers else arrays)[place] = leaf
+        elif leaf is not None:
+            others[place] = path_text(path), leaf
+    # `jit` compares aux_data by `==`, to which `1` and `True` are one.
+    settings = {
+        path_text(place.path): _setting(place.value, place.level.aux)
+        for place in walk(Place(tree))
+        if place.level is not None and place.level.aux is not None and not is_node(place.value)
     }
     try:
-        return Adopted(trained, kept, FrozenMapping(dict(others.values())), tuple(others), _settings_of(tree))
+        return Adopted(
+            treedef.unflatten(arrays),
+            treedef.unflatten(kept) if buffers else None,
+            FrozenMapping(dict(others.values())),
+            tuple(others),
+            FrozenMapping(settings),
+        )
     except StaticFieldError as error:
         raise StaticFieldError(f"adopt({type(tree).__qualname__}): {error}") from error
 
 
-def _leaves(tree: Any) -> list[tuple[Path, Any]]:
-    entries: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree)
-    return entries
-
-
-def _paths_of(buffers: Any, tree: Any) -> set[Path]:
+def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:
     """The paths of the arrays that `buffers` chooses."""
-    leaves = _leaves(tree)
+    leaves = jax_trees.tree_leaves_with_path(tree)
     if isinstance(buffers, type):
-
-        def is_chosen(part: Any) -> bool:
-            return isinstance(part, buffers)
-
-        parts: list[tuple[Path, Any]] = jax_trees.tree_leaves_with_path(tree, is_leaf=is_chosen)
-        above = [path for path, part in parts if is_chosen(part)]
-        are_chosen = [any(path[: len(way)] == way for way in above) for path, _ in leaves]
+        parts = jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, buffers))
+        are_chosen = [isinstance(part, buffers) for part in parts for _ in jax.tree.leaves(part)]
     else:
         are_chosen = chosen_leaves(tree, leaves, buffers)
     pairs = zip(leaves, are_chosen, strict=True)
-    chosen = {path for (path, leaf), is_buffer in pairs if is_buffer and isinstance(leaf, _ARRAYS)}
-    if not chosen:
+    paths = {path for (path, leaf), is_chosen in pairs if is_chosen and isinstance(leaf, _ARRAYS)}
+    if not paths:
         raise ValueError(
             f"adopt({type(tree).__qualname__}, buffers={short_text(buffers)}) chooses no array, so training would "
             "change all of them. Name a class or a place that holds arrays, or leave buffers out."
         )
-    return chosen
+    return paths
 
 
-def _settings_of(tree: Any) -> FrozenMapping[str, Any]:
-    """The `aux_data` of each class in a tree, by path: `jit` compares it by `==`, to which `1` and `True` are one."""
-    settings: dict[str, Any] = {}
-    for place in walk(Place(tree)):
-        level = place.level
-        if level is not None and level.aux is not None and not is_node(place.value):
-            attributes = [value for name, value in _attributes(place.value) if not name.startswith("_")]
-            settings[path_text(place.path)] = _frozen(level.aux, attributes)
-    return FrozenMapping(settings)
-
-
-def _attributes(layer: Any) -> Iterable[tuple[str, Any]]:
-    return getattr(layer, "__dict__", {}).items()
-
-
-def _frozen(aux: Any, attributes: Sequence[Any]) -> Any:
+def _setting(layer: Any, aux: Any) -> Any:
     """`aux_data` as a static. An attribute of the layer stays as it is, so that a list in one is refused.
 
     The dicts are those of the layer's library. They are sorted: their order is that of attributes, and differs once a
     layer was unflattened.
     """
-    if any(aux is attribute for attribute in attributes):
+    if any(aux is value for name, value in getattr(layer, "__dict__", {}).items() if not name.startswith("_")):
         return aux
     if type(aux) is dict:
-        return FrozenMapping({name: _frozen(aux[name], attributes) for name in sorted(aux, key=str)})
-    return tuple(_frozen(part, attributes) for part in aux) if type(aux) in {list, tuple} else aux
+        return FrozenMapping({name: _setting(layer, aux[name]) for name in sorted(aux, key=str)})
+    return tuple(_setting(layer, part) for part in aux) if type(aux) in {list, tuple} else aux

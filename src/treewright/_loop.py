@@ -1,7 +1,6 @@
 """`loop`: a jitted training step whose state stays flat between calls."""
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -11,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from treewright._core import innermost, public
-from treewright._core.jax_private import jax_trees, path_text, trace_reader, typeof, untyped_jax
+from treewright._core.jax_private import jax_trees, path_text, typeof, untyped_jax
 from treewright._core.text import first_of, short_text
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
@@ -26,7 +25,7 @@ class _FlatStructure:
     """A treedef that is compared by identity: to compare two equal ones, `jit` would walk through both at each call."""
 
     def __init__(self, treedef: Any) -> None:
-        self.treedef = treedef
+        self.unflatten: Callable[[Any], Any] = treedef.unflatten
 
 
 class FlatTree:
@@ -44,20 +43,18 @@ class FlatTree:
     @property
     def tree(self) -> Any:
         """The tree."""
-        return _unflatten(self.structure, self.results[-1][0])
+        return self.structure.unflatten(self.results[-1][0])
 
-
-def _unflatten(structure: _FlatStructure, leaves: Any) -> Any:
-    return structure.treedef.unflatten(leaves)
-
-
-def _flatten_with_keys(flat: FlatTree) -> Any:
-    """Each leaf with its whole path as one key, so that JAX's errors name it."""
-    return [(path_text(path), leaf) for path, leaf in jax_trees.tree_leaves_with_path(flat.tree)], flat.structure
+    def with_paths(self) -> Any:
+        """Each leaf with its whole path as one key, so that JAX's errors name it."""
+        return [(path_text(path), leaf) for path, leaf in jax_trees.tree_leaves_with_path(self.tree)], self.structure
 
 
 jax_trees.register_pytree_with_keys(
-    FlatTree, _flatten_with_keys, _unflatten, lambda flat: (flat.results[-1][0], flat.structure)
+    FlatTree,
+    FlatTree.with_paths,
+    lambda structure, leaves: structure.unflatten(leaves),
+    lambda flat: (flat.results[-1][0], flat.structure),
 )
 
 
@@ -75,6 +72,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     Every leaf keeps its shape, dtype and sharding. As in `jax.lax.scan`, a weakly typed leaf takes the type that the
     step gives it. Leaves that are not committed to devices go where the others and the inputs are. After an exception,
     Ctrl-C included, `run.state` is the state of the last complete step, unless it was donated to the step that failed.
+    Inside of `jit` and the like, make the loop there too: the state of one from outside would be a tracer from then on.
 
     Args:
         step: `step(state, *inputs)` gives `(state, output)`, as for `jax.lax.scan`. The loop jits it; `max_traces`
@@ -84,7 +82,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
 
     Raises:
         LoopStateError: If a leaf of `state` is not an array or number; from a call, if the step returns another
-            structure, shape or dtype than it was given, or if it is called inside of `jit` and was made outside.
+            structure, shape or dtype than it was given.
         DonatedStateError: From `run.state`, if its arrays have been used up.
 
     Examples:
@@ -102,8 +100,6 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         self._name: str = getattr(innermost(step), "__name__", type(step).__qualname__)
         self._step = _with_flat_result(step, self._name)
         self._donate = donate
-        self._read_trace = trace_reader()
-        self._trace = self._read_trace()
         self._structures: dict[Any, _FlatStructure] = {}
         self.state = state
 
@@ -127,25 +123,23 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     def state(self, state: S) -> None:
         entries, treedef = jax_trees.tree_flatten_with_path(state)
         leaves: list[Any] = []
+        taken: set[Any] = set()
         for path, leaf in entries:
             try:  # a copy of what is not JAX's: donation must not reach the memory of a numpy array
-                leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
+                array = leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
             except TypeError as error:
                 raise LoopStateError(
                     f"{path_text(path, 'state')} is {short_text(leaf)}, and {self._name} can take only arrays and "
                     f"numbers. Make it a static field, or keep it outside of the state."
                 ) from error
-        structure = self._structures.setdefault(treedef, _FlatStructure(treedef))
-        self._flat = FlatTree(structure, _without_aliases(leaves) if self._donate else leaves)
+            # An array can be donated once.
+            leaves.append(jnp.copy(array) if self._donate and memory_of(array) in taken else array)
+            taken.add(memory_of(array))
+        self._flat = FlatTree(self._structures.setdefault(treedef, _FlatStructure(treedef)), leaves)
         self._program: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: P.args, **keywords: P.kwargs) -> R:
         """The output of one more step. Its inputs are traced, as those of any jitted function."""
-        if self._trace != self._read_trace():
-            raise LoopStateError(
-                f"The loop over {self._name} was called inside of jit, grad, vmap or the like, and made outside: its "
-                f"state would be a tracer from then on. Call {self._name} itself there, or make the loop there."
-            )
         program: Any = self._program or self._make_program(inputs, keywords)
         if keywords:
             program = functools.partial(program, **keywords)
@@ -164,18 +158,15 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         """The program, once the leaves are of the types and at the places in which it will give them back."""
         leaves = _committed(self._flat.results[-1][0], jax.tree.leaves((inputs, keywords)))
         self._flat.results[:] = [(leaves, None)]
-        options: dict[str, Any] = {"donate_argnums": 0} if self._donate else {}
-        pinned = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
-        if any(pinned):
-            options["out_shardings"] = (pinned, None)
-        program: Any = untyped_jax.jit(self._step, **options)
-        while any(map(_is_weak, leaves)) and not untyped_jax.config.jax_disable_jit:
+        shardings = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
+        program: Any = untyped_jax.jit(
+            self._step,
+            donate_argnums=(0,) if self._donate else (),
+            out_shardings=(shardings, None) if any(shardings) else None,
+        )
+        if any(map(_is_weak, leaves)) and not untyped_jax.config.jax_disable_jit:
             types = program.eval_shape(self._flat, *inputs, **keywords)[0]  # the call itself then needs no other trace
-            settled = list(map(_settled, leaves, types))
-            if all(map(operator.is_, settled, leaves)):
-                break
-            leaves = settled
-            self._flat.results[:] = [(leaves, None)]
+            self._flat.results[:] = [(list(map(_settled, leaves, types)), None)]
         self._program = program
         return program
 
@@ -196,12 +187,12 @@ def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]
             )
         before = treedef.unflatten(leaves)  # `step` may have changed the dicts of its state
         of_trees = differences(before, result[0], values=False, path=("state",))
-        lines = first_of([str(difference) for difference in of_trees if not _is_settled(difference)])
-        if lines:
-            misfits = "\n  ".join(["", *lines])
+        misfits = first_of([str(difference) for difference in of_trees if not _is_settled(difference)])
+        if misfits:
+            lines = "\n  ".join(["", *misfits])
             raise LoopStateError(
                 f"{name} returns another state than it was given, so that each call would have to be compiled again:"
-                f"{misfits}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
+                f"{lines}\nReturn the same structure and statics, and each leaf with the shape and dtype that it "
                 f"came with. What is new at each step belongs in the output."
             )
         return [_like(old, new) for old, new in zip(leaves, jax.tree.leaves(result[0]), strict=True)], result[1]
@@ -232,17 +223,11 @@ def _settled(leaf: Any, new: Any) -> Any:
 
 def _like(old: Any, new: Any) -> Any:
     """A leaf of the new state, which is weakly typed only where that of the old one is."""
-    array = new if isinstance(new, jax.Array) else jnp.asarray(new)
+    array = jnp.asarray(new)
     return jnp.asarray(array, array.dtype) if _is_weak(array) and not _is_weak(old) else array
 
 
 # Places
-
-
-def _without_aliases(leaves: list[Any]) -> list[Any]:
-    """The leaves, no two of which share memory: an array can be donated once."""
-    first = {memory_of(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-    return [leaf if first[memory_of(leaf)] == place else jnp.copy(leaf) for place, leaf in enumerate(leaves)]
 
 
 def _is_committed(leaf: Any) -> bool:

@@ -110,8 +110,7 @@ class LoopStateError(TypeError):
     """A state can't be carried by a `loop`. Nothing has been computed, and the state before is still there.
 
     The step returns a state of another structure, shape or dtype than it was given, so each call would be compiled
-    anew; the message lists the differences by path. Or the state holds what is not an array, or the loop was called
-    inside of a trace and made outside.
+    anew; the message lists the differences by path. Or the state holds what is not an array.
     """
 
 

@@ -14,8 +14,8 @@ from typing_extensions import TypeVar
 from treewright._arguments import cured
 from treewright._core import Module, StaticValue, field, is_node, spec_of, static
 from treewright._core.jax_private import jax_trees, path_text, untyped_jax
-from treewright._core.text import did_you_mean, first_of, short_text
-from treewright._trees.level import leaf_type_of, note_classes_made_again
+from treewright._core.text import Verbatim, did_you_mean, first_of, short_text
+from treewright._trees.level import note_classes_made_again
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
 from treewright.errors import missing_extra
@@ -46,14 +46,7 @@ def _as_step(step: Any) -> Any:
     return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
 
 
-class _FromOptimizer:
-    """The default of `opt_state`."""
-
-    def __repr__(self) -> str:
-        return "tx.init(params)"
-
-
-_FROM_OPTIMIZER = _FromOptimizer()
+_FROM_OPTIMIZER = Verbatim("tx.init(params)")  # the default of `opt_state`
 
 
 class TrainState(Module, Generic[P], kw_only=True):
@@ -75,7 +68,9 @@ class TrainState(Module, Generic[P], kw_only=True):
     """
 
     step: Any = field(default=0, converter=_as_step, doc="`i32[]`, the number of updates so far.")
-    apply_fn: Callable[..., Any] | None = static(default=None, doc="What applies the model, or None.")
+    apply_fn: Callable[..., Any] | None = static(
+        default=None, doc="What applies the model; None unless it was given, so it can't be called."
+    )
     params: P = field(doc="The parameters: a `Module`, a flax parameter dict, any pytree.")
     tx: Optimizer = static(doc="The optimiser, an `optax.GradientTransformation`.")
     opt_state: Any = field(
@@ -95,7 +90,8 @@ class TrainState(Module, Generic[P], kw_only=True):
             params: The parameters, any pytree.
             tx: The optimiser.
             apply_fn: What applies the model, if the program calls `state.apply_fn`.
-            **fields: Values of fields that a subclass adds.
+            **fields: Values of fields that a subclass adds. Arrays given to two fields are shared, which a step that
+                donates the state refuses: give one of them a copy, `ema=jax.tree.map(jnp.copy, params)`.
 
         Raises:
             TypeError: If `tx` is not an optimiser, `params` is a class, or a name in `fields` is not a field.
@@ -164,17 +160,15 @@ class TrainState(Module, Generic[P], kw_only=True):
         return self.replace(step=self.step + 1, params=combine(updated, kept), opt_state=opt_state, **changes)
 
 
-_COMPUTED = ("step", "params", "opt_state")
 _NO_FIT = ("class", "static", "added", "removed", "shape")  # where no computation takes both
 
 
 def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     """The optimiser's state for parameters without their buffers."""
     if isinstance(params, type):
-        name = params.__name__
         raise TypeError(
-            f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {name}. Make an "
-            f"instance: params={name}(...)."
+            f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {params.__name__}. "
+            f"Make an instance: params={params.__name__}(...)."
         )
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
@@ -196,34 +190,30 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
 
 def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
     """Before anything is computed, and with the arguments among the close matches."""
-    cls = type(state).__qualname__
-    fields = [name for name in spec_of(state).by_name if name not in _COMPUTED]
+    fields = [name for name in spec_of(state).by_name if name not in {"step", "params", "opt_state"}]
     for name in changes:
-        if name in _COMPUTED:
-            raise TypeError(
-                f"{cls}.apply_gradients computes {name} itself. For another value, call "
-                f".replace({name}=...) on the state before or on the one that it returns."
-            )
         if name not in fields:
             raise TypeError(
-                f"{cls} has no field {name}{did_you_mean(name, [*fields, 'grads', 'buffers'])}. apply_gradients takes "
-                f"grads, buffers, and new values of its fields: {', '.join(fields)}."
+                f"{type(state).__qualname__}.apply_gradients does not take {name}"
+                f"{did_you_mean(name, [*fields, 'grads', 'buffers'])}. It takes grads, buffers, and new values of "
+                f"{', '.join(fields)}; it computes step, params and opt_state, which .replace(...) sets."
             )
 
 
 def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
     """The buffers of `given`, which have the structure, shapes and dtypes of those before."""
+    cls = type(state).__qualname__
     if "buffers" in spec_of(state).by_name:
         raise TypeError(
-            f"{type(state).__qualname__} has a field buffers, and apply_gradients(buffers=...) is for the buffers of "
-            f"params. Write .replace(buffers=...) for the field, and .replace(params=...) for the model."
+            f"{cls} has a field buffers, and apply_gradients(buffers=...) is for the buffers of params. Write "
+            f".replace(buffers=...) for the field, and .replace(params=...) for the model."
         )
     new = partition(given, trainable)[1]
     wrong = _misfits("params", old, new, (*_NO_FIT, "dtype", "value"))
     if wrong:
         raise ValueError(
-            f"{type(state).__qualname__}.apply_gradients(buffers=...) takes the buffers of params in the shapes and "
-            f"dtypes that they have, or the next step would be compiled again:{wrong}\n"
+            f"{cls}.apply_gradients(buffers=...) takes the buffers of params in the shapes and dtypes that they have, "
+            f"or the next step would be compiled again:{wrong}\n"
             f"Give the model that the loss hands out, or the second half of its partition. Statistics that vmap gives "
             f"for each example need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
@@ -237,19 +227,17 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
     trained = partition(grads, trainable)[0]
     lines = _misfits("params", weights, trained)
     if lines:
-        pair: Any = grads
-        is_pair = isinstance(grads, tuple) and len(pair) == 2
-        paired = is_pair and not _misfits("", weights, partition(pair[1], trainable)[0])
-        cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if paired else ""
+        is_pair = isinstance(grads, tuple) and len(grads) == 2
+        is_result = is_pair and not _misfits("", weights, partition(grads[1], trainable)[0])
+        cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if is_result else ""
         return f"grads is not a tree like params, so no update can be computed. From params to grads:{lines}{cure}"
-    integers = [path for path, leaf in jax_trees.tree_leaves_with_path(trained) if _is_float0(leaf)]
-    if integers:
-        return (
-            f"params{path_text(integers[0])} holds integers, which have no gradient, and the optimiser computes with "
-            f"all of params. Declare its field as static() or buffer()."
-        )
-    made = untyped_jax.eval_shape(state.tx.init, weights)
-    lines = _misfits("opt_state", made, state.opt_state)
+    for path, leaf in jax_trees.tree_leaves_with_path(trained):
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+            return (
+                f"params{path_text(path)} holds integers, which have no gradient, and the optimiser computes with all "
+                f"of params. Declare its field as static(), or as buffer(), which trainable leaves out."
+            )
+    lines = _misfits("opt_state", untyped_jax.eval_shape(state.tx.init, weights), state.opt_state)
     if lines:
         return (
             f"opt_state is not what tx.init(params) gives. From that to opt_state:{lines}\n"
@@ -258,17 +246,9 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
     return None
 
 
-def _is_float0(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) == jax.dtypes.float0
-
-
 def _misfits(root: str, left: Any, right: Any, kinds: Collection[str] = _NO_FIT) -> str:
     """The lines on where two trees differ in these ways, by default so that no computation takes both."""
-    if jax.tree.structure(left) == jax.tree.structure(right):
-        pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-        if all(leaf_type_of(a).aval == leaf_type_of(b).aval is not None for a, b in pairs):
-            return ""
-    from treewright._trees.diff import differences  # which a step that succeeds does not need
+    from treewright._trees.diff import differences  # which a step without buffers does not need
 
     found = differences(left, right, values=False, path=(root,))
     lines = [str(difference) for difference in found if difference.kind in kinds]

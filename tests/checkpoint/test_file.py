@@ -229,9 +229,9 @@ def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
             load(place)
         with pytest.raises(CheckpointError, match=r"is no regular file, which alone can be replaced"):
             save(place, 1)
-    for place, folder in (("none/x", "none"), ("link", "gone")):
-        with pytest.raises(CheckpointError, match=rf"{place} could not be written: there is no folder .*/{folder}\."):
-            save(tmp_path / place, 1)
+    for name, folder in (("none/x", "none"), ("link", "gone")):
+        with pytest.raises(CheckpointError, match=rf"{name} could not be written: there is no folder .*/{folder}\."):
+            save(tmp_path / name, 1)
     with pytest.raises(FileNotFoundError, match="nothing"):
         load(tmp_path / "nothing")
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}

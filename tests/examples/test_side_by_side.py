@@ -52,6 +52,7 @@ def test_a_page_shows_the_lines_as_they_are_counted(page: str) -> None:
     assert side_by_side.table(*rows) in (side_by_side.TUTORIALS / f"{page}.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tutorial", side_by_side.PEERS)
 def test_the_program_of_the_other_library_reaches_what_ours_does(tutorial: str) -> None:
     pytest.importorskip(side_by_side.PEERS[tutorial])

@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, TrainState, static
+from treewright import Module, static
 
 pytestmark = pytest.mark.slow
 
@@ -39,23 +38,6 @@ def test_filter_jit_takes_a_node_and_traces_again_only_for_another_static() -> N
         jitted(model, jnp.ones(3))
 
     assert counted.count == 2
-
-
-def test_a_layer_of_equinox_is_a_field_and_trains() -> None:
-    x, y = jax.random.normal(jax.random.key(1), (16, 3)), jnp.ones((16, 2))
-    params, rest = eqx.partition(scaled(), eqx.is_inexact_array)
-    assert isinstance(params, Scaled)
-    state: TrainState[Scaled] = TrainState.create(params=params, tx=optax.adam(0.03))
-
-    def loss(params: Scaled) -> jax.Array:
-        return jnp.mean((jax.vmap(eqx.combine(params, rest))(x) - y) ** 2)
-
-    before = float(loss(state.params))
-    step = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(loss)(state.params)))
-    for _ in range(20):
-        state = step(state)
-
-    assert float(loss(state.params)) < before / 2
 
 
 def test_tree_at_changes_children_of_our_nodes_and_of_its_own_inside_them() -> None:

@@ -58,12 +58,6 @@ def test_bytes_come_back_into_a_node_with_its_own_statics() -> None:
 # Parameters of flax's own modules
 
 
-class Linen(linen.Module):
-    @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return linen.Dense(1)(linen.relu(linen.Dense(8)(x)))
-
-
 X = jax.random.normal(jax.random.key(0), (32, 3))
 Y = X.sum(axis=1, keepdims=True)
 
@@ -83,25 +77,6 @@ def steps(state: TrainState[Any], forward: Callable[[Any], Any]) -> tuple[TrainS
         state, loss = step(state)
         losses.append(float(loss))
     return state, losses, len(traces)
-
-
-def test_linen_parameters_train_in_our_state_as_in_flax_own() -> None:
-    from flax.training import train_state
-
-    flax_state: Any = train_state.TrainState
-    model: Any = Linen()
-    params = model.init(jax.random.key(1), X)["params"]
-    ours: TrainState[Any] = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
-    theirs = flax_state.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
-
-    state, losses, traces = steps(ours, lambda params: model.apply({"params": params}, X))
-    for _ in range(20):
-        grads = jax.grad(lambda p: jnp.mean((model.apply({"params": p}, X) - Y) ** 2))(theirs.params)
-        theirs = theirs.apply_gradients(grads=grads)
-
-    assert losses[-1] < losses[0] / 2
-    assert traces == 1
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5), state.params, theirs.params)
 
 
 def test_nnx_parameters_train_in_our_state() -> None:

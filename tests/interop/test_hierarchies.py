@@ -193,10 +193,3 @@ def test_what_another_library_registered_is_named_by_the_base_that_did() -> None
     ):
         pytree_dataclass(theirs)
     assert jax.tree.leaves(theirs(1.0)) == [1.0]
-
-
-def test_a_class_that_is_not_frozen_can_not_follow_on_one_that_is() -> None:
-    for decorator in (dataclasses.dataclass, chex.dataclass):
-        with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
-            decorator(made("Mixed", Decorated))
-    assert jax.tree.leaves(Decorated(1.0)) == [1.0]

@@ -159,20 +159,3 @@ def test_an_optimiser_with_a_mask_made_anew_traces_only_when_the_mask_changes(na
     changed = jax.tree.map(lambda value: "bias" if isinstance(value, str) else not value, chosen(NET))
     step(TrainState.create(params=NET, tx=make(changed)))
     assert len(traces) == 2
-
-
-def test_hyperparameters_in_the_state_can_be_read_and_changed_without_a_trace() -> None:
-    state: TrainState[Net] = TrainState.create(params=NET, tx=optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
-    traces: list[None] = []
-
-    @jax.jit
-    def step(state: TrainState[Net]) -> TrainState[Net]:
-        traces.append(None)
-        return state.apply_gradients(grads=GRADS)
-
-    state = step(state)
-    state.opt_state.hyperparams["learning_rate"] = jnp.asarray(0.0, jnp.float32)
-    still = step(state)
-
-    assert still.params == state.params
-    assert len(traces) == 1

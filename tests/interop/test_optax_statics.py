@@ -20,7 +20,6 @@ import pytest
 
 from tests.conftest import count_traces, trace_counts
 from treewright import Module, TrainState, static
-from treewright._core.keys import exact_key
 
 optax = pytest.importorskip("optax")
 
@@ -269,19 +268,6 @@ def test_each_argument_of_a_factory_that_changes_gives_another_static(name: str)
     assert merged == []
 
 
-@pytest.mark.parametrize("name", BUILDABLE)
-def test_a_factory_called_again_traces_only_when_an_argument_changes(name: str) -> None:
-    factory, counts = ALL[name], list[int]()
-    jitted = jax.jit(counted := count_traces(lambda node: None))
-    changed = [factory.build(changed=parameter) for parameter in factory.changeable()[:1]]
-
-    for tx in (factory.build(), factory.build(), *changed, factory.build()):
-        jax.eval_shape(jitted, held(tx))  # traces as a call does, but compiles nothing: 20 s less for all factories
-        counts.append(counted.count)
-
-    assert counts == ([1, 1, 2, 2] if changed else [1, 1, 1])
-
-
 RATES: dict[str, Callable[[float], Any]] = {
     "schedule": lambda rate: optax.cosine_decay_schedule(rate, 10),
     "jax": jnp.asarray,
@@ -368,7 +354,8 @@ def test_a_container_changed_in_place_does_not_come_back_for_its_first_content(n
     anew = factory.build()
 
     assert node.tx is kept
-    copied = exact_key(kept) == exact_key(anew)  # the factory keeps a copy, which the change does not reach
+    other = new_holder()  # which has met neither
+    copied = jax.tree.structure(other(kept)) == jax.tree.structure(other(anew))  # what the change does not reach
     assert (hold(anew).tx is anew) != copied
     assert (jax.tree.structure(hold(anew)) == jax.tree.structure(node)) == copied
 
@@ -389,14 +376,3 @@ def test_an_optimiser_built_after_its_mask_was_changed_in_place_does_what_it_was
 
     assert updates(anew.tx) == updates(build(True)) != updates(build(False))
     assert updates(node.tx) == updates(build(False))
-
-
-def test_an_array_given_as_the_rate_and_changed_in_place_does_not_come_back_for_its_first_value() -> None:
-    hold, rate = new_holder(), np.array(0.5)
-    node = hold(optax.scale(rate))
-    rate[...] = 0.25
-
-    anew = hold(optax.scale(np.array(0.5)))
-
-    assert jax.tree.structure(anew) != jax.tree.structure(node)
-    assert [float(each.tx.update(1.0, each.tx.init(0.0))[0]) for each in (node, anew)] == [0.25, 0.5]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import jax
-import jax.export
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from treewright import Module, pytree_dataclass, static
@@ -84,19 +80,3 @@ def test_hypothesis_shows_the_call_that_makes_the_failing_node() -> None:
         fails()
 
     assert "Point(x=1.0, y=(), name='p')" in "\n".join(caught.value.__notes__)
-
-
-# treescope
-
-
-# jax itself
-
-
-def test_an_exported_function_of_nodes_is_read_back_and_called() -> None:
-    exported: Any = jax.export.export(jax.jit(lambda model, x: (model, model(x))))(net(), jnp.ones((4, 2)))
-
-    read: Any = jax.export.deserialize(exported.serialize())
-    model, outputs = read.call(net(2.0), jnp.ones((4, 2)))
-
-    assert model == net(2.0)
-    np.testing.assert_allclose(outputs, net(2.0)(jnp.ones((4, 2))))

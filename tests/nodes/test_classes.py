@@ -1,73 +1,25 @@
-"""Classes of all kinds: generic, abstract, protocols, plain bases, diamonds, undecorated and local classes."""
+"""Classes of all kinds: generic, protocols, diamonds, undecorated, abstract ones; whose `__init__` runs; `Module()`."""
 
 import abc
+import copy
 import dataclasses
+import doctest
+import itertools
+import pickle
+import types
+import typing
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import pytest
+import typing_extensions
 
-from tests.conftest import one_line
-from treewright import Module, pytree_dataclass, static
+import treewright
+from treewright import Module, Static, pytree_dataclass, static
 from treewright.errors import NodeDefinitionError
 
 T = TypeVar("T")
-
-
-def make_twice() -> list[type]:
-    """Two classes of one name, as from running a notebook cell twice."""
-    made: list[type] = []
-    for _ in range(2):
-
-        @pytree_dataclass
-        class Cell:
-            x: Any
-            name: str = static(default="cell")
-
-        made.append(Cell)
-    return made
-
-
-def test_one_form_of_the_flattened_node_is_enough() -> None:
-    with pytest.raises(NodeDefinitionError, match="Bad defines tree_flatten itself"):
-
-        @pytree_dataclass
-        class Bad:
-            x: Any
-
-            def tree_flatten(self) -> Any: ...
-
-
-def test_slots_are_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="Bad defines __slots__ itself"):
-
-        class Bad(Module):
-            __slots__ = ("x",)
-            x: Any
-
-
-@pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
-def test_a_setattr_of_the_users_own_is_refused(name: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=f"Bad defines {name} itself"):
-        pytree_dataclass(type("Bad", (), {name: lambda *_: None}))
-
-
-def test_decorating_twice_is_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="Twice is a node class already"):
-
-        @pytree_dataclass
-        @pytree_dataclass
-        class Twice:
-            x: Any
-
-
-def test_decorating_a_module_is_refused_with_the_right_place_for_options() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"class Net\(Module, kw_only=True\)"):
-
-        @pytree_dataclass(kw_only=True)
-        class Net(Module):
-            x: Any
 
 
 def test_generic_aliases_make_the_same_node() -> None:
@@ -101,22 +53,6 @@ def test_protocol_bases_need_no_metaclass() -> None:
     assert Net(2.0)(3.0) == 6.0
     assert isinstance(Net(2.0), Apply)
     assert jax.tree.leaves(Net(2.0)) == [2.0]
-
-
-def test_abstract_classes_refuse_instances_and_their_subclasses_do_not() -> None:
-    class Base(Module, abc.ABC):
-        w: Any
-
-        @abc.abstractmethod
-        def __call__(self, x: Any) -> Any: ...
-
-    class Net(Base):
-        def __call__(self, x: Any) -> Any:
-            return x
-
-    with pytest.raises(TypeError, match="abstract"):
-        Base(1.0)  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
-    assert Net(1.0)(2.0) == 2.0
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -163,48 +99,6 @@ def test_several_bases_with_fields_and_diamonds_give_each_field_once() -> None:
     assert (node.a, node.b, node.c, node.d, node.mode, node.size) == (1.0, 2.0, 3.0, 9.0, "m", 5)
     assert jax.tree.leaves(node) == [1.0, 3.0, 2.0, 9.0]
     assert jax.tree.map(lambda x: x * 2, node).c == 6.0
-
-
-def test_a_decorated_subclass_of_a_decorated_class_is_a_node_too() -> None:
-    @pytree_dataclass
-    class Base:
-        x: Any
-
-    @pytree_dataclass
-    class WithMethod(Base):
-        def double(self) -> Any:
-            return self.x * 2
-
-    @pytree_dataclass
-    class WithField(Base):
-        y: Any = 2.0
-        mode: str = static(default="m")
-
-    assert jax.tree.leaves(WithMethod(1.0)) == [1.0]
-    assert jax.tree.map(lambda x: x + 1, WithMethod(1.0)).double() == 4.0
-    node: Any = WithField(1.0, 3.0)
-    assert jax.tree.leaves(node) == [1.0, 3.0]
-    assert node.mode == "m"
-
-
-def test_a_decorated_subclass_starts_over_with_its_own_options() -> None:
-    @pytree_dataclass
-    class Base:
-        x: Any = 1.0
-
-    @pytree_dataclass(kw_only=True)
-    class Sub(Base):
-        y: Any  # without kw_only it would follow a default
-        mode: str = static(default="m")
-
-        def __post_init__(self) -> None:
-            assert self.mode
-
-    node = Sub(y=2.0)
-    assert jax.tree.leaves(node) == [1.0, 2.0]
-    assert node.mode == "m"
-    assert Sub.__doc__ is not None
-    assert "y: Any" in Sub.__doc__
 
 
 @pytree_dataclass
@@ -288,16 +182,252 @@ def test_module_keywords_reach_other_bases() -> None:
     assert jax.tree.leaves(Net(w=1.0)) == [1.0]
 
 
-def test_nested_and_local_classes_and_cells_run_twice_are_classes_of_their_own() -> None:
-    first, second = make_twice()
-    one, two = first(1.0), second(1.0)
+def cell() -> Any:
+    @pytree_dataclass
+    class Cell:
+        x: Any
+        name: str = static(default="cell")
+
+    return Cell(1.0)
+
+
+def test_two_classes_of_one_name_as_of_a_cell_that_ran_twice_are_two() -> None:
+    one, two = cell(), cell()
     assert one != two
     assert jax.tree.structure(one) != jax.tree.structure(two)
 
-    class Outer(Module):
-        class Inner(Module):
-            w: Any
 
-        inner: Inner
+# Whose __init__ runs
 
-    assert one_line(Outer(Outer.Inner(1.0))).endswith("Outer(inner=" + one_line(Outer.Inner(1.0)) + ")")
+
+class Mixin:
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("mixin", x))  # past the one of a frozen dataclass
+
+
+class Cooperative:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tag = "cooperative"
+
+
+class Own(Module):
+    x: Any
+
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("own", x))
+
+
+class Generated(Module):
+    x: Any
+
+
+class Plain:
+    """Without an `__init__`."""
+
+
+class Speaks(typing.Protocol):
+    """Into which `typing` puts an `__init__`."""
+
+
+class Declares(typing_extensions.Protocol):
+    """The same of another library."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    x: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DataWithInit:
+    x: Any
+
+    def __init__(self, x: Any) -> None:
+        object.__setattr__(self, "x", ("data", x))
+
+
+SAYS: dict[type[Any], Any] = {Mixin: ("mixin", 1.0), Own: ("own", 1.0), DataWithInit: ("data", 1.0)}
+SILENT = [Plain, Speaks, Declares]
+BASES = [Mixin, Own, Generated, DataWithInit, Data, *SILENT]
+
+
+def bases_with_a_node() -> list[tuple[type[Any], ...]]:
+    pairs = [pair for pair in itertools.permutations(BASES, 2) if {Own, Generated} & set(pair)]
+    behind_one = [(silent, *pair) for silent, pair in itertools.product(SILENT, pairs) if silent not in pair]
+    return [*pairs, *behind_one]
+
+
+def test_the_init_that_runs_is_the_first_in_the_order_of_bases_as_in_python() -> None:
+    for bases in bases_with_a_node():
+        cls: Any = types.new_class("Node", bases)
+        first = next(base for base in bases if base not in SILENT)
+        node = cls(1.0)
+        assert node.x == SAYS.get(first, 1.0), bases
+        assert jax.tree.structure(node) == jax.tree.structure(cls(2.0)), bases  # it is sealed
+        assert types.new_class("Sub", (cls,))(1.0).x == node.x, bases
+
+
+def test_a_decorated_class_does_not_inherit_the_init_of_a_mixin() -> None:
+    @pytree_dataclass
+    class Base:
+        x: Any
+
+    @pytree_dataclass
+    class Decorated(Mixin, Base):  # as with dataclasses
+        pass
+
+    assert Decorated(1.0).x == 1.0
+
+
+def test_a_cooperative_mixin_reaches_the_generated_init_behind_it() -> None:
+    class Net(Cooperative, Generated):
+        tag: str = static(default="")
+
+    class Bare(Cooperative, Module):
+        tag: str = static(default="")
+
+    class Behind(Module, Cooperative, init=False):
+        tag: str = static(default="")
+
+    assert (Net(1.0).x, Net(1.0).tag, Bare().tag, Behind().tag) == (1.0, *["cooperative"] * 3)
+
+
+def test_super_init_of_module_goes_on_to_the_bases_behind_it() -> None:
+    class Net(Module, Mixin):
+        x: Any
+
+        def __init__(self) -> None:
+            super().__init__(1.0)
+
+    assert Net().x == ("mixin", 1.0)
+
+
+# Abstract methods
+
+
+def abstract(cls: Any) -> Any:
+    """A message of Python's, from a class with the metaclass for it."""
+    with pytest.raises(TypeError) as caught:
+        cls()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("decorate", [lambda base: base, pytree_dataclass])
+def test_an_abstract_method_is_enforced_without_abc_in_pythons_words(decorate: Any) -> None:
+    def shape(bases: tuple[type[Any], ...]) -> Any:
+        def run(self: Any) -> None: ...
+
+        def width(self: Any) -> int: ...  # type: ignore[empty-body]
+
+        body = {"run": abc.abstractmethod(run), "width": property(abc.abstractmethod(width))}
+        return type("Shape", bases, body)
+
+    ours = decorate(shape((object,) if decorate is pytree_dataclass else (Module,)))
+    theirs = shape((abc.ABC,))
+
+    assert abstract(ours) == abstract(theirs)
+    half = {"__annotations__": {"width": int}, "width": static(default=3)}
+    assert "run" in abstract(decorate(type("Half", (ours,), half)))
+    assert "width" not in abstract(decorate(type("Half", (ours,), half)))
+    whole: Any = decorate(type("Whole", (decorate(type("Half", (ours,), half)),), {"run": lambda self: self.width}))
+    assert (whole().run(), ours.__abstractmethods__) == (3, {"run", "width"})
+
+
+# A bare Module()
+
+
+def test_a_bare_module_is_a_node_without_fields() -> None:
+    bare: Any = Module()
+
+    assert repr(bare) == "Module()"
+    assert jax.tree.leaves([bare, 1.0]) == [1.0]
+    assert jax.tree_util.tree_leaves_with_path({"a": bare}) == []
+    assert jax.tree.map(lambda leaf: leaf, bare) == bare == Module()
+    assert hash(bare) == hash(Module())
+    assert copy.copy(bare) == copy.deepcopy(bare) == pickle.loads(pickle.dumps(bare)) == treewright.replace(bare)
+    assert jax.jit(lambda module, x: (module, x))(bare, 2.0) == (bare, 2.0)
+    assert Static(bare) == Static(Module())
+    assert treewright.diff(bare, Module()) == []
+    assert str(treewright.summary(bare)).startswith("Module\n")
+    assert (treewright.count(bare), isinstance(bare, Module)) == (0, True)
+    assert Module().tree_flatten() == bare.tree_flatten()
+
+
+# __repr__
+
+
+def test_super_repr_and_a_wrapped_repr_show_the_fields() -> None:
+    class Net(Module):
+        kernel: Any
+        inner: Any = None
+
+        def __repr__(self) -> str:
+            return f"<{super().__repr__()}>"
+
+    def wrapped(cls: Any) -> Any:  # as beartype does with every method of a class
+        own = cls.__repr__
+        cls.__repr__ = lambda self: own(self)
+        return cls
+
+    @wrapped
+    @pytree_dataclass
+    class Point:
+        x: Any
+
+    Net.__qualname__ = "Net"
+    assert repr(Net(jnp.ones(3), Net(1.0))) == "<Net(kernel=f32[3], inner=<Net(kernel=1.0, inner=None)>)>"
+    assert repr(Point(1.0)) == f"{Point.__qualname__}(x=1.0)"
+    cyclic: list[Any] = []
+    cyclic.append(Net(cyclic))
+    assert repr(cyclic[0]) == "<Net(kernel=[...], inner=None)>"
+
+
+# Doctests
+
+
+class Documented(Module):
+    """A class.
+
+    >>> Documented(1.0).x
+    1.0
+    """
+
+    x: float
+
+    def method(self) -> float:
+        """A method.
+
+        >>> Documented(1.0).method()
+        2.0
+        """
+        return self.x + 1.0
+
+    @jax.jit
+    def jitted(self) -> Any:
+        """A jitted one.
+
+        >>> float(Documented(1.0).jitted())
+        3.0
+        """
+        return self.x + 2.0
+
+    @property
+    def half(self) -> float:
+        """A property.
+
+        >>> Documented(1.0).half
+        0.5
+        """
+        return self.x / 2
+
+
+def test_doctests_of_methods_are_found_and_run() -> None:
+    found = list(doctest.DocTestFinder(exclude_empty=True).find(Documented, "Documented", module=False))
+    runner = doctest.DocTestRunner()
+    for test in found:
+        test.globs["Documented"] = Documented
+        runner.run(test)
+
+    assert {test.name.removeprefix("Documented") for test in found} == {"", ".method", ".jitted", ".half"}
+    assert (runner.summarize(verbose=False).failed, runner.tries) == (0, 4)

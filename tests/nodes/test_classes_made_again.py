@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -55,24 +53,6 @@ def reload(module: Any, **values: Any) -> Any:
     module.path.write_text(SOURCE.format(**values))
     importlib.invalidate_caches()
     return importlib.reload(module)
-
-
-@pytest.mark.parametrize("name", ["Net", "Data"])
-def test_a_class_has_an_answer_for_each_name_that_it_lists(module: Any, name: str) -> None:
-    cls = getattr(module, name)
-
-    assert all(hasattr(cls, listed) for listed in dir(cls))
-    assert all(hasattr(TrainState, listed) for listed in dir(TrainState) if listed != "__abstractmethods__")
-
-
-def test_on_the_class_a_field_is_its_view_which_dataclasses_refuses_as_a_default() -> None:
-    class Net(treewright.Module):
-        x: Any
-        y: Any = 2.0
-
-    with pytest.raises(ValueError, match=r"mutable default <class '.*View'> for field x is not allowed"):
-        dataclasses.dataclass(frozen=True)(Net)
-    assert (type(Net.x).__name__, type(Net.y).__name__) == ("FieldView", "FieldView")
 
 
 def update_class(old: type[Any], new: type[Any]) -> None:
@@ -173,21 +153,3 @@ def test_where_two_classes_of_one_name_meet_that_is_said(module: Any) -> None:
         assert caught.value.__notes__ == [TWICE]
     with pytest.raises(ValueError, match="two classes are named Net"):
         treewright.stack([old, new])
-
-
-def test_an_error_about_classes_of_two_names_gets_no_note(module: Any) -> None:
-    with pytest.raises(ValueError, match=OTHER_CLASS) as caught:
-        treewright.combine(module.Net(jnp.ones(2)), module.Data(1.0))
-
-    assert not hasattr(caught.value, "__notes__")
-
-
-def test_a_checkpoint_goes_by_the_name_of_the_class(module: Any, tmp_path: Path) -> None:
-    treewright.checkpoint.save(tmp_path / "net", module.Net(jnp.ones(2)))
-    new = reload(module, rate=0.1, times=1).Net(jnp.zeros(2))
-
-    loaded = treewright.checkpoint.load(tmp_path / "net", like=new)
-
-    assert (type(loaded), loaded.weight.tolist()) == (module.Net, [1.0, 1.0])
-    with pytest.raises(TypeError, match="Net has no field bias"):
-        functools.partial(replace, loaded)(bias=1)

@@ -1,12 +1,10 @@
 """Copies by `copy`, `pickle`, `cloudpickle` and other processes: as frozen as the original, as soon freed."""
 
-import concurrent.futures
 import contextlib
 import copy
 import dataclasses
 import functools
 import gc
-import multiprocessing
 import pickle
 import sys
 import weakref
@@ -20,7 +18,6 @@ import numpy as np
 import optax
 import pytest
 
-from tests.conftest import count_traces
 from treewright import Module, TrainState, field, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
@@ -83,7 +80,7 @@ def pickled(protocol: int, node: Any) -> Any:
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{f"pickle {protocol}": functools.partial(pickled, protocol) for protocol in range(6)},
+    **{f"pickle {protocol}": functools.partial(pickled, protocol) for protocol in (0, 2, 5)},
     "cloudpickle": lambda node: pickle.loads(cloudpickle.dumps(node)),
     "tree.map": lambda node: jax.tree.map(lambda leaf: leaf, node),
     "replace": replace,
@@ -102,35 +99,28 @@ def no_garbage_collector() -> Generator[None]:
 
 
 @copies
-def test_a_copy_is_another_equal_node(copied: Callable[[Any], Any]) -> None:
-    for node in (Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})):
+def test_a_copy_is_another_equal_node_that_no_constructor_converter_or_check_made(copied: Callable[[Any], Any]) -> None:
+    nodes: list[Any] = [Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})]
+    for node in nodes:
+        calls.clear()
         found = copied(node)
+        assert calls == []
         assert found is not node
         assert type(found) is type(node)
         assert found == node
         assert repr(found) == repr(node)
-        assert jax.tree.structure(found) == jax.tree.structure(node)
-
-
-@copies
-def test_no_constructor_converter_or_check_runs_for_a_copy(copied: Callable[[Any], Any]) -> None:
-    net = Net(3)
-    calls.clear()
-    copied(net)
-    assert calls == []
+        assert found.tree_flatten()[1] is node.tree_flatten()[1]
 
 
 @copies
 def test_a_copy_is_as_frozen_as_the_original(copied: Callable[[Any], Any]) -> None:
     net = copied(Net(3))
     for node, name in [(net, "layers"), (net, "rate"), (net.layers[0], "kernel"), (net.layers[0], "total")]:
-        before = repr(node)
         for change in (setattr, object.__setattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}' of a"):
                 change(node, name, 1)
         with pytest.raises(dataclasses.FrozenInstanceError, match=f"field '{name}' of a"):
             delattr(node, name)
-        assert repr(node) == before
 
 
 @copies
@@ -143,16 +133,6 @@ def test_a_copy_is_freed_with_its_last_reference(copied: Callable[[Any], Any]) -
             gone = weakref.ref(found)
             del found
             assert gone() is None
-
-
-@copies
-def test_a_copy_shares_the_statics_so_jit_does_not_trace_again(copied: Callable[[Any], Any]) -> None:
-    counted = count_traces(lambda net: net(1.0).sum())
-    apply = jax.jit(counted)
-    net = Net(3)
-    assert copied(net).tree_flatten()[1] is net.tree_flatten()[1]
-    assert apply(net) == apply(copied(net))
-    assert counted.count == 1
 
 
 @pytest.mark.parametrize("name", [name for name in COPIES if name.startswith(("deepcopy", "pickle", "cloud"))])
@@ -212,20 +192,6 @@ def class_of_version(*children: str, statics: tuple[str, ...] = ()) -> Any:
     return type("Version", (Module,), {"__module__": __name__, "__annotations__": annotations, **body})
 
 
-@pytest.mark.parametrize("later", [{"statics": ("c", "d")}, {"statics": ()}])
-def test_a_pickle_of_a_class_that_has_other_statics_now_is_refused(
-    monkeypatch: pytest.MonkeyPatch, later: dict[str, Any]
-) -> None:
-    before = class_of_version("a", statics=("c",))
-    monkeypatch.setattr(sys.modules[__name__], "Version", before, raising=False)
-    data = pickle.dumps(before(1, 2))
-    monkeypatch.setattr(sys.modules[__name__], "Version", class_of_version("a", **later))
-    with pytest.raises(
-        TypeError, match=r"The pickle holds the fields a, c of Version, which now has a.*another version of the class"
-    ):
-        pickle.loads(data)
-
-
 @pytest.mark.parametrize("later", [("a", "b"), ("b",), ()])
 def test_a_pickle_of_a_class_that_has_other_children_now_is_refused(
     monkeypatch: pytest.MonkeyPatch, later: tuple[str, ...]
@@ -239,31 +205,6 @@ def test_a_pickle_of_a_class_that_has_other_children_now_is_refused(
 
 
 # Other processes
-
-
-def doubled(net: Net) -> tuple[Net, Any]:
-    return jax.tree.map(lambda leaf: 2 * leaf, net), net(1.0)
-
-
-def test_nodes_travel_to_a_spawned_process_and_back() -> None:
-    net = Net(3, rate=0.25)
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        found, output = pool.submit(doubled, net).result(timeout=120)
-    assert found == jax.tree.map(lambda leaf: 2 * leaf, net)
-    assert jnp.array_equal(output, net(1.0))
-    assert jax.tree.structure(found) == jax.tree.structure(net)
-
-
-def test_a_class_may_say_itself_how_it_is_copied() -> None:
-    @pytree_dataclass
-    class Handle:
-        name: str = static(default="a")
-
-        def __copy__(self) -> "Handle":
-            return Handle("copied")
-
-    assert copy.copy(Handle()).name == "copied"
-    assert copy.deepcopy(Handle()).name == "a"
 
 
 @pytest.mark.parametrize(

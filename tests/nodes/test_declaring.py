@@ -1,44 +1,22 @@
-"""`@pytree_dataclass` and `Module`: what a declaration gives, and what it refuses."""
+"""What a declaration gives: options, specifiers, names, overridden fields, inherited kinds, and `doc=`."""
 
+import abc
 import dataclasses
 import functools
+import inspect
 import itertools
 import operator
+import pydoc
+import traceback
 import types
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-import treewright
-from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright.errors import NodeDefinitionError
-
-T = TypeVar("T")
-
-
-# What a declaration gives
-
-
-def test_the_decorated_class_is_the_same_object() -> None:
-    class Plain:
-        x: Any
-
-    assert pytree_dataclass(Plain) is Plain
-    assert Plain.__mro__ == (Plain, object)
-
-
-def test_the_decorator_is_used_bare_and_called() -> None:
-    @pytree_dataclass
-    class Bare:
-        x: Any
-
-    @pytree_dataclass()
-    class Called:
-        x: Any
-
-    assert jax.tree.leaves([Bare(1), Called(2)]) == [1, 2]
+from treewright import Module, buffer, field, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError, NodeInitError
 
 
 def test_fields_are_children_and_static_fields_are_aux_data() -> None:
@@ -55,54 +33,6 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
     assert repr(aux) == "width=3, activation='relu'"
 
 
-def test_every_module_subclass_is_a_node_by_itself() -> None:
-    class Net(Module):
-        w: Any
-        depth: int = static(default=2)
-
-    class Deeper(Net):
-        b: Any = 0.0
-
-    assert jax.tree.leaves(Deeper(1.0, 4, 2.0)) == [1.0, 2.0]
-    assert jax.tree.map(lambda x: x + 1, Deeper(1.0)) == Deeper(2.0, 2, 1.0)
-
-
-def test_module_options_stand_in_the_class_statement() -> None:
-    class Net(Module, kw_only=True):
-        w: Any
-        b: Any = 0.0
-
-    assert Net(w=1.0) == Net(b=0.0, w=1.0)
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        Net(1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-def test_options_of_the_standard_library_are_honoured() -> None:
-    @pytree_dataclass(init=False, repr=False, eq=False, match_args=False)
-    class Bare:
-        x: Any
-
-        def __init__(self) -> None:
-            object.__setattr__(self, "x", 1.0)
-
-    bare = Bare()
-    assert bare == bare
-    assert bare != Bare()
-    assert "object at 0x" in repr(bare)
-    assert "__match_args__" not in vars(Bare)
-
-
-def test_a_module_without_eq_compares_and_hashes_by_identity() -> None:
-    class Net(Module, eq=False, repr=False):
-        w: Any
-
-    net = Net(jnp.ones(3))
-    assert net == net
-    assert net != Net(net.w)
-    assert hash(net) == hash(net)
-    assert "object at 0x" in repr(net)
-
-
 def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
     """A class with the field `x` and the static `n`, as either way makes it, or as dataclasses does."""
     body = {"__annotations__": {"x": Any, "n": Any}, "n": static(default=0), **body}
@@ -113,18 +43,17 @@ def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
 
 
 WAYS = ["decorated", "Module"]
-ORDER = [operator.lt, operator.le, operator.gt, operator.ge]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compare", ORDER)
-def test_order_compares_as_a_dataclass_with_order_does(way: str, compare: Any) -> None:
+def test_order_compares_as_a_dataclass_with_order_does(way: str) -> None:
     ours, theirs = declared(way, {}, order=True), declared("dataclasses", {}, order=True)
     fields = [(1, 2), (1, 3), (2, 1), (jnp.ones(()), 1), (True, 2)]
-    for left, right in itertools.product(fields, repeat=2):
-        assert bool(compare(ours(*left), ours(*right))) is bool(compare(theirs(*left), theirs(*right)))
-    with pytest.raises(TypeError, match="not supported between instances"):
-        compare(ours(1), declared(way, {}, order=True)(1))
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge):
+        for left, right in itertools.product(fields, repeat=2):
+            assert bool(compare(ours(*left), ours(*right))) is bool(compare(theirs(*left), theirs(*right)))
+        with pytest.raises(TypeError, match="not supported between instances"):
+            compare(ours(1), declared(way, {}, order=True)(1))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -163,28 +92,10 @@ def test_unsafe_hash_is_by_value_where_eq_is_not(way: str) -> None:
     assert hash(own(1)) == hash(cls(1))
 
 
-def test_frozen_false_is_refused_with_the_cure() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"frozen=False\) for .*treewright\.replace"):
-        pytree_dataclass(frozen=False)(type("Plain", (), {}))
-
-    @pytree_dataclass(frozen=True, order=False)
-    class Fine:
-        x: Any
-
-    assert jax.tree.leaves(Fine(1)) == [1]
-
-
-def test_what_is_no_class_is_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match="decorates a class, got 3"):
-        pytree_dataclass(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-
-
 # Field specifiers
 
 
 def test_specifiers_take_what_dataclasses_field_takes() -> None:
-    import inspect
-
     wanted = set(inspect.signature(dataclasses.field).parameters) | {"doc"}  # which it has since Python 3.14
     for specifier in (field, static, buffer):
         ours = {"converter", "local", "sharding", "stack"}
@@ -192,8 +103,6 @@ def test_specifiers_take_what_dataclasses_field_takes() -> None:
 
 
 def test_the_decorator_takes_what_dataclass_takes() -> None:
-    import inspect
-
     wanted = inspect.signature(dataclasses.dataclass).parameters
     ours = inspect.signature(pytree_dataclass).parameters
     assert set(ours) == set(wanted) - {"slots", "weakref_slot"}
@@ -201,66 +110,16 @@ def test_the_decorator_takes_what_dataclass_takes() -> None:
     assert defaults == {name: wanted[name].default for name in defaults}
 
 
-def test_plain_defaults_and_dataclasses_field_keep_working() -> None:
-    @pytree_dataclass
-    class Mixed:
-        a: Any
-        b: Any = 2.0
-        c: Any = dataclasses.field(default=3.0)
-        d: Any = dataclasses.field(default_factory=lambda: [4.0])
-        e: Any = dataclasses.field(default=5.0, kw_only=True)
-
-    assert jax.tree.leaves(Mixed(1.0)) == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
-def test_metadata_static_is_honoured_as_in_jax() -> None:
-    @pytree_dataclass
-    class Layer:
+def test_metadata_static_is_honoured_as_in_jax_and_written_for_other_tools() -> None:
+    class Layer(Module):
         w: Any
         name: str = dataclasses.field(default="a", metadata={"static": True})
         kind: str = field(default="b", metadata={"static": False})
+        ours: str = static(default="c", metadata={"unit": "m"})
 
-    assert Layer(1.0).tree_flatten()[0] == (1.0, "b")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    assert Layer(1.0).tree_flatten()[1].values == ("a",)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_static_tells_other_tools_so_in_its_metadata() -> None:
-    @pytree_dataclass
-    class Layer:
-        name: str = static(default="a", metadata={"unit": "m"})
-
-    (found,) = dataclasses.fields(Layer)
-    assert found.metadata["static"] is True
-    assert found.metadata["unit"] == "m"
-
-
-def test_a_buffer_is_a_child_with_its_own_kind() -> None:
-    @pytree_dataclass
-    class Norm:
-        scale: Any
-        mean: Any = buffer(default=0.0)
-
-    assert jax.tree.leaves(Norm(1.0)) == [1.0, 0.0]
-    assert [f.kind for f in Norm.__node_spec__.fields] == ["child", "buffer"]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_converter_runs_on_given_values_and_defaults() -> None:
-    @pytree_dataclass
-    class Layer:
-        w: Any = field(converter=jnp.asarray)
-        sizes: Any = static(default_factory=list, converter=tuple)
-        scale: Any = field(default=2, converter=float)
-
-    layer = Layer([1.0, 2.0], sizes=[3, 4])
-    assert isinstance(layer.w, jax.Array)
-    assert layer.sizes == (3, 4)
-    assert Layer(0.0).sizes == ()
-    assert isinstance(layer.scale, float)
-
-
-def test_a_converter_that_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="converter must be a function of one value, got 3"):
-        field(converter=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert jax.tree.leaves(Layer(1.0)) == [1.0, "b"]
+    metadata = dataclasses.fields(Layer)[3].metadata
+    assert (metadata["static"], metadata["unit"]) == (True, "m")
 
 
 def test_a_static_is_compared_in_one_of_four_ways() -> None:
@@ -268,22 +127,7 @@ def test_a_static_is_compared_in_one_of_four_ways() -> None:
         static(compare=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def test_default_and_default_factory_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot specify both default and default_factory"):
-        static(default=1, default_factory=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-
-
-def test_a_class_is_documented_by_its_signature() -> None:
-    class Net(Module):
-        w: float
-        depth: int = static(default=2)
-
-    assert Net.__doc__ == "Net(w: float, depth: int = 2)"
-
-
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
-    import traceback
-
     def refuse(value: Any) -> Any:
         raise ValueError(value)
 
@@ -297,9 +141,214 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     assert any("w = convert_w(w)" in line for line in lines)
 
 
-def test_all_public_names_are_found_and_others_are_not() -> None:
-    assert set(treewright.__all__) <= set(dir(treewright))
-    for name in treewright.__all__:
-        assert getattr(treewright, name) is not None
-    with pytest.raises(AttributeError, match="module 'treewright' has no attribute 'nothing'"):
-        _ = treewright.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+# Names
+
+
+@pytest.mark.parametrize("name", ["_node", "tree_flatten", "tree_unflatten", "__hash__"])
+def test_a_field_with_a_name_that_every_node_has_is_refused(name: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=f"Bad can't have a field {name}: every node uses this name itself"):
+        pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
+
+
+@pytest.mark.parametrize("name", ["class", "a b", "1st"])
+def test_a_field_that_is_no_identifier_is_refused(name: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=f"Bad has a field '{name}', which is not an identifier"):
+        pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
+
+
+# Fields that are overridden
+
+
+class Shape(Module):
+    """Has fields that no constructor takes."""
+
+    scale: Any = 1.0
+    area: Any = field(init=False)
+    names: Any = static(init=False)
+
+
+def overriding(value: Any, *, own_init: bool) -> tuple[Any, Any]:
+    """A subclass with this value in place of two fields, and a subclass of that."""
+
+    class Known(Shape):
+        area = value
+        names = value
+
+        if own_init:
+
+            def __init__(self, scale: Any = 2.0) -> None:
+                self.scale = scale
+
+    class Deeper(Known):
+        depth: Any = 3.0
+
+    return Known, Deeper
+
+
+@pytest.mark.parametrize("own_init", [False, True])
+@pytest.mark.parametrize("value", [property(lambda self: self.scale * 4), 8.0, ("a", "b")])
+def test_a_field_that_no_constructor_takes_may_be_overridden(value: Any, *, own_init: bool) -> None:
+    known, deeper = overriding(value, own_init=own_init)
+    for cls, names in [(known, ["scale"]), (deeper, ["scale", "depth"])]:
+        node = cls(2.0)
+        assert [field.name for field in dataclasses.fields(node)] == names
+        assert jax.tree.leaves(node)[:1] == [2.0]
+        assert node.area == node.names == (8.0 if isinstance(value, property) else value)
+        assert jax.jit(lambda node: node.scale * 2)(node) == 4.0
+        assert replace(node, scale=3.0).scale == 3.0
+
+
+def test_an_overridden_field_that_is_annotated_again_is_a_field_again() -> None:
+    known, _ = overriding(8.0, own_init=False)
+
+    class Again(known):  # type: ignore[valid-type, misc]
+        area: Any = 9.0
+
+    assert jax.tree.leaves(Again()) == [1.0, 9.0]
+
+
+def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
+    class Base(Module):
+        width: Any
+        mode: str = static()
+
+    class Fixed(Base):
+        mode = "fixed"
+
+        @property  # type: ignore[misc]
+        def width(self) -> int:
+            return 3
+
+        def __init__(self) -> None:
+            pass
+
+    node = Fixed()
+    assert (node.width, node.mode, jax.tree.leaves(node)) == (3, "fixed", [])
+
+    class Assigns(Base):
+        mode = "fixed"
+
+        def __init__(self) -> None:
+            self.width = 1
+            self.mode = "other"
+
+    with pytest.raises(NodeInitError, match="assigned to mode, which it does not declare"):
+        Assigns()
+
+
+def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:
+    class Base(Module, abc.ABC):
+        @property
+        @abc.abstractmethod
+        def width(self) -> int: ...
+
+        def depth(self) -> int:
+            return 1
+
+    class Net(Base):
+        width: int = static()  # pyright: ignore[reportIncompatibleMethodOverride]
+        depth: Any
+
+    with pytest.raises(TypeError, match="abstract"):
+        Base()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
+    net = Net(3, 4.0)
+    assert (net.width, net.depth, jax.tree.leaves(net)) == (3, 4.0, [4.0])
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'width' and 'depth'"):
+        Net()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# Kinds that are inherited
+
+
+@pytest.mark.parametrize(("specifier", "kind"), [(static, "static"), (buffer, "buffer")])
+def test_annotating_an_inherited_static_or_buffer_anew_without_its_specifier_is_refused(
+    specifier: Any, kind: str
+) -> None:
+    class Base(Module):
+        mode: str = specifier(default="a")
+
+    with pytest.raises(
+        NodeDefinitionError, match=rf"Bad\.mode is annotated anew without {kind}\(\)(?s:.*){kind}\(default='b'\)"
+    ):
+
+        class Bad(Base):
+            mode: str = "b"
+
+    with pytest.raises(NodeDefinitionError, match=rf"Bare\.mode is annotated anew without {kind}\(\)"):
+
+        class Bare(Base):
+            mode: str  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def test_a_specifier_changes_the_kind_by_name() -> None:
+    class Base(Module):
+        mode: Any = static(default="a")
+        w: Any = 1.0
+
+    class Child(Base):
+        mode: Any = field(default=2.0)
+
+    class Frozen(Base):
+        w: Any = static(default=3.0)
+
+    assert jax.tree.leaves(Child()) == [2.0, 1.0]
+    assert jax.tree.leaves(Frozen()) == []
+
+
+# doc=
+
+
+@pytree_dataclass
+class Layer:
+    kernel: float = field(doc="f32[inputs, outputs].")
+    width: int = static(default=3, doc="How many outputs.")
+    mean: float = buffer(default=0.0, doc="Of the last batches,\n    weighted.")
+    plain: float = 0.0
+
+
+class Net(Module):
+    """A network.
+
+    With layers.
+    """
+
+    layer: Layer = field(doc="The only one.")
+    name: str = static(default="net")
+
+
+class Deeper(Net):
+    depth: int = static(default=2, doc="How often.")
+
+
+def test_help_shows_it_below_the_signature() -> None:
+    assert Layer.__doc__ == (
+        "Layer(kernel: float, width: int = 3, mean: float = 0.0, plain: float = 0.0)\n"
+        "\n"
+        "Attributes:\n"
+        "    kernel: f32[inputs, outputs].\n"
+        "    width: How many outputs.\n"
+        "    mean: Of the last batches,\n"
+        "        weighted."
+    )
+    assert " |      width: How many outputs.\n" in pydoc.plain(pydoc.render_doc(Layer))
+
+
+def test_help_shows_it_below_a_docstring_and_that_of_inherited_fields_too() -> None:
+    assert Net.__doc__ == "A network.\n\nWith layers.\n\nAttributes:\n    layer: The only one."
+    assert str(Deeper.__doc__).endswith("\n\nAttributes:\n    layer: The only one.\n    depth: How often.")
+
+
+def test_a_class_without_doc_keeps_its_docstring_as_it_is() -> None:
+    @pytree_dataclass
+    class Plain:
+        """As  written.
+
+        Indented.
+        """
+
+        x: int
+
+    written = type("Plain", (), {"__doc__": Plain.__doc__}).__doc__
+    assert Plain.__doc__ == written
+    assert Plain.__doc__ is not None
+    assert "Attributes" not in Plain.__doc__

@@ -1,10 +1,7 @@
 """`==` gives a plain bool for any leaves, `hash` goes by value, and the two agree."""
 
-import collections
 import dataclasses
-import enum
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -14,7 +11,7 @@ import numpy as np
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
-from treewright.errors import TracedComparisonError, UnfinishedNodeError
+from treewright.errors import TracedComparisonError
 
 NAN = float("nan")
 spec: Any = jax.P  # jax types neither of these
@@ -70,10 +67,6 @@ class Elementwise:
     __hash__: Any = None
 
 
-class Color(enum.IntEnum):
-    RED = 1
-
-
 def not_a_number() -> float:
     """A NaN that is no other NaN object."""
     return float("nan")
@@ -81,42 +74,23 @@ def not_a_number() -> float:
 
 LEAVES: dict[str, Callable[[], Any]] = {
     "f32[2,3]": lambda: jnp.ones((2, 3)),
-    "0-d": lambda: jnp.asarray(1.0),
-    "no elements": lambda: jnp.zeros((0, 3)),
     "bfloat16": lambda: jnp.ones(3, jnp.bfloat16),
-    "float8": lambda: jnp.ones(3, jnp.float8_e4m3fn),
-    "int4": lambda: jnp.ones(3, jnp.int4),
     "bool": lambda: jnp.array([True, False]),
-    "complex": lambda: jnp.ones(2, jnp.complex64),
     "typed key": lambda: jax.random.key(0),
-    "typed keys": lambda: jax.random.split(jax.random.key(0), 3),
-    "raw key": lambda: jax.random.PRNGKey(0),
     "sharded": lambda: jax.device_put(jnp.arange(4), jax.NamedSharding(jax.make_mesh((4,), ("x",)), spec("x"))),
     "numpy": lambda: np.arange(6.0).reshape(2, 3),
     "numpy scalar": lambda: np.float32(1.5),
-    "numpy strings": lambda: np.array(["a", "b"]),
     "numpy records": lambda: np.array([(1, NAN)], [("a", int), ("b", float)]),
     "numpy times": lambda: np.array(["2020-01-01", "NaT"], "datetime64[s]"),
     "numpy objects": lambda: np.array([{"a": 1}, not_a_number(), "s"], object),
-    "numpy objects that are arrays": lambda: np.array([np.ones(2), None], object),
     "int": lambda: 10**20,
-    "float": lambda: 0.5,
-    "True": lambda: True,
     "str": lambda: str(10**5),
-    "bytes": lambda: bytes([1, 2]),
     "None": lambda: None,
     "ShapeDtypeStruct": lambda: abstract((2,), jnp.float32),
-    "PartitionSpec": lambda: spec("x"),
-    "range": lambda: range(3),
-    "set": lambda: {1, 2},
     "function": lambda: jax.nn.relu,
     "elementwise ==": lambda: Elementwise(1, 2),
     "NaN": not_a_number,
-    "complex NaN": lambda: complex(NAN, 0.0),
     "NaN in an array": lambda: jnp.array([1.0, NAN]),
-    "NaN in bfloat16": lambda: jnp.array([1.0, NAN], jnp.bfloat16),
-    "0-d NaN": lambda: jnp.asarray(NAN),
-    "numpy NaN": lambda: np.float32("nan"),
     "list": lambda: [jnp.ones(2), [1, "a"], []],
     "tuple": lambda: (1, not_a_number()),
     "namedtuple": lambda: Pair(1, jnp.ones(2)),
@@ -129,37 +103,19 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "value": (jnp.ones(3), jnp.array([1.0, 1.0, 2.0])),
     "shape": (jnp.ones((2, 3)), jnp.ones((3, 2))),
     "shape of no elements": (jnp.zeros((0, 3)), jnp.zeros((0, 4))),
-    "rank": (jnp.ones(1), jnp.ones(())),
-    "shapes that broadcast": (jnp.ones((2, 3)), jnp.ones(3)),
     "dtype": (jnp.ones(3, jnp.float32), jnp.ones(3, jnp.bfloat16)),
-    "dtype, int or float": (jnp.ones(3, jnp.int32), jnp.ones(3, jnp.float32)),
     "byte order": (np.ones(3, ">f4"), np.ones(3, "<f4")),
     "key": (jax.random.key(0), jax.random.key(1)),
     "implementation of a key": (jax.random.key(0), jax.random.key(0, impl="rbg")),
-    "key and its data": (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
     "NaN and a number": (jnp.array([NAN, 1.0]), jnp.array([1.0, NAN])),
-    "NaN and a Python number": (NAN, 1.0),
     "array and Python number": (jnp.asarray(1.0), 1.0),
     "array and list": (jnp.ones(2), [1.0, 1.0]),
-    "array and None": (jnp.ones(2), None),
-    "array and str": (np.array("a"), "a"),
-    "array and its shape": (jnp.ones(2), abstract((2,), jnp.float32)),
-    "numpy and Python number": (np.int64(1), 1),
-    "number": (1, 2),
     "int and float": (1, 1.0),
     "int and bool": (1, True),
-    "bool and float": (True, 1.0),
-    "int and enum": (1, Color.RED),
-    "int and Fraction": (1, Fraction(1)),
-    "str": ("a", "b"),
-    "str and bytes": ("a", b"a"),
-    "str and None": ("", None),
     "list and tuple": ([1], (1,)),
     "tuple and namedtuple": ((1, 2), Pair(1, 2)),
     "dict keys": ({"a": 1}, {"b": 1}),
-    "dict and OrderedDict": ({"a": 1}, collections.OrderedDict(a=1)),
     "length": ([1, 2], [1]),
-    "nesting": ([1, [2]], [[1], 2]),
     "statics of a node": (Layer(1, width=3), Layer(1, width=4)),
     "statics told apart exactly": (Layer(1, width=1), Layer(1, width=True)),
     "class of a node": (Box(1), Crate(1)),
@@ -189,12 +145,6 @@ def test_arrays_compare_by_value_wherever_they_are_kept() -> None:
     assert Box(jax.device_put(jnp.ones(3), jax.devices()[1])) == Box(jnp.ones(3))
 
 
-def test_one_difference_among_many_fields_is_found() -> None:
-    assert Layer(jnp.ones(2), jnp.zeros(2)) != Layer(jnp.ones(2), jnp.ones(2))
-    assert Net(Layer(jnp.ones(2)), "a") != Net(Layer(jnp.ones(2)), "b")
-    assert Net(Layer(jnp.ones(2))) != Net(Layer(jnp.zeros(2)))
-
-
 def test_another_type_is_asked_in_turn() -> None:
     box: Any = Box(1)
     assert box not in (1, (1,))
@@ -220,7 +170,7 @@ def test_fields_that_are_not_compared_are_left_out_of_equality_and_hash() -> Non
 
     one, other = Log(1, jnp.ones(3), jnp.ones(2), "a"), Log(1, jnp.ones(4), None, "b")
     assert one == other
-    assert hash(one) == hash(other) == hash((1,))
+    assert hash(one) == hash(other)
     assert one != Log(2, jnp.ones(3), jnp.ones(2), "a")
     assert one != Log(1, key=1)
 
@@ -260,7 +210,7 @@ def test_comparing_a_traced_node_says_which_field_is_traced() -> None:
             TracedComparisonError, match=r"Layer\.kernel is traced.*can't answer with a bool.*array_equal"
         ):
             transform(compare)(argument)
-    with pytest.raises(TracedComparisonError, match=r"Box\.value is traced"):
+    with pytest.raises(TracedComparisonError, match=r"Box\.value\[0\] is traced"):
         jax.jit(lambda key: Box([key]) == Box([jax.random.key(0)]))(jax.random.key(0))
 
 
@@ -276,15 +226,6 @@ def test_what_can_be_told_without_values_is_told_under_tracing() -> None:
         assert layer != Box(layer)
 
     compare(Layer(jnp.ones(3), jnp.ones(2)))
-
-
-def test_a_traced_field_that_is_not_compared_is_no_problem() -> None:
-    @pytree_dataclass
-    class Step:
-        count: int = static()
-        loss: Any = field(compare=False)
-
-    assert jax.jit(lambda loss: jnp.asarray(Step(1, loss) == Step(1, 0.0)))(1.0)
 
 
 # Hash
@@ -306,37 +247,23 @@ def test_equal_nodes_have_equal_hashes_or_none(make: Callable[[], Any]) -> None:
 def test_the_hash_is_that_of_the_fields_as_a_tuple() -> None:
     assert hash(Layer(1, "a", 2)) == hash((1, "a", 2))
     assert hash(Layer(Layer(1), (None,))) == hash((Layer(1), (None,), 3))
-    assert hash(Layer(1)) != hash(Layer(2))
+
+
+@pytest.mark.parametrize("other", [Layer(1, "b"), Layer(2, "a"), Layer(1, "a", 4), Layer((1,), "a")])
+def test_the_hash_is_by_value(other: Layer) -> None:
+    assert hash(Layer(1, "a")) == hash(Layer(1, "a")) != hash(other)
+    assert hash(Net(Layer(1, "a"))) == hash(Net(Layer(1, "a"))) != hash(Net(other))
 
 
 @pytest.mark.parametrize("value", [jnp.ones(2), jnp.asarray(1), np.ones(2), [1], {}, jax.random.key(0)])
-def test_a_node_that_holds_what_cannot_be_hashed_says_which_field(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"unhashable type: Layer\.bias holds .*every child must be hashable"):
-        hash(Layer(1, value))
-    with pytest.raises(TypeError, match=r"unhashable type: Net\.layer holds 'Layer'") as nested:
-        hash(Net(Layer(value)))
-    assert "Layer.kernel" in str(nested.value.__cause__)
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint])
-def test_a_node_that_can_be_called_says_what_jit_takes_in_its_place(transform: Any) -> None:
-    class Scale(Module):
-        factor: jax.Array
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return x * self.factor
-
-    scale = Scale(jnp.full(2, 3.0))
-    with pytest.raises(
-        TypeError, match=r"hashable\. As the function to jit or checkpoint, .*: jit\(node\.__call__\)\.$"
+def test_a_node_that_holds_what_cannot_be_hashed_names_it_by_its_path(value: Any) -> None:
+    for node, place in (
+        (Layer(1, value), r"Layer\.bias"),
+        (Net(Layer(value)), r"Net\.layer\.kernel"),
+        (Layer((1, Layer(2, (3, value)))), r"Layer\.kernel\[1\]\.bias\[1\]"),
     ):
-        hash(scale)
-    assert transform(scale.__call__)(jnp.ones(2)).tolist() == [3.0, 3.0]
-
-
-def test_the_hash_of_a_traced_node_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"unhashable type: Box\.value"):
-        jax.jit(lambda box: hash(box))(Box(1.0))
+        with pytest.raises(TypeError, match=rf"^unhashable type: {place} holds .*every child must be hashable"):
+            hash(node)
 
 
 def test_the_work_of_a_hash_does_not_double_with_each_level() -> None:
@@ -354,14 +281,6 @@ def test_the_work_of_a_hash_does_not_double_with_each_level() -> None:
             node = Layer(1, Box(node))
         hash(node)
     assert looks[0] == looks[1] > 0
-
-
-def test_a_node_that_was_never_finished_is_not_compared() -> None:
-    empty = object.__new__(Box)
-    with pytest.raises(UnfinishedNodeError, match="unfinished Box"):
-        assert empty == Box(1)
-    with pytest.raises(UnfinishedNodeError, match="unfinished Box"):
-        hash(empty)
 
 
 # Nodes inside of nodes
@@ -412,11 +331,3 @@ def test_the_comparison_of_a_node_means_the_same_inside_of_another(
 
     assert (one == other) is are_equal
     assert not are_equal or hash(one) == hash(other)
-
-
-def test_equal_nodes_as_statics_have_equal_hashes() -> None:
-    class Outer(Module):
-        inner: Any = static()
-
-    assert Outer(ByIdentity(1)) == Outer(ByIdentity(1))
-    assert hash(Outer(ByIdentity(1))) == hash(Outer(ByIdentity(1)))

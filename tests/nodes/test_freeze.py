@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import count_traces, trace_counts
-from treewright import FrozenArray, FrozenMapping, Module, freeze, pytree_dataclass, static
+from tests.conftest import trace_counts
+from treewright import FrozenArray, FrozenMapping, freeze, pytree_dataclass, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -38,11 +38,15 @@ class Layer:
     setting: Any = static(converter=freeze)
 
 
-class Table(Module):
-    rows: Any = static(converter=freeze)
+class Size(NamedTuple):
+    sizes: Any
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sizes: Any
+    rate: float = 0.1
+    count: int = dataclasses.field(init=False, default=3)
 
 
 NESTED = {"sizes": [64, [32]], "names": {"a"}, "point": Point([1], {"b": bytearray(b"c")}), "rate": 0.5}
@@ -81,7 +85,9 @@ def test_each_mutable_kind_has_one_frozen_kind(value: Any, kind: type) -> None:
     assert isinstance(hash(freeze(value)), int)
 
 
-@pytest.mark.parametrize("value", [None, 1, 1.5, "ab", b"ab", range(3), len, int, object()])
+@pytest.mark.parametrize(
+    "value", [None, 1, 1.5, "ab", b"ab", range(3), len, int, object(), (1, ("a",)), Config((1, 2))]
+)
 def test_anything_else_is_returned_as_it_is(value: Any) -> None:
     assert freeze(value) is value
 
@@ -94,17 +100,6 @@ def test_a_part_of_a_model_is_refused(value: Any) -> None:
         TypeError, match=r"^freeze makes settings static, and .* is an? (array|node)(?s:.*)drop static\(\)"
     ):
         freeze(value)
-
-
-class Size(NamedTuple):
-    sizes: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    sizes: Any
-    rate: float = 0.1
-    count: int = dataclasses.field(init=False, default=3)
 
 
 class Attributes(dict[str, Any]):
@@ -139,13 +134,6 @@ def test_an_attribute_that_is_no_item_is_answered_with_those_that_are() -> None:
         _ = freeze(argparse.Namespace(sizes=[1])).size
 
 
-def test_what_holds_nothing_that_can_change_is_the_same_object() -> None:
-    config = Config((1, 2))
-
-    assert freeze(config) is config
-    assert freeze((1, ("a",))) == (1, ("a",))
-
-
 def test_an_array_of_objects_is_returned_as_it_is_and_then_refused() -> None:
     for array in (np.array([[], None], dtype=object), np.zeros(2, [("number", int), ("item", object)])):
         assert freeze(array) is array
@@ -171,7 +159,6 @@ def test_what_is_frozen_has_a_hash_and_stays_as_it_is(value: Any) -> None:
 # As a converter
 
 
-@pytest.mark.parametrize("node", [Layer, lambda x, rows: Table(rows)], ids=["generated init", "own init"])
 @pytest.mark.parametrize(
     ("value", "changed"),
     [
@@ -184,26 +171,10 @@ def test_what_is_frozen_has_a_hash_and_stays_as_it_is(value: Any) -> None:
         ({"a": {"b": np.ones(2)}}, {"a": {"b": np.zeros(2)}}),
     ],
 )
-def test_as_a_converter_it_makes_a_static_by_content(node: Callable[..., Any], value: Any, changed: Any) -> None:
-    jitted = jax.jit(counted := count_traces(lambda node: jnp.ones(2)))
+def test_as_a_converter_it_makes_a_static_by_content(value: Any, changed: Any) -> None:
+    settings = (value, copy.deepcopy(value), changed, copy.deepcopy(value))
 
-    counts: list[int] = []
-    for setting in (value, copy.deepcopy(value), changed, copy.deepcopy(value)):
-        jitted(node(jnp.ones(2), setting))
-        counts.append(counted.count)
-
-    assert counts == [1, 1, 2, 2]
-
-
-def test_a_change_of_the_original_does_not_reach_the_static() -> None:
-    sizes, array = [1], np.ones(2)
-    layer = Layer(1, {"sizes": [sizes], "array": array})
-
-    sizes.append(2)
-    array[0] = 7.0
-
-    assert layer.setting["sizes"] == ((1,),)
-    assert layer.setting["array"].tolist() == [1.0, 1.0]
+    assert trace_counts(Layer, *settings) == [1, 1, 2, 2]
 
 
 # FrozenMapping
@@ -252,15 +223,6 @@ def test_a_frozen_mapping_cannot_change(change: Callable[[Any], Any]) -> None:
     assert dict(frozen) == {"a": 1}
 
 
-def test_a_frozen_mapping_does_not_follow_the_dict_it_was_made_of() -> None:
-    items = {"a": 1}
-    frozen = FrozenMapping(items)
-
-    items["a"] = 2
-
-    assert frozen["a"] == 1
-
-
 def test_a_frozen_mapping_of_something_mutable_is_refused_as_a_static() -> None:
     @pytree_dataclass
     class Example:
@@ -298,17 +260,13 @@ def test_copies_are_as_frozen_and_the_same_static(duplicate: Callable[[Any], Any
 
 ARRAYS: dict[str, Any] = {
     "vector": np.arange(3.0),
-    "matrix": np.arange(6).reshape(2, 3),
     "transposed": np.arange(6).reshape(2, 3).T,
     "strided": np.arange(6)[::2],
     "scalar": np.array(1.5),
     "empty": np.ones((0, 3)),
-    "bool": np.array([True, False]),
-    "text": np.array(["a", "bc"]),
     "structured": np.zeros(2, [("a", np.float32), ("b", np.int8)]),
     "other byte order": np.arange(3, dtype=">i4"),
     "bfloat16": np.ones(2, jnp.bfloat16),
-    "dates": np.array(["2020-01-01"], "datetime64[D]"),
 }
 
 
@@ -339,27 +297,15 @@ def test_a_frozen_array_can_never_be_written(array: Any, duplicate: Callable[[An
 
 
 WRITES: dict[str, Callable[[Any], object]] = {
-    "an item": lambda array: array.__setitem__(0, 7),
-    "all items": lambda array: array.fill(7),
-    "a flat item": lambda array: array.flat.__setitem__(0, 7),
-    "sorting": lambda array: array.sort(),
     "putting": lambda array: np.put(array, [0], [7]),
-    "copying to": lambda array: np.copyto(array, 7),
     "out=": lambda array: np.add(array, 1, out=array),
     "in place": lambda array: array.__iadd__(1),
-    "swapping bytes": lambda array: array.byteswap(inplace=True),
-    "setflags": lambda array: array.setflags(write=True),
-    "flags": lambda array: setattr(array.flags, "writeable", True),
     "shape": lambda array: setattr(array, "shape", (3, 1)),
     "dtype": lambda array: setattr(array, "dtype", np.int64),
-    "strides": lambda array: setattr(array, "strides", (0,)),
     "another attribute": lambda array: setattr(array, "name", "table"),
-    "resizing": lambda array: array.resize((5,)),
     "a state": lambda array: array.__setstate__((1, (1,), np.dtype("f8"), False, b"\0" * 8)),
     "a view's flags": lambda array: array[1:].setflags(write=True),
-    "a plain view's flags": lambda array: array.view(np.ndarray).setflags(write=True),
     "another dtype's flags": lambda array: array.view(np.int64).setflags(write=True),
-    "flags of np.asarray": lambda array: np.asarray(array).setflags(write=True),
     "flags of np.frombuffer": lambda array: np.frombuffer(array).setflags(write=True),
     "flags of as_strided": lambda array: np.lib.stride_tricks.as_strided(array, (2,)).setflags(write=True),
     "the memory": lambda array: memoryview(array).__setitem__(slice(0, 1), array[1:2]),
@@ -389,11 +335,7 @@ def unfrozen(shape: tuple[int, ...]) -> Any:
 RESULTS: dict[str, Callable[[Any], Any]] = {
     "a copy": lambda array: array.copy(),
     "a sum": lambda array: array + 1,
-    "items": lambda array: array[[0, 1]],
-    "another type": lambda array: array.astype(np.int32),
     "np.array": lambda array: np.array(array, subok=True),
-    "np.zeros_like": np.zeros_like,
-    "np.sort": np.sort,
     "a view of one that can change": lambda _: np.zeros(3).view(FrozenArray),
     "a view of one that can't just now": lambda _: read_only(np.zeros(3)).view(FrozenArray),
     "numpy's own constructor": lambda _: unfrozen((3,)),
@@ -423,16 +365,6 @@ def test_a_frozen_array_is_made_by_freeze_alone() -> None:
         FrozenArray((2,))
 
 
-def test_a_frozen_array_computes_like_any_other() -> None:
-    frozen = freeze(np.arange(3.0, dtype=np.float32))
-
-    assert (frozen + 1).tolist() == [1.0, 2.0, 3.0]
-    assert (frozen == np.array([0.0, 5.0, 2.0])).tolist() == [True, False, True]
-    assert float(frozen.sum()) == 3.0
-    assert frozen[1:].tolist() == [1.0, 2.0]
-    assert isinstance(hash(frozen[1:]), int)
-
-
 def test_a_frozen_array_is_a_constant_of_the_compiled_program() -> None:
     @jax.jit
     def apply(layer: Layer) -> Any:
@@ -458,38 +390,9 @@ def test_the_result_of_a_computation_is_no_static_until_it_is_frozen_again() -> 
     assert Example(freeze(result)).setting.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_result_that_can_change_is_one_of_its_own(duplicate: Callable[[Any], Any]) -> None:
-    result = freeze(np.ones(2)) * 2
-    again = duplicate(result)
-
-    result[0] = 7
-
-    assert again.tolist() == [2.0, 2.0]
-
-
 def test_a_masked_array_is_not_frozen_without_its_mask() -> None:
     masked = np.ma.masked_array([1, 2], mask=[True, False])
 
     assert freeze(masked) is masked
     with pytest.raises(StaticFieldError, match=r"Layer\.setting is static but holds an array"):
         Layer(1, masked)
-
-
-def test_frozen_arrays_are_told_apart_by_dtype_shape_and_bytes() -> None:
-    arrays: list[Any] = [
-        np.zeros(4, np.float32),
-        np.full(4, -0.0, np.float32),
-        np.zeros(4, np.int32),
-        np.zeros(4, ">i4"),
-        np.zeros((2, 2), np.float32),
-        np.zeros((4, 1), np.float32),
-        np.full(4, np.nan, np.float32),
-        np.zeros(0, np.float32),
-        np.zeros((0, 2), np.float32),
-    ]
-    structures = [jax.tree.structure(Layer(1, array)) for array in arrays]
-
-    for index, array in enumerate(arrays):
-        again = jax.tree.structure(Layer(1, array.copy()))
-        assert [again == structure for structure in structures] == [n == index for n in range(len(arrays))]

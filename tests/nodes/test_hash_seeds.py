@@ -17,7 +17,6 @@ import dataclasses, enum, functools, hashlib
 import jax, jax.numpy as jnp, optax
 import treewright
 from treewright import Module, TrainState, buffer, freeze, pytree_dataclass, static
-from treewright.sharding import sharded_init
 
 
 class Kind(enum.Enum):
@@ -29,10 +28,6 @@ class Kind(enum.Enum):
 class Options:
     names: frozenset = frozenset({"ash", "birch", "cedar", "elm"})
     rate: float = 0.1
-
-
-class Plain:
-    pass
 
 
 class Layer(Module):
@@ -72,12 +67,9 @@ def layer(**statics):
 VARIANTS = {
     "default": layer(),
     "set": layer(table={"ash", "birch", "cedar", "elm"}),
-    "dict": layer(table={"fir": 1, "oak": [1, 2], "pine": {"yew"}}),
     "closure": layer(activation=made(2.0)),
     "partial": layer(activation=functools.partial(jax.nn.leaky_relu, negative_slope=0.2)),
     "lambda": layer(activation=lambda x: x + 1),
-    "object": layer(options=Plain()),
-    "class": layer(options=Plain),
     "jitted": layer(activation=jax.jit(jax.nn.relu)),
 }
 x = jnp.ones((2, 4))
@@ -101,7 +93,7 @@ def programs():
         yield f"{name} forward", forward.lower(node, x)
         yield f"{name} method", jax.jit(node.loss).lower(x)
         yield f"{name} pair", jax.jit(lambda pair: pair.left(pair.rest["a"])).lower(pair)
-        if name not in {"default", "set", "closure"}:
+        if name not in {"set", "closure"}:
             continue
         yield f"{name} scan", jax.jit(lambda n, x: jax.lax.scan(lambda n, _: (n, n(x)), n, None, 2)).lower(node, x)
         yield f"{name} vmap", jax.jit(lambda n, x: jax.vmap(n)(x)).lower(node, x)
@@ -109,8 +101,6 @@ def programs():
     yield "state", step.lower(TrainState.create(params=VARIANTS["set"], tx=tx), x)
     stacked = treewright.stack([layer(), layer()])
     yield "stacked", jax.jit(lambda n, x: jax.vmap(lambda layer: layer(x))(n)).lower(stacked, x)
-    yield "edited", jax.jit(lambda n: treewright.at(n, "kernel").set(jnp.zeros((4, 4)))).lower(layer())
-    yield "checkpointed", jax.jit(lambda n, x: jax.checkpoint(n.loss)(x)).lower(layer(), x)
 
 
 for name, lowered in programs():
@@ -134,6 +124,6 @@ def test_programs_of_nodes_are_the_same_under_other_hash_seeds(tmp_path: Path) -
 
     first, second = (lowered(seed, program) for seed in ("1", "2"))
 
-    assert len(first) == 40
+    assert len(first) == 3 * 6 + 3 * 2 + 2
     assert second == first
     assert not [line for line in first if line.endswith("True")]

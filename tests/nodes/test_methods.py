@@ -1,12 +1,14 @@
-"""Methods of a Module: looked up on an instance, a method is a pytree that holds the instance."""
+"""Methods of a Module: a method is a pytree that holds the instance; which is which, and how long it lives."""
 
 from __future__ import annotations
 
-import abc
 import functools
+import gc
 import inspect
+import pickle
 import pydoc
-from typing import Any, cast
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import count_traces
-from treewright import Module, pytree_dataclass, static
+from treewright import Module, field, pytree_dataclass, static
+from treewright.errors import StaticFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.slow
 
 
 class Linear(Module):
@@ -166,34 +174,6 @@ def test_super_calls_the_method_of_the_base() -> None:
     np.testing.assert_array_equal(super(Deep, deep).step(X), [2.0, 40.0])
 
 
-class Abstract(Module):
-    weight: Any
-
-    @abc.abstractmethod
-    def apply(self, x: Any) -> Any: ...
-
-    def twice(self, x: Any) -> Any:
-        return self.apply(self.apply(x))
-
-
-class Concrete(Abstract):
-    def apply(self, x: Any) -> Any:
-        return x * self.weight
-
-
-class WithMeta(Module, abc.ABC):
-    @abc.abstractmethod
-    def apply(self, x: Any) -> Any: ...
-
-
-def test_abstract_methods_are_overridden_before_a_class_is_used() -> None:
-    assert jax.jit(Concrete(jnp.array(3.0)).twice)(2.0) == 18.0
-    assert inspect.isabstract(WithMeta)
-    with pytest.raises(TypeError, match=r"Can't instantiate abstract class WithMeta with.* abstract method '?apply"):
-        cast("Any", WithMeta)()
-    assert cast("Any", Abstract).apply.__isabstractmethod__
-
-
 def test_static_methods_class_methods_and_properties_are_what_they_were() -> None:
     class Net(Module):
         weight: Any
@@ -256,3 +236,130 @@ def test_a_method_takes_no_attributes() -> None:
         method.count = 1
     with pytest.raises(AttributeError, match="nothing"):
         _ = method.nothing
+
+
+# Equality and hash
+
+
+class Settings(Module):
+    """Only statics and numbers: it can be hashed."""
+
+    rate: float = static(default=0.5)
+
+    def schedule(self, step: Any) -> Any:
+        return self.rate * step
+
+
+class Number(Module):
+    value: Any
+    note: Any = field(default=None, compare=False)
+
+    def get(self, x: Any) -> Any:
+        return x * self.value if self.note is None else x + self.note
+
+
+ALIKE = {
+    "0.0 and -0.0": (Number(0.0), Number(-0.0), 2.0, [0.0, -0.0]),
+    "1 and True": (Number(1), Number(True), True, [1, True]),
+    "fields that == leaves out": (Number(1.0, 5.0), Number(1.0, 7.0), 2.0, [7.0, 9.0]),
+    "numpy zeros": (Number(np.float32(0.0)), Number(np.float32(-0.0)), 2.0, [0.0, -0.0]),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "x", "expected"), ALIKE.values(), ids=list(ALIKE))
+def test_methods_of_nodes_that_are_only_alike_share_no_program(first: Any, second: Any, x: Any, expected: Any) -> None:
+    values = [jax.jit(node.get)(x) for node in (first, second)]
+
+    assert [str(value) for value in values] == [str(jnp.asarray(value)) for value in expected]
+    assert first.get != second.get
+
+
+def test_methods_are_equal_when_function_and_instance_are() -> None:
+    model = linear()
+
+    assert model.step == model.step
+    assert hash(model.step) == hash(model.step)
+    assert model.step != model.__call__
+    assert model.step != linear().step  # arrays: only one instance is the same
+    assert model.step != model
+    assert Settings().schedule == Settings().schedule
+    assert hash(Settings().schedule) == hash(Settings(0.5).schedule)
+    assert Settings(0.5).schedule != Settings(0.25).schedule
+    assert len({Settings().schedule, Settings().schedule, model.step, model.step}) == 2
+
+
+def test_a_method_can_be_a_static_argument() -> None:
+    jitted = jax.jit(counted := count_traces(call), static_argnums=0)
+
+    assert [float(jitted(Settings(rate).schedule, 8.0)) for rate in (0.5, 0.25, 0.5)] == [4.0, 2.0, 4.0]
+    assert counted.count == 2
+
+
+class Trainer(Module):
+    weight: Any
+    schedule: Any = static()
+
+    def __call__(self, step: Any) -> Any:
+        return self.weight * self.schedule(step)
+
+
+def test_a_method_of_a_traced_node_is_refused_as_a_static() -> None:
+    with pytest.raises(StaticFieldError, match=r"Trainer\.schedule is static but holds .*tracer"):
+        jax.jit(lambda model: Trainer(1.0, model.step).weight)(linear())
+
+
+# Copies, pickles, the end of a model
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_method_works(protocol: int) -> None:
+    method = pickle.loads(pickle.dumps(linear().step, protocol))
+
+    np.testing.assert_array_equal(method(X), [2.0, 40.0])
+    assert jax.tree.structure(method) == jax.tree.structure(linear().step)
+    assert pickle.loads(pickle.dumps(Settings().schedule, protocol)) == Settings().schedule
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "looked up": lambda model: model.step(X),
+    "as an argument": lambda model: jax.jit(call)(model.step, X),
+    "jitted": lambda model: jax.jit(model.step)(X),
+    "jitted inside of a trace": lambda model: jax.jit(lambda x: jax.jit(model.step)(x))(X),
+    "of a traced model": lambda model: jax.jit(lambda traced: jax.jit(traced.step)(X))(model),
+    "mapped": lambda model: jax.vmap(model.step)(jnp.stack([X, X])),
+    "in a set": lambda model: {model.step},
+}
+
+
+def test_a_model_whose_method_was_used_is_freed() -> None:
+    def watched(use: Callable[[Any], Any]) -> tuple[Any, Any]:
+        model = linear()
+        use(model)
+        return weakref.ref(model), weakref.ref(model.kernel)
+
+    references = {name: watched(use) for name, use in USES.items()}
+    gc.collect()
+
+    assert {name: (model(), kernel()) for name, (model, kernel) in references.items()} == dict.fromkeys(
+        USES, (None, None)
+    )
+
+
+def test_a_method_that_nobody_hashed_needs_no_garbage_collector() -> None:
+    model = linear()
+    model.step(X)
+    freed = weakref.ref(model)
+
+    gc.disable()
+    try:
+        del model
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_methods_used_inside_of_a_trace_leak_no_tracers() -> None:
+    with jax.checking_leaks():
+        for use in USES.values():
+            jax.jit(lambda kernel, use=use: (use(Linear(kernel)), kernel)[1])(linear().kernel)
+            use(linear())

@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import types
-from typing import TYPE_CHECKING, Any
-
-import jax
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import treewright
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from treewright import RetraceReport
-
-    Call = Callable[[Any], object]
 
 
 def details(report: RetraceReport) -> list[str]:
@@ -35,11 +32,36 @@ def fresh(function: Any) -> Any:
     return made
 
 
-def reported(function: Callable[..., Any], *calls: Call, **options: Any) -> list[RetraceReport]:
-    """The reports for calls of the jitted function."""
+def explained(*calls: Callable[[], object], **options: Any) -> list[RetraceReport]:
+    """The reports for some calls."""
     reports: list[RetraceReport] = []
-    jitted = jax.jit(fresh(function), **options)
-    with treewright.explain_retraces(on_report=reports.append):
+    with treewright.explain_retraces(on_report=reports.append, **options):
         for call in calls:
-            call(jitted)
+            call()
     return reports
+
+
+class Program(NamedTuple):
+    """A paragraph of a file: some code, and all that is said of it."""
+
+    name: str  # with the heading before it
+    line: int
+    code: str
+    told: str
+
+
+def programs_in(file: Path) -> list[Program]:
+    """The paragraphs of a file under its headings, which begin with `#`; what is told begins with `=>`."""
+    return list(_programs(file.read_text()))
+
+
+def _programs(text: str) -> Iterator[Program]:
+    heading = ""
+    for paragraph in re.finditer(r"(?:.+\n)+", text):
+        first, _, rest = paragraph[0].partition("\n")
+        if first.startswith("# "):
+            heading = first[2:]
+        elif heading:
+            code, arrow, told = rest.partition("=> ")
+            line = text.count("\n", 0, paragraph.start()) + 1
+            yield Program(f"{heading}: {first}", line, code, (arrow + told).replace("=> ", ""))

@@ -44,6 +44,8 @@ ENDINGS = {
     "in a syntax error": "x = = 1",
 }
 COMPILING = """
+import os
+os.environ["JAX_ENABLE_X64"] = "1"  # before jax is imported
 import jax, jax.numpy as jnp
 
 @jax.jit
@@ -56,6 +58,7 @@ def main():
     double = [jnp.ones(3) * 2, jnp.ones(4) + 1]
 
 main()
+os.chdir("/")
 """
 
 
@@ -140,12 +143,6 @@ def test_file_descriptors_that_the_program_inherits_stay_open(tmp_path: Path) ->
     assert watched.stdout == "b'inherited'\n"
 
 
-def test_a_program_sets_its_environment_before_jax_is_imported(tmp_path: Path) -> None:
-    text = "import os\nos.environ['JAX_ENABLE_X64'] = '1'\nimport jax\nprint(jax.numpy.ones(2).dtype)\n"
-
-    assert run(*RETRACES, program(tmp_path, text), folder=tmp_path).stdout == "float64\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,61 +161,62 @@ def test_a_wrong_command_line_is_refused(arguments: Sequence[str], message: str,
 # The report
 
 
-def test_the_report_says_what_was_compiled_for_how_long_and_why_again(tmp_path: Path) -> None:
-    ended = run(*RETRACES, program(tmp_path), folder=tmp_path)
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A program that retraces, run once with all options, and its folder."""
+    folder = tmp_path_factory.mktemp("watched")
+    options = ("--json", "report.json", "--trace", "trace.json", "--max-retraces", "0")
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+    return run(*RETRACES, *options, program(folder), folder=folder, environment=cache), folder
 
-    lines = ended.stderr.splitlines()
-    text = ended.stderr
-    assert lines[1].startswith("treewright retraces: program.py ran for ")
+
+def test_the_report_says_what_was_compiled_for_how_long_and_why_again(watched: Any) -> None:
+    text = watched[0].stderr
+
+    lines = text.splitlines()
+    assert "\ntreewright retraces: program.py ran for " in text
     assert "function                   traces  compilations  tracing  compiling" in lines
-    assert any(line.startswith("step (program.py:4)             2             2") for line in lines)
+    assert any(line.startswith("step (program.py:6)             2             2") for line in lines)
     assert any(line.startswith("operations outside of jit") for line in lines)
     assert "Traced or compiled again: 1 time, " in text
     assert "step retraced (2nd trace, " in text
-    assert "called from program.py:10 in main\n    x: float32[32] -> float32[31]\n" in text
-    assert "    program.py:11 in main: 4 programs (broadcast_in_dim 2 times, multiply, add)" in text
-    assert "The persistent compilation cache is off." in text
+    assert "called from program.py:12 in main\n    x: float64[32] -> float64[31]\n" in text
+    assert "    program.py:13 in main: 4 programs (broadcast_in_dim 2 times, multiply, add)" in text
 
 
-def test_what_the_persistent_cache_did_is_said_with_the_seconds_that_a_smaller_minimum_saves(tmp_path: Path) -> None:
-    name = program(tmp_path)
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
-    small = cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-
-    reports = [run(*RETRACES, name, folder=tmp_path, environment=each).stderr for each in (cache, small, small)]
-
-    assert re.search(r"    missed and not kept: \d+ programs, ", reports[0])
-    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1) would save up to " in reports[0]
-    assert re.search(r"    missed and kept: [1-9]\d* programs, ", reports[1])
-    assert re.search(r"    read: [1-9]\d* programs, .*, which saved ", reports[2])
+def test_too_many_retraces_fail_a_program_that_succeeds(watched: Any, tmp_path: Path) -> None:
+    assert watched[0].returncode == 3
+    assert "1 retrace, and --max-retraces allows 0" in watched[0].stderr
+    failing = program(tmp_path, f"{COMPILING}\nraise SystemExit(4)\n")
+    assert run(*RETRACES, "--max-retraces", "0", failing, folder=tmp_path).returncode == 4
 
 
-def test_the_report_is_written_as_json_and_as_a_timeline(tmp_path: Path) -> None:
-    files = ("--json", "report.json", "--trace", "trace.json")
+def test_what_the_persistent_cache_did_is_said_with_the_seconds_that_a_smaller_minimum_saves(watched: Any) -> None:
+    first, folder = watched
+    small = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
-    ended = run(*RETRACES, *files, program(tmp_path, f"{COMPILING}\nimport os; os.chdir('/')\n"), folder=tmp_path)
+    filling, reading = (run(*RETRACES, "program.py", folder=folder, environment=small).stderr for _ in range(2))
 
-    report, timeline = (json.loads((tmp_path / name).read_text()) for name in ("report.json", "trace.json"))
-    assert ended.returncode == 0
+    assert re.search(r"    missed and not kept: \d+ programs, ", first.stderr)
+    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1) would save up to " in first.stderr
+    assert re.search(r"    missed and kept: [1-9]\d* programs, ", filling)
+    assert re.search(r"    read: [1-9]\d* programs, .*, which saved ", reading)
+
+
+def test_the_report_is_written_as_json_and_as_a_timeline(watched: Any) -> None:
+    report, timeline = (json.loads((watched[1] / name).read_text()) for name in ("report.json", "trace.json"))
+
     assert [(each["function"], each["number"]) for each in report["retraces"]] == [("step", 2)]
     [difference] = report["retraces"][0]["differences"]
     assert difference["kind"] == "shape"
     assert difference["remedy"] == "if this is a last, smaller batch, drop or pad it"
-    assert {row["function"]: row["traces"] for row in report["functions"]}["step (program.py:4)"] == 2
+    assert {row["function"]: row["traces"] for row in report["functions"]}["step (program.py:6)"] == 2
     events = timeline["traceEvents"]
     assert [event["ph"] for event in events] == ["X"] * len(events)
     assert {"trace step", "lower step", "compile step"} <= {event["name"] for event in events}
-
-
-def test_too_many_retraces_fail_a_program_that_succeeds(tmp_path: Path) -> None:
-    name = program(tmp_path)
-    failing = program(tmp_path, f"{COMPILING}\nraise SystemExit(4)\n") and "program.py"
-
-    assert run(*RETRACES, "--max-retraces", "0", failing, folder=tmp_path).returncode == 4
-    program(tmp_path)
-    too_many = run(*RETRACES, "--max-retraces", "0", name, folder=tmp_path)
-    assert (too_many.returncode, "1 retrace, and --max-retraces allows 0" in too_many.stderr) == (3, True)
-    assert run(*RETRACES, "--max-retraces", "1", name, folder=tmp_path).returncode == 0
 
 
 def test_a_program_without_jax_is_reported_as_such(tmp_path: Path) -> None:
@@ -259,3 +257,4 @@ def test_a_run_of_pytest_is_reported_by_the_command_and_by_a_flag(command: Seque
     assert "1 passed" in said
     assert said.count("step retraced (2nd trace, ") == 1
     assert "x: float32[2] -> float32[3]" in said
+    assert "The persistent compilation cache is off." in said

@@ -1,23 +1,29 @@
-"""`explain`: the report of a retrace that has not happened."""
+"""`explain`: the report of a retrace that has not happened; and what reports remember of a call."""
 
 from __future__ import annotations
 
-from typing import Any, Never
+import functools
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any, Never
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
-from tests.retrace.support import details
-from treewright import Module, explain, static
+from tests.retrace.programs import Foreign, Layer, f32, spread
+from tests.retrace.support import details, explained, fresh
+from treewright import Module, explain
 
-pytestmark = pytest.mark.slow
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-class Layer(Module):
+class Net(Module):
     kernel: Any
-    activation: str = static(default="relu")
 
     def apply(self, x: Any) -> Never:
         raise AssertionError("was run")
@@ -25,6 +31,10 @@ class Layer(Module):
 
 def step(state: Any, batch: Any, *, train: bool = True) -> Never:
     raise AssertionError("was run")
+
+
+def double(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 2, tree)
 
 
 def test_every_difference_is_named_and_nothing_is_run() -> None:
@@ -36,7 +46,7 @@ def test_every_difference_is_named_and_nothing_is_run() -> None:
 
     assert str(report).splitlines() == [
         "step would retrace",
-        "    state['model'].activation (static): 'relu' -> 'gelu'",
+        "    state['model'].setting (static): 'relu' -> 'gelu'",
         "    batch: float32[32,784] -> float32[31,784]",
         "        axis 0: 32 -> 31; if this is a last, smaller batch, drop or pad it",
     ]
@@ -66,23 +76,114 @@ def test_static_arguments_of_the_jitted_function_are_known() -> None:
     assert not explain(step, (1, 2), (1, 2), old_kwargs={"train": True}, new_kwargs={"train": False}).differences
 
 
-def test_methods_and_functions_of_others_go_by_their_own_names() -> None:
-    old, new = (jnp.ones(2),), (jnp.ones(3),)
-
-    for function in (
-        Layer(1.0).apply,
-        jax.jit(Layer(1.0).apply),
-        eqx.filter_jit(lambda x: x),
-        jax.jit(lambda x: x),
-    ):
-        assert details(explain(function, old, new))[0] == "x: float32[2] -> float32[3]"
-    assert details(explain(max, old, new))[0] == "args[0]: float32[2] -> float32[3]"
-
-
-def test_abstract_arguments_will_do() -> None:
+@pytest.mark.parametrize(
+    "function", [Net(1.0).apply, jax.jit(Net(1.0).apply), eqx.filter_jit(lambda x: x), jax.jit(lambda x: x), max]
+)
+def test_functions_go_by_their_own_names_of_their_arguments(function: Any) -> None:
     struct: Any = jax.ShapeDtypeStruct
-    abstract = struct((32, 7), jnp.float32)
 
-    assert details(explain(jax.jit(step), (1, abstract), (1, jnp.ones((31, 7)))))[0] == (
-        "batch: float32[32,7] -> float32[31,7]"
-    )
+    line = details(explain(function, (struct((2,), jnp.float32),), (jnp.ones(3),)))[0]
+
+    assert line == ("args[0]" if function is max else "x") + ": float32[2] -> float32[3]"
+
+
+def under_a_mesh() -> Any:
+    with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))):
+        return jnp.ones(2)
+
+
+def in_memory(kind: str) -> Any:
+    sharding = spread(jax.devices(), "d")
+    return jax.device_put(f32(8), NamedSharding(sharding.mesh, sharding.spec, memory_kind=kind))
+
+
+PLACES: list[tuple[Any, Any, str]] = [
+    (jnp.ones(2), under_a_mesh(), "made under no mesh, and now under a mesh of data=2, model=2 (Auto); make it under"),
+    (in_memory("device"), in_memory("pinned_host"), "the memory that it lies in is part of the type"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), PLACES)
+def test_a_place_that_is_part_of_the_type_is_named(old: Any, new: Any, reason: str) -> None:
+    assert details(explain(double, (old,), (new,)))[1].startswith(f"    {reason}")
+
+
+def test_each_argument_has_a_line_however_many_places_of_another_changed() -> None:
+    def tree(length: int) -> dict[str, Any]:
+        return {f"x{index}": f32(length, index + 1) for index in range(60)}
+
+    lines = str(explain(step, (tree(4), 1.0), (tree(3), jnp.ones(3)))).splitlines()
+
+    assert len(lines) == 52
+    assert lines[3] == "    batch: Python float -> float32[3]"
+    assert lines[-1] == "    ... and 71 more lines"
+
+
+def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
+    def nested(tree: Any) -> Any:
+        for _ in range(300):
+            tree = Net(tree)
+        return tree
+
+    assert explain(double, (nested(1.0),), (nested([1.0]),)).event == "would trace"
+    assert not explain(double, (nested(1.0),), (nested(2.0),)).differences
+
+
+# What is remembered
+
+
+def gone(*references: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return all(reference() is None for reference in references)
+
+
+@pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x), jax.eval_shape])
+def test_no_array_is_kept_alive(run: Callable[[Any, Any], object]) -> None:
+    jitted = jax.jit(fresh(double))
+    references: list[weakref.ref[Any]] = []
+
+    def calls() -> None:
+        for length in (2, 3, 4):
+            array = jnp.ones(length)
+            references.append(weakref.ref(array))
+            run(jitted, Layer(array))
+            run(jitted, {"a": array, "b": None})
+
+    reports = explained(calls, lambda: gone(*references) or pytest.fail("kept in the block"))
+
+    assert len(reports) == 5
+    assert gone(*references)
+
+
+def test_no_static_that_goes_by_identity_is_kept_alive() -> None:
+    class Big: ...
+
+    old, new, array = Big(), Big(), np.ones(3)
+    references = weakref.ref(old), weakref.ref(new), weakref.ref(array)
+
+    report = explain(double, (Foreign(1.0, (old, array)),), (Foreign(1.0, (new, array)),))
+    del old, new, array
+
+    assert details(report)[0].startswith("tree.setting[0] (static): <")
+    assert gone(*references)
+
+
+def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
+    jitted: Any = jax.jit(lambda tree: tree.weight)
+    sizes, options, names = [1, 2], {"a": [1]}, {"x"}
+
+    def calls() -> None:
+        jitted(Foreign(1.0, [sizes, options, names, functools.partial(max, sizes)]))
+        sizes.append(3)
+        options["a"].append(2)
+        names.add("y")
+        jitted(Foreign(jnp.ones(2), [sizes, options, names, functools.partial(max, sizes)]))
+
+    [report] = explained(calls)
+
+    assert [line for line in details(report) if "(static)" in line] == [
+        "tree.setting[0] (static): [1, 2] -> [1, 2, 3]",
+        "tree.setting[1]['a'] (static): [1] -> [1, 2]",
+        "tree.setting[2] (static): {'x'} -> {'x', 'y'}",
+        "tree.setting[3] (static): partial(max, [1, 2]) -> partial(max, [1, 2, 3])",
+    ]

@@ -17,7 +17,7 @@ import pytest
 from jax._src import config, dispatch
 
 import treewright
-from tests.retrace.support import details, fresh
+from tests.retrace.support import details, explained, fresh
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace import jax_private
 
@@ -35,14 +35,6 @@ def double(x: Any) -> Any:
 
 def power(x: Any, exponent: int) -> Any:
     return x**exponent
-
-
-def explained(*calls: Callable[[], object]) -> list[RetraceReport]:
-    reports: list[RetraceReport] = []
-    with treewright.explain_retraces(on_report=reports.append):
-        for call in calls:
-            call()
-    return reports
 
 
 def lengths(jitted: Any, *numbers: int) -> list[Callable[[], object]]:
@@ -72,28 +64,23 @@ def test_in_this_version_of_jax_nothing_is_missing() -> None:
     jitted: Any = jax.jit(fresh(double))
     jitted(1.0)
 
-    assert (can.events, can.calls, can.outcomes, jax_private.tells_of_compilations()) == (True,) * 4
+    assert (can.events, can.calls, jax_private.tells_of_compilations()) == (True,) * 3
     if jax.__version_info__ >= (0, 10):
         assert jax_private.count_held(jitted.__wrapped__) == 1
 
 
-def test_looking_needs_no_device() -> None:
-    program = (
-        "from treewright.retrace.jax_private import capabilities; assert capabilities().calls; "
-        "from jax._src import xla_bridge; print(xla_bridge.backends_are_initialized())"
-    )
-
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert run.stdout == "False\n"
-
-
-def test_a_watch_whose_own_look_is_the_first_trace_of_jax_ends() -> None:
-    program = "import jax, treewright\nwith treewright.explain_retraces(): jax.jit(lambda x: x)(1.0)\nprint('done')"
+def test_a_watch_whose_own_look_is_the_first_trace_of_jax_ends_and_needs_no_device() -> None:
+    program = """
+import jax, treewright
+from jax._src import xla_bridge
+with treewright.explain_retraces():
+    print(xla_bridge.backends_are_initialized())
+    jax.jit(lambda x: x)(1.0)
+"""
 
     for command in ([sys.executable, "-c", program], [sys.executable, "-m", "treewright", "retraces", "/dev/stdin"]):
         run = subprocess.run(command, input=program, capture_output=True, text=True, check=True, timeout=60)
-        assert run.stdout == "done\n"
+        assert run.stdout == "False\n"
 
 
 def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> None:
@@ -109,7 +96,7 @@ def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> No
     jax.eval_shape(look, 1.0)
     jax.vmap(look)(jnp.ones(2))
 
-    assert seen == [jax_private.Capabilities(events=True, calls=True, outcomes=True)] * 3
+    assert seen == [jax_private.Capabilities(events=True, calls=True)] * 3
 
 
 def test_without_its_options_a_jitted_function_is_explained_with_a_reservation() -> None:
@@ -132,7 +119,7 @@ def test_without_the_event_of_traces_a_block_says_that_it_sees_none(monkeypatch:
 
     with pytest.warns(RetraceWarning, match="does not tell of traces .*: no retrace is reported") as told:
         explained()
-    assert told[0].filename == __file__
+    assert told[0].filename.endswith("support.py")  # where the block is
     for count in (lambda: treewright.max_traces(1).__enter__(), lambda: treewright.max_traces(1)(fresh(double))):
         with pytest.raises(RuntimeError, match=r"max_traces can't count: JAX .* does not tell of traces"):
             count()
@@ -149,20 +136,10 @@ def test_without_the_event_of_compilations_a_block_says_what_it_did_not_see(monk
     with pytest.warns(RetraceWarning, match=lost) as told:
         reports = explained(*lengths(jitted, 2, 3))
 
-    assert told[0].filename == __file__
+    assert told[0].filename.endswith("support.py")  # where the block is
     assert [report.event for report in reports] == ["trace"]
     with pytest.raises(RuntimeError, match=r"can't count recompiles: JAX .* Drop recompiles=, or update Treewright"):
         treewright.max_traces(1, recompiles=0).__enter__()
-
-
-def test_without_a_way_to_stop_it_a_listener_does_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(jax.monitoring, "unregister_event_duration_listener")
-    jitted: Any = jax.jit(fresh(double))
-
-    reports = explained(*lengths(jitted, 2))
-    jitted(jnp.ones(3))
-
-    assert not reports
 
 
 def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -> None:
@@ -170,7 +147,7 @@ def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -
     reports: list[RetraceReport] = []
 
     with outer, treewright.explain_retraces(on_report=reports.append):
-        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__())
+        inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__(None, None, None))
         inner.__enter__()
         for call in lengths(jitted, 2, 3, 4):
             call()
@@ -201,22 +178,6 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
     assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
 
 
-def test_without_the_outcome_of_a_call_signatures_tell_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "TRACE_LOCALS", ("fun", "dbg", "renamed"))
-    jitted: Any = jax.jit(fresh(double))
-
-    with pytest.warns(RetraceWarning, match="does not show .* whether a call was traced or got the trace of another"):
-        reports = explained(
-            *lengths(jitted, 2, 3),
-            *lengths(jax.jit(jitted.__wrapped__, keep_unused=True), 3),
-            jitted.clear_cache,
-            *lengths(jitted, 3),
-        )
-
-    assert [(report.event, report.number) for report in reports][:1] == [("trace", 2)]
-    assert reports[-1].event == "trace"
-
-
 def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -236,6 +197,7 @@ def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen
         ("CALL_FRAMES", frozenset({"renamed"})),
         ("CALL_LOCALS", ("fun", "args", "renamed")),
         ("OPTIONS_LOCALS", ("renamed",)),
+        ("TRACE_LOCALS", ("dbg", "renamed")),
     ],
 )
 def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,9 @@ import optax
 import pytest
 
 import treewright
+from tests.retrace.support import explained
 from treewright import Module, TrainState, loop, static
 from treewright.errors import TooManyTracesError
-
-if TYPE_CHECKING:
-    from treewright import RetraceReport
 
 
 class Net(Module):
@@ -36,13 +34,14 @@ def count(state: Any) -> tuple[Any, Any]:
 
 
 def test_a_retrace_is_reported_by_the_paths_of_the_state_and_of_the_inputs() -> None:
-    reports: list[RetraceReport] = []
-    with treewright.explain_retraces(on_report=reports.append):
+    def train() -> None:
         run = loop(training_step, train_state())
         for size in (3, 3, 1):
             run(jnp.ones(size))
         run.state = train_state("sin")
         run(jnp.ones(1))
+
+    reports = explained(train)
 
     assert [report.function for report in reports] == ["training_step"] * 2
     assert [str(difference) for difference in reports[0].differences] == [
@@ -53,31 +52,6 @@ def test_a_retrace_is_reported_by_the_paths_of_the_state_and_of_the_inputs() -> 
         for place in ("params", "opt_state[0].mu", "opt_state[0].nu")
     ]
     assert "test_loops.py" in reports[0].caller
-
-
-def test_a_loop_made_anew_is_a_function_made_anew() -> None:
-    reports: list[RetraceReport] = []
-    with treewright.explain_retraces(on_report=reports.append):
-        for _ in range(2):
-            loop(count, jnp.zeros(3))()
-
-    assert [(report.function, report.differences[0].kind) for report in reports] == [("count", "function")]
-
-
-def test_a_decorated_step_holds_its_limit() -> None:
-    @treewright.max_traces(2)
-    def step(state: Any, x: Any) -> tuple[Any, Any]:
-        return state + x.sum(), None
-
-    run = loop(step, jnp.zeros(()))
-    for size in (1, 1, 2):
-        run(jnp.ones(size))
-    with pytest.raises(
-        TooManyTracesError, match=r"step may be traced 2 times here(.|\n)*x: float32\[2\] -> float32\[3\]"
-    ):
-        run(jnp.ones(3))
-
-    assert run.state == 4.0
 
 
 def test_max_traces_counts_the_step_of_a_loop() -> None:
@@ -108,13 +82,12 @@ def test_errors_of_jax_name_the_place_in_the_state() -> None:
 
 
 def test_a_state_that_lies_elsewhere_is_compiled_for_and_nothing_else_is_said() -> None:
-    reports: list[RetraceReport] = []
-    with treewright.explain_retraces(on_report=reports.append):
+    def move() -> None:
         run = loop(count, jnp.zeros(2))
         for place in (0, 1):
             run.state = jax.device_put(jnp.zeros(2), jax.devices()[place])
             run()
 
-    [report] = reports
+    [report] = explained(move)
     assert report.event == "recompile"
     assert [str(difference).partition(":")[0] for difference in report.differences] == ["state (placement)"]

@@ -191,7 +191,7 @@ def test_a_function_that_is_never_traced_is_told(pytester: pytest.Pytester) -> N
     )
 
     result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines(["*only='spte') has counted nothing: *did you mean step?*"])
+    result.stdout.fnmatch_lines(["*only='spte' has met nothing: *did you mean step?*"])
 
 
 def test_limits_hold_in_a_worker_of_xdist(pytester: pytest.Pytester) -> None:

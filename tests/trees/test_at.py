@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests.conftest import count_traces, importorskip
-from treewright import Module, at, buffer, field, freeze, pytree_dataclass, static
+from treewright import Module, at, buffer, field, freeze, pytree_dataclass, spec_like, static
 from treewright.errors import MissingPlaceError, StaticFieldError
 
 flax: Any = importorskip("flax", "flax.core", "flax.struct")
@@ -296,6 +296,15 @@ def test_a_name_alone_leads_to_the_one_field_or_dict_entry_of_that_name() -> Non
     assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
 
 
+def test_the_key_paths_of_jax_lead_to_their_leaves() -> None:
+    net = small_net()
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(net):
+        assert at(net, path).get() is leaf
+        assert at(net, path).set(0.0) == at(net, jax.tree_util.keystr(path)).set(0.0)
+        assert jax.tree.leaves(spec_like(net, False, {path: True})).count(True) == 1
+
+
 def test_getters_of_the_operator_module_say_where() -> None:
     assert at(small_net(), operator.attrgetter("layers")).get() == small_net().layers
     assert at((1, 2), operator.itemgetter(1)).set(3) == (1, 3)
@@ -316,3 +325,52 @@ def test_a_predicate_finds_nodes_leaves_and_statics() -> None:
             return bool(value == "net")
 
     assert at(net, Named()).get() == {".name": "net"}
+
+
+# What is refused; the slips have the common ones
+
+
+def message(tree: Any, where: Any) -> str:
+    with pytest.raises((MissingPlaceError, ValueError, TypeError)) as caught:
+        at(tree, where)
+    return str(caught.value)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "an index from the end": (lambda net: net.layers[-3], "Net.layers (tuple) has no [-3]. It has [0] to [1]."),
+    "a dict": (lambda net: net.table["c"], "Net.table (dict) has no ['c']. It has ['b'], ['a']."),
+    "below a leaf": (lambda net: net.layers[0].kernel.x, "Net.layers[0].kernel is 1.0, a leaf, and has no .x."),
+    "below None": (lambda net: net.layers[1].bias["x"], "Net.layers[1].bias (None) has no ['x']. It has nothing."),
+    "a named tuple": (lambda net: net.table["b"][0][2], "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."),
+    "a loop over a leaf": (lambda net: list(net.name), "Net.name is 'net', which has no entries to go through."),
+}
+
+
+@pytest.mark.parametrize(("where", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_place_is_refused_with_what_is_there(where: Any, said: str) -> None:
+    assert message(small_net(), where) == said
+
+
+def test_of_many_places_some_are_shown() -> None:
+    many = {str(index): index for index in range(20)}
+    assert message(many, lambda tree: tree["x"]).endswith("['10'], ['11'], and 8 more.")
+    entries = message([{"bias": index} for index in range(9)], "bias")
+    assert entries.startswith("'bias' leads to 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
+    assert "[4]['bias'], and 4 more. To mean all of them, write \"**['bias']\"; to mean one, " in entries
+    both = message({"bias": 1, "layer": Linear(1.0, 2.0)}, "bias")
+    assert 'To mean all of them, write "**[\'bias\']" and "**.bias"; to mean one, write its path.' in both
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *(lambda net: net.name == "net", lambda net: net.name != "net", lambda net: net.name < "net"),
+        *(lambda net: net.layers if net.name else net.table, lambda net: net.name()),
+    ],
+)
+def test_values_can_not_be_compared_or_called(where: Any) -> None:
+    assert "runs on places, not on values, so Net.name can't be compared" in message(small_net(), where)
+
+
+def test_places_and_selections_print_where_they_are() -> None:
+    assert repr(at(small_net(), "**.bias")) == "<at Net.layers[0].bias, Net.layers[1].bias>"

@@ -83,7 +83,3 @@ def test_a_foreign_key_is_pointed_at_by_its_own_text(where: Any) -> None:
     changed = at(Foreign(), where).set(3)
 
     assert (changed.left, changed.right) == (3, 2)
-
-
-def test_a_child_without_a_name_is_pointed_at_by_its_index() -> None:
-    assert at(Foreign(), "[1]").set(3).right == 3

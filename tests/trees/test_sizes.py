@@ -105,7 +105,3 @@ def test_arrays_that_are_deleted_or_traced_are_told_apart() -> None:
     found: list[Any] = []
     jax.jit(lambda a, b: found.append(find_aliases([a, b, a])))(1.0, 2.0)
     assert found == [[("[0]", "[2]")]]
-
-
-def test_what_holds_no_leaf_has_no_entry_by_field() -> None:
-    assert count({"empty": [], "kernel": jnp.ones((2, 3))}, by="field") == {"kernel": 6}

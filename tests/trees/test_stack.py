@@ -98,14 +98,6 @@ def test_trees_that_differ_are_refused_with_the_place() -> None:
     )
 
 
-def test_what_is_not_a_list_of_trees_of_arrays_is_refused() -> None:
-    assert message(lambda: stack([{"f": len}])).startswith("['f'] is len, which is not an array and has no axes.")
-    wrong: tuple[Any, ...] = ({"w": jnp.ones(2)}, layers()[0])
-    for trees in wrong:
-        with pytest.raises(TypeError, match=rf"^stack\(\) takes a list of trees, got a {type(trees).__name__}: stack"):
-            stack(trees)
-
-
 @pytest.mark.parametrize("index", [True, np.bool_(1), 1.0, jnp.array(True), jnp.array([1]), np.array(1.0), slice(1)])
 def test_what_is_not_the_number_of_a_tree_is_refused_traced_or_not(index: Any) -> None:
     stacked = stack(layers())

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._core.functions import is_library, public
-from treewright._core.kinds import (
-    Kind,
-    field_values,
-    is_frozen_dataclass,
-    is_frozen_mapping,
-    is_namedtuple,
-    with_fields,
-)
+from treewright._core.functions import public
+from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, kind_of
 from treewright._core.text import short_text
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
@@ -46,16 +39,18 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
 
     __slots__ = ("_items",)
     _items: dict[K, V_co]
-    _kind_: ClassVar[Kind]
+    _kind_: ClassVar[Kind] = Kind(
+        "FrozenMapping", lambda value: tuple(value.items()), lambda *items: FrozenMapping(dict(items))
+    )
 
     def __init__(self, items: Mapping[K, V_co]) -> None:
         object.__setattr__(self, "_items", dict(items))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"FrozenMapping can't change: {name} was to be set to {value!r}. Make a new one.")
+        raise AttributeError(f"FrozenMapping can't change, and keeps its {name}. Make a new one.")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"FrozenMapping can't change: {name} was to be deleted. Make a new one.")
+        self.__setattr__(name, None)
 
     if not TYPE_CHECKING:  # or no checker would find a misspelt method
 
@@ -85,6 +80,13 @@ class FrozenMapping(Mapping[K, V_co], Generic[K, V_co]):
         return (FrozenMapping, (self._items,))
 
 
+def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> "FrozenArray":
+    """The frozen array with these bytes, which are in C order."""
+    # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
+    array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
+    return array
+
+
 @public("treewright")
 class FrozenArray(np.ndarray[Any, Any]):
     """A numpy array whose data can't change, so that it can be static. Made by `freeze`.
@@ -100,7 +102,9 @@ class FrozenArray(np.ndarray[Any, Any]):
         False
     """
 
-    _kind_: ClassVar[Kind]
+    _kind_: ClassVar[Kind] = Kind(
+        "FrozenArray", lambda value: (value.dtype, value.shape, value.tobytes()), _frozen_array
+    )
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  of numpy's, refused
         """Refused: numpy would make an array that can change."""
@@ -115,16 +119,16 @@ class FrozenArray(np.ndarray[Any, Any]):
             object.__setattr__(self, "__class__", ComputedArray)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"FrozenArray can't change: {name} was to be set to {value!r}. Make a new one.")
+        raise AttributeError(f"FrozenArray can't change, and keeps its {name}. Make a new one.")
 
     def __setstate__(self, state: object) -> None:
         raise TypeError("FrozenArray can't change, so it takes no state. treewright.freeze(array) makes a new one.")
 
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
-        return hash(self._content())
+        return hash(self.__reduce__()[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (frozen_array, self._content())
+        return (_frozen_array, (self.dtype, self.shape, self.tobytes()))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return self.__reduce__()
@@ -139,13 +143,6 @@ class FrozenArray(np.ndarray[Any, Any]):
         """For representations: what tells two frozen arrays of one shape apart."""
         return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
 
-    def _content(self) -> tuple[Any, ...]:
-        return (self.dtype, self.shape, self.tobytes())
-
-
-FrozenMapping._kind_ = Kind("FrozenMapping", lambda value: tuple(value.items()))
-FrozenArray._kind_ = Kind("FrozenArray", lambda value: value._content())
-
 
 class ComputedArray(np.ndarray[Any, Any]):
     """What numpy computed from frozen arrays: an array like any other, which prints and is pickled as one."""
@@ -155,6 +152,9 @@ class ComputedArray(np.ndarray[Any, Any]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
+
+
+_CONTAINERS = (KINDS[tuple], KINDS[frozenset], NAMEDTUPLE, DATACLASS, FrozenMapping._kind_)
 
 
 class _AsConverter:
@@ -183,12 +183,15 @@ if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
 
 
 def freeze(value: Any) -> Any:
-    """A hashable form of `value` that can't change: `static(converter=treewright.freeze)`.
+    """A hashable form of settings that can't change: `static(converter=treewright.freeze)`.
 
     Lists become tuples, sets frozensets, bytearrays bytes and numpy arrays read-only `FrozenArray`s. Dicts and other
     mappings, configs of OmegaConf among them, `argparse.Namespace` and `types.SimpleNamespace` become
     `FrozenMapping`s, whose items are attributes too. All the way down, in named tuples and frozen dataclasses as well.
     Anything else is returned as it is.
+
+    It is not for parameters. To keep those from training, declare them `buffer()`, or give their leaves
+    `optax.set_to_zero()`, by `optax.partition` and a mask such as `trainable`.
 
     Raises:
         TypeError: For a node with children, or an array of JAX: these are part of the tree, not settings.
@@ -202,35 +205,23 @@ def freeze(value: Any) -> Any:
     if is_node or isinstance(value, jax.Array):
         what = "a node with children" if is_node else "an array of JAX, which may be a part of a model"
         raise TypeError(
-            f"freeze makes settings static, and {short_text(value)} is {what}. Declare it as a child: drop static(); "
-            f"for a table that never changes, freeze(numpy.asarray(...))."
+            f"freeze makes settings static, and {short_text(value)} is {what}. Declare it as a child: drop static(). "
+            f"To keep it from training, declare it buffer(), or give its leaves optax.set_to_zero(). For a table that "
+            f"never changes, freeze(numpy.asarray(...))."
         )
     if cls in {np.ndarray, ComputedArray}:  # masked arrays and the like hold more than their data
-        return value if value.dtype.hasobject else frozen_array(value.dtype, value.shape, value.tobytes())
+        return value if value.dtype.hasobject else _frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, MutableSequence):
         return tuple(map(freeze, value))
-    if isinstance(value, MutableSet | frozenset):
+    if isinstance(value, MutableSet):
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         value = vars(value)
-    if isinstance(value, Mapping):
-        items = {key: freeze(item) for key, item in value.items()}
-        keeps_class = is_frozen_mapping(cls) and is_library(cls.__module__)  # such as flax's FrozenDict
-        return cls(items) if keeps_class else FrozenMapping(items)
-    if cls is tuple or is_namedtuple(cls):
-        parts = tuple(map(freeze, tuple.__iter__(value)))
-        return value if all(map(operator.is_, parts, tuple.__iter__(value))) else tuple.__new__(cls, parts)
-    if is_frozen_dataclass(cls):
-        fields = dict(field_values(value))
-        changed = {name: frozen for name, part in fields.items() if (frozen := freeze(part)) is not part}
-        return with_fields(cls, fields | changed) if changed else value
-    return value
-
-
-def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> FrozenArray:
-    """The frozen array with these bytes, which are in C order."""
-    # The buffer is a bytes object, so that nobody can make the array writeable; even an empty array has to have one.
-    array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
-    return array
+    kind: Any = kind_of(cls)
+    if kind in _CONTAINERS:
+        parts = tuple(kind.parts(value))
+        frozen = tuple(map(freeze, parts))
+        return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
+    return FrozenMapping({key: freeze(item) for key, item in value.items()}) if isinstance(value, Mapping) else value

@@ -8,14 +8,14 @@ import contextlib
 import dataclasses
 import dis
 import functools
+import itertools
+import operator
 import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from treewright._core.jax_private import JIT_ATTRIBUTES, options_of
 
@@ -23,9 +23,8 @@ from treewright._core.jax_private import JIT_ATTRIBUTES, options_of
 # package joins by `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
     {
-        *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "einops"),
+        *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "einops", "treewright"),
         *("optax", "chex", "flax", "equinox", "haiku", "jaxtyping", "lineax", "optimistix", "diffrax", "distrax"),
-        *("treewright", "typing_extensions"),
     }
 )
 # Modules of the standard library that hold no settings. `os`, `random` and others do.
@@ -36,36 +35,32 @@ STANDARD = frozenset(
         *("statistics", "string", "types", "typing"),
     }
 )
-_RANDOM = "numpy.random"  # which holds a state
-_SINGLE_FILES = frozenset({"typing_extensions"})
 OWN_MARK = "__treewright_library__"
-_BUILT_IN_MODULES = frozenset({"built-in", "frozen"})
+_RANDOM = "numpy.random"  # which holds a state
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
 # Names by which code gets at what it does not name: variables, attributes, files, the settings of a library.
 _DYNAMIC = frozenset(
     {
         *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
-        *("vars", "attrgetter", "methodcaller", "get_type_hints"),
-        *("fromfile", "genfromtxt", "get_printoptions", "geterr", "load", "loadtxt", "memmap", "open_memmap"),
+        *("vars", "attrgetter", "methodcaller", "get_type_hints", "__getattribute__", "__dict__", "__closure__"),
+        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals", "get_printoptions", "geterr"),
+        *("fromfile", "genfromtxt", "load", "loadtxt", "memmap", "open_memmap"),
     }
-)
-_ESCAPES = frozenset(
-    {"__builtins__", "__closure__", "__dict__", "__getattribute__", "__globals__", "f_back", "f_globals", "f_locals"}
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_WRITES_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_OPENS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
+_CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
+    *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
+    *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
+    *("co_filename", "co_firstlineno", "co_linetable"),
+)
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
 CONSTANTS = BY_EQUALITY | {float, complex}
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, and not compiled in
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 C = TypeVar("C", bound=type[Any])
-
-
-class OpenError(Exception):
-    """A function depends on something that can change without it; with the reason in words."""
 
 
 class ThisObject:
@@ -95,15 +90,12 @@ class ThisObject:
         return self.address
 
 
-# Classes, and the names of values
+# Classes, instances, and the names of values
 
 
 def class_attribute(cls: type[Any], name: str) -> Any:
     """What a class or the nearest of its bases holds under this name, without calling descriptors; None if nothing."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return None
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def is_cached_property(cls: type[Any], name: str) -> bool:
@@ -111,23 +103,30 @@ def is_cached_property(cls: type[Any], name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
-def found_at(module: str, name: str) -> Any:
-    """What an imported module holds under a dotted name, without importing it; None if nothing."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+def is_linen(cls: type[Any]) -> bool:
+    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
+    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+
+
+def of_python(cls: type[Any]) -> bool:
+    """Whether a class is defined by Python or its standard library."""
+    return str(cls.__module__).partition(".")[0] in sys.stdlib_module_names
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes that an instance itself has, in its `__dict__` and in slots, past what its class overrides."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for base in type(value).__mro__:
+        if "__slots__" not in vars(base) or of_python(base):
+            continue
+        for name, slot in list(vars(base).items()):
+            with contextlib.suppress(AttributeError):
+                if isinstance(slot, types.MemberDescriptorType):
+                    found[name] = slot.__get__(value)
     return found
-
-
-def of_earlier_class(cls: type[Any]) -> str:
-    """What to say of an instance whose class was made again under its name since; empty where it was not."""
-    current = found_at(cls.__module__, cls.__qualname__)
-    if not isinstance(current, type) or current is cls or current.__qualname__ != cls.__qualname__:
-        return ""
-    return (
-        f" This {cls.__qualname__} is of an earlier class of that name: the class statement ran again since, as a cell "
-        f"or a reloaded module does. Make the object anew."
-    )
 
 
 def public(module: str) -> Callable[[C], C]:
@@ -141,6 +140,14 @@ def public(module: str) -> Callable[[C], C]:
     return moved
 
 
+def found_at(module: str, name: str) -> Any:
+    """What an imported module holds under a dotted name, without importing it; None if nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def import_path(value: Any) -> tuple[str, str] | None:
     """The module and the name under which this very object is found; None for what has no such name."""
     try:
@@ -152,20 +159,31 @@ def import_path(value: Any) -> tuple[str, str] | None:
     return (module, name) if found_at(module, name) is value else None
 
 
+def of_earlier_class(cls: type[Any]) -> str:
+    """What to say of an instance whose class was made again under its name since; empty where it was not."""
+    current = found_at(cls.__module__, cls.__qualname__)
+    if not isinstance(current, type) or current is cls or current.__qualname__ != cls.__qualname__:
+        return ""
+    return (
+        f" This {cls.__qualname__} is of an earlier class of that name: the class statement ran again since, as a cell "
+        f"or a reloaded module does. Make the object anew."
+    )
+
+
 # Whose code
 
 
 def is_library(module: object) -> bool:
     """Whether a module of this name belongs to a library, as the lists above and a package's own mark say."""
-    if not isinstance(module, str):
-        return False
-    package = module.partition(".")[0]
+    name = str(module)
+    package = name.partition(".")[0]
     found = sys.modules.get(package)
     if package in LIBRARIES:  # and no file of the user's that has the same name
-        return (package in _SINGLE_FILES or hasattr(found, "__path__")) and not module.startswith(_RANDOM)
+        return hasattr(found, "__path__") and _RANDOM not in name
     if package.removeprefix("_") in STANDARD:  # _operator is the part of operator that is written in C
         origin = str(getattr(getattr(found, "__spec__", None), "origin", None))
-        return origin in _BUILT_IN_MODULES or (origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin)
+        is_here = origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin
+        return is_here or origin in {"built-in", "frozen"}
     return found is not None and vars(found).get(OWN_MARK) is True
 
 
@@ -174,34 +192,15 @@ def library_made(function: types.FunctionType) -> bool:
     return is_library(function.__globals__.get("__name__"))
 
 
-def library_class(kind: type[Any]) -> bool:
-    """Whether a class is defined by a library: in C, or found where its name says.
-
-    A class that a library's function makes for the user, as `make_dataclass` does, may name the library as its module.
-    """
-    return is_library(kind.__module__) and (not kind.__flags__ & _HEAP_TYPE or import_path(kind) is not None)
-
-
-def of_python(kind: type[Any]) -> bool:
-    """Whether a class is defined by Python or its standard library, with settings or without."""
-    return str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-
-
 def library_object(value: Any) -> bool:
     """Whether a value is a library's own function or class, found in the library where its name says.
 
-    A function of the user's that a library wrapped is found in the user's own module.
+    A function of the user's that a library wrapped is found in the user's own module, and so is a class that a library
+    made for the user, as `make_dataclass` does.
     """
-    if isinstance(value, np.ufunc):
-        return getattr(np, value.__name__, None) is value
     if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):  # str.upper
-        return library_class(value.__objclass__)
-    if isinstance(value, types.BuiltinFunctionType):
-        own = value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-        return own and is_library(value.__module__) and value.__name__ not in _DYNAMIC
-    if not callable(value) or (isinstance(value, types.FunctionType) and not library_made(value)):
-        return False
-    path = import_path(value)
+        value = value.__objclass__
+    path = import_path(value) if callable(value) else None
     return path is not None and is_library(path[0]) and path[1] not in _DYNAMIC
 
 
@@ -209,76 +208,49 @@ def library_object(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str | None]:
-    """The globals that code reads, each with the attribute that follows, and why these may not be all."""
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """The globals that code reads, each with the attribute that follows, and whether these are all that it gets at."""
     reads: dict[tuple[str, str], None] = {}
-    problem = None
-    instructions = list(dis.get_instructions(code))
-    for instruction, following in zip(instructions, [*instructions[1:], None], strict=True):
-        operation, name = instruction.opname, instruction.argval
-        if operation in _READS_GLOBAL:
-            attribute = following.argval if following and following.opname in _READS_ATTRIBUTE else ""
-            reads[name, attribute] = None
-        elif operation in _WRITES_GLOBAL:
-            problem = problem or f"it assigns the global {name}"
-        elif operation == "IMPORT_NAME":
-            problem = problem or f"it imports {name or 'from its package'}"
-        elif operation in _READS_ATTRIBUTE and name in _ESCAPES:
-            problem = problem or f"it reads {name}"
-        if name in _DYNAMIC and operation in _READS_GLOBAL | _READS_ATTRIBUTE:
-            problem = problem or f"it calls {name}()"
+    is_all = True
+    for here, after in itertools.pairwise(dis.get_instructions(code)):
+        if here.opname in _READS_GLOBAL:
+            reads[here.argval, after.argval if after.opname in _READS_ATTRIBUTE else ""] = None
+        dynamic = here.opname in _READS_GLOBAL | _READS_ATTRIBUTE and here.argval in _DYNAMIC
+        is_all = is_all and not dynamic and here.opname not in _OPENS
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            inner, why = code_reads(nested)
+            inner, are_all = code_reads(nested)
             reads |= dict.fromkeys(inner)
-            problem = problem or why
-    return tuple(reads), problem
+            is_all = is_all and are_all
+    return tuple(reads), is_all
 
 
-class Read(NamedTuple):
-    """A global that a function reads, or an attribute of a module that is one."""
+def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The globals that a function reads: the name, `slope` or `settings.RATE`, the value now, and whether it stays.
 
-    name: str  # `slope`, `settings.RATE`
-    value: Any  # `MISSING` for nothing
-    is_closed: bool  # whether it is Python's or a library's own, under its own name
-
-
-def reads_of(function: Any) -> Iterator[Read]:
-    """The globals that a function reads, with what they are now."""
+    What stays is Python's or a library's own, under its own name.
+    """
     for name, attribute in code_reads(function.__code__)[0]:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
             value = function.__builtins__.get(name, MISSING)
-            yield Read(name, value, value is not MISSING and value is getattr(builtins, name, None))
+            yield name, value, value is not MISSING and value is getattr(builtins, name, None)
         elif not isinstance(value, types.ModuleType):
-            yield Read(name, value, library_object(value) and getattr(value, "__name__", None) == name)
+            yield name, value, getattr(value, "__name__", None) == name and library_object(value)
         elif attribute in vars(value):
             found = vars(value)[attribute]
-            home = found.__name__ if isinstance(found, types.ModuleType) else value.__name__
-            fixed = callable(found) or type(found) in CONSTANTS or isinstance(found, types.ModuleType)
-            yield Read(f"{name}.{attribute}", found, fixed and is_library(value.__name__) and is_library(home))
+            is_module = isinstance(found, types.ModuleType)
+            stays = is_library(found.__name__) if is_module else callable(found) or type(found) in CONSTANTS
+            yield f"{name}.{attribute}", found, stays and is_library(value.__name__)
         else:
-            yield Read(name, value, is_library(value.__name__))
-
-
-def closed_reads(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a function reads by name, if all of that stays what it is.
-
-    Raises:
-        OpenError: If it reads a global of the user's, or may read something that it does not name.
-    """
-    reads, problem = list(reads_of(function)), code_reads(function.__code__)[1]
-    opened = next((read.name for read in reads if not read.is_closed), None)
-    if problem is not None or opened is not None:
-        raise OpenError(problem or f"it reads the global {opened}")
-    return tuple([read.value for read in reads])
+            yield name, value, is_library(value.__name__)
 
 
 def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """What a user's function reads by name that is neither a library's nor Python's own."""
     if library_made(function):
         return {}
-    return {read.name: read.value for read in reads_of(function) if not read.is_closed and read.value is not MISSING}
+    return {name: value for name, value, stays in reads_of(function) if not stays and value is not MISSING}
 
 
 # What a function is made of
@@ -290,10 +262,7 @@ def code_key(address: int, code: types.CodeType) -> Hashable:  # noqa: ARG001  w
 
     `==` of code leaves out the file and the order of constant sets.
     """
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_qualname)
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_stacksize)
-    place = (code.co_filename, code.co_firstlineno, code.co_linetable)
-    return (code.co_code, code.co_exceptiontable, names, counts, place, _constant_key(code.co_consts))
+    return (*_CODE(code), *map(_constant_key, code.co_consts))
 
 
 def _constant_key(value: Any) -> Hashable:
@@ -301,29 +270,18 @@ def _constant_key(value: Any) -> Hashable:
         return code_key(id(value), value)
     if isinstance(value, tuple | frozenset):
         return (type(value), *map(_constant_key, value))
-    return (type(value), value if type(value) in BY_EQUALITY else repr(value))
-
-
-def contents(function: types.FunctionType) -> tuple[Any, ...]:
-    """The values of the captured variables; `MISSING` before they are bound."""
-    cells = function.__closure__ or ()
-    try:
-        return tuple([cell.cell_contents for cell in cells])
-    except ValueError:  # one is not bound yet
-        return tuple(map(_content_of, cells))
-
-
-def _content_of(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
+    return (type(value), repr(value))
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name; those that are not bound yet are left out."""
-    pairs = zip(function.__code__.co_freevars, contents(function), strict=True)
-    return {name: value for name, value in pairs if value is not MISSING}
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return found
 
 
 def defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -335,15 +293,9 @@ def defaults(function: types.FunctionType) -> dict[str, Any]:
 
 def innermost(function: Any) -> Any:
     """The function that a partial, a method or a wrapper calls in the end."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__func__"):
-            function = function.__func__
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            return function
+    is_partial = isinstance(function, functools.partial)
+    inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
+    return function if inner is None else innermost(inner)
 
 
 def jit_options(value: Any) -> tuple[Any, ...] | None:
@@ -355,26 +307,3 @@ def jit_options(value: Any) -> tuple[Any, ...] | None:
     if not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
         return None
     return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
-
-
-# Classes and their instances
-
-
-def is_linen(cls: type[Any]) -> bool:
-    """Whether a class is a Module of flax.linen, whose instances keep their own state in private attributes."""
-    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
-
-
-def state_of(value: Any) -> dict[str, Any]:
-    """The attributes that an instance itself has, in its `__dict__` and in slots, past what its class overrides."""
-    try:
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
-    for base in type(value).__mro__:
-        if vars(base).get("__slots__") and not of_python(base):
-            slots = [(name, slot) for name, slot in vars(base).items() if isinstance(slot, types.MemberDescriptorType)]
-            for name, slot in slots:
-                with contextlib.suppress(AttributeError):
-                    found[name] = slot.__get__(value)
-    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from treewright._core.fields import MISSING, FieldSpec, NodeSpec
 from treewright._core.functions import class_attribute
-from treewright._core.instance import PAIR, assign_all, checked
+from treewright._core.instance import PAIR, assign_all, check
 from treewright.errors import NodeDefinitionError
 
 if sys.version_info >= (3, 14):
@@ -133,7 +133,7 @@ class _InitText:
             lines.append(f"{self.helper('store', object.__setattr__)}({self_name}, {PAIR!r}, {pair})")
         else:
             lines.append(f"{self.helper('store_in_slot', slot.__set__)}({self_name}, {pair})")
-        call = f"{self.helper('checked', checked)}({self_name})"
+        call = f"{self.helper('check', check)}({self_name})"
         # Without a check of the user's only the first nodes of the class are looked at.
         lines.append(call if self.spec.checks else f"if {self.helper('unseen', self.spec.unseen)}: {call}")
         return lines

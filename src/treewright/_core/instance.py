@@ -26,6 +26,7 @@ from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 Pair = tuple[tuple[Any, ...], Statics]
 
 _new: Any = object.__new__
@@ -47,19 +48,19 @@ class Unfinished:
         return self.failure is None
 
     def __repr__(self) -> str:
-        name = self.cls.__qualname__
+        why = "has not returned, so it can't be flattened yet"
         if self.failure is not None:
-            return f"an unfinished {name}: its __init__ raised {self.failure}, so it has no fields to use"
-        return f"an unfinished {name}: its __init__ has not returned, so it can't be flattened yet"
+            why = f"raised {self.failure}, so it has no fields to use"
+        return f"an unfinished {self.cls.__qualname__}: its __init__ {why}"
 
 
-def stored_pair(node: Any) -> Pair | Unfinished | None:
-    """`_node` as it is stored, past any `__getattr__` of the user's; None where nothing is stored."""
+def stored(node: Any) -> Pair | Unfinished | None:
+    """What `_node` holds, past any `__getattr__` of the user's; None before the first `__init__`."""
     try:
-        stored: Pair | Unfinished = _read(node, PAIR)
+        form: Pair | Unfinished = _read(node, PAIR)
     except AttributeError:
         return None
-    return stored
+    return form
 
 
 def flat_form(node: Any) -> Pair:
@@ -68,12 +69,11 @@ def flat_form(node: Any) -> Pair:
     Raises:
         UnfinishedNodeError: If the node's `__init__` has not returned.
     """
-    stored = stored_pair(node)
-    if isinstance(stored, tuple):
-        return stored
-    cls = type(node).__qualname__
-    never_filled = f"an unfinished {cls}: no __init__ of a node has run, so its fields have no values"
-    raise UnfinishedNodeError(f"This is {stored or never_filled}.")
+    form = stored(node)
+    if isinstance(form, tuple):
+        return form
+    never_filled = f"an unfinished {type(node).__qualname__}: no __init__ of a node has run, so it has no values"
+    raise UnfinishedNodeError(f"This is {form or never_filled}.")
 
 
 def from_flat_form(cls: type[Any], pair: Pair) -> Any:
@@ -90,14 +90,11 @@ def is_node(value: object) -> bool:
 
 def is_open(node: Any) -> bool:
     """Whether values can still be assigned."""
-    stored = stored_pair(node)
-    return stored is None or (isinstance(stored, Unfinished) and stored.takes_values(node))
+    form = stored(node)
+    return form is None or (isinstance(form, Unfinished) and form.takes_values(node))
 
 
-LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
-
-
-# Views
+# Attributes
 
 
 class FieldView:
@@ -119,10 +116,10 @@ class FieldView:
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         if node is None:
             return self
-        stored, name = stored_pair(node), self.field.name
-        if not isinstance(stored, tuple):
-            return _waiting_value(node, self.field, stored)
-        children, statics = stored
+        form, name = stored(node), self.field.name
+        if not isinstance(form, tuple):
+            return self.waiting_value(node, form)
+        children, statics = form
         names = (*statics.table.children, *statics.names)
         if name in names:
             return (*children, *statics.values)[names.index(name)]
@@ -131,14 +128,21 @@ class FieldView:
             f"the fields {', '.join(names) or 'none'}. Make the object again."
         )
 
+    def waiting_value(self, node: Any, form: Unfinished | None) -> Any:
+        """The value while `__init__` runs."""
+        place = f"{type(node).__qualname__}.{self.field.name}"
+        if form is not None and not form.takes_values(node):
+            raise UnfinishedNodeError(f"{place} was read of {form}.")
+        value = node.__dict__.get(self.field.name, self.field.default)
+        if value is MISSING:
+            raise UnfinishedNodeError(f"{place} has no value yet: __init__ must assign it before it is read.")
+        return value
+
     def __set__(self, node: Any, value: Any) -> None:
         set_attribute(node, self.field.name, value)
 
     def __delete__(self, node: Any) -> None:
-        if not is_open(node):
-            refuse_change(node, self.field.name, "delete")
-        if node.__dict__.pop(self.field.name, MISSING) is MISSING:
-            raise UnfinishedNodeError(f"{type(node).__qualname__}.{self.field.name} has no value to delete yet.")
+        delete_attribute(node, self.field.name)
 
 
 class ChildView(FieldView):
@@ -167,59 +171,22 @@ class StaticView(FieldView):
 
 def install_views(spec: NodeSpec, *, by_name: bool) -> None:
     """Give a class the views of its fields; by name where instances of an earlier class may become its own."""
-    cls = spec.cls
     for field in spec.fields:
-        inherited = class_attribute(cls, field.name)
+        inherited = class_attribute(spec.cls, field.name)
         kind = FieldView if by_name else StaticView if field.is_static else ChildView
         if type(inherited) is not kind or inherited.field != field:
-            setattr(cls, field.name, kind(field))
-
-
-def _waiting_value(node: Any, field: FieldSpec, stored: Unfinished | None) -> Any:
-    """The value of a field while `__init__` runs."""
-    place = f"{type(node).__qualname__}.{field.name}"
-    if stored is not None and not stored.takes_values(node):
-        raise UnfinishedNodeError(f"{place} was read of {stored}.")
-    waiting = node.__dict__
-    if field.name in waiting:
-        return waiting[field.name]
-    if field.default is not MISSING:
-        return field.default
-    raise UnfinishedNodeError(f"{place} has no value yet: __init__ must assign it before it is read.")
-
-
-def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
-    """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
-    cls = type(node)
-    stored = stored_pair(node)
-    if isinstance(stored, Unfinished):
-        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {stored}.")
-    names = list(spec_of(cls).by_name)
-    cure = (
-        f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
-        f"assignments"
-    )
-    if name not in names:
-        hint = did_you_mean(name, names)
-        cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
-    raise dataclasses.FrozenInstanceError(
-        f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
-    )
-
-
-# Filling and sealing
+            setattr(spec.cls, field.name, kind(field))
 
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
-    # Every `self.x = x` comes here, so what `is_open` says of a node whose `__init__` runs stands here in full: a call
-    # less (benchmarks: node, own __init__).
     try:
-        stored = _read(node, PAIR)
-    except AttributeError:
-        stored = None
+        form = _read(node, PAIR)
+    except AttributeError:  # no `__init__` of a node has begun
+        form = Unfinished(type(node))
         refuse_undecorated(type(node))
-    if stored is not None and (not isinstance(stored, Unfinished) or stored.failure is not None) and not is_open(node):
+    # What `is_open` asks, without a call for each `self.x = x` (benchmarks: node, own __init__).
+    if (type(form) is not Unfinished or form.failure is not None) and not is_open(node):
         refuse_change(node, name)
     field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
@@ -232,21 +199,42 @@ def delete_attribute(node: Any, name: str) -> None:
     """Only while `__init__` runs; afterwards a node is frozen."""
     if not is_open(node):
         refuse_change(node, name, "delete")
-    object.__delattr__(node, name)
+    if node.__dict__.pop(name, MISSING) is MISSING:
+        raise UnfinishedNodeError(f"{type(node).__qualname__}.{name} has no value to delete yet.")
+
+
+def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
+    """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
+    cls, form = type(node), stored(node)
+    if isinstance(form, Unfinished):
+        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {form}.")
+    names = spec_of(cls).by_name
+    cure = (
+        f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
+        f"assignments"
+    )
+    if name not in names:
+        hint = did_you_mean(name, names)
+        cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
+    raise dataclasses.FrozenInstanceError(
+        f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
+    )
+
+
+# Construction
 
 
 def refuse_undecorated(cls: type[Any]) -> None:
-    """Refuse the first instance of a subclass of a decorated class that has no decorator of its own."""
+    """Refuse the first instance of a subclass of a node class that is no node class itself."""
     if "__node_spec__" in vars(cls):
         return
-    base = spec_of(cls).cls
     name, cure = "is not decorated itself", f"Put @pytree_dataclass above class {cls.__name__}"
     if class_attribute(cls, PAIR) is not None:  # a Module, which makes a node of each subclass
         name = "was not made a node"
         cure = "Let each __init_subclass__ of its bases call super().__init_subclass__()"
     raise NodeDefinitionError(
-        f"{cls.__qualname__} is a subclass of the node class {base.__qualname__} and {name}, so its own fields would "
-        f"be lost, and JAX would take its instances for leaves. {cure}."
+        f"{cls.__qualname__} is a subclass of the node class {spec_of(cls).cls.__qualname__} and {name}, so its own "
+        f"fields would be lost, and JAX would take its instances for leaves. {cure}."
     )
 
 
@@ -262,10 +250,9 @@ def sealing(init: Callable[..., None]) -> Callable[..., None]:
 
 def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
-    # Nothing is stored yet, and `getattr` says so in a third of the time that an exception takes.
-    hooked = hasattr(type(node), "__getattr__")
-    stored = stored_pair(node) if hooked else getattr(node, PAIR, None)
-    if stored is not None:
+    # Before the outermost one nothing is stored, and `getattr` says so in a third of the time that an exception takes.
+    form = stored(node) if hasattr(type(node), "__getattr__") else getattr(node, PAIR, None)
+    if form is not None:
         if not is_open(node):
             refuse_change(node, "__init__")
         init(node, *args, **kwargs)
@@ -276,32 +263,30 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     _store(node, PAIR, Unfinished(spec.cls))
     try:
         if (returned := init(node, *args, **kwargs)) is not None:
-            refuse_returned("__init__", spec.cls, returned)
+            _refuse_returned(spec, "__init__", returned)
         _seal(node, spec)
         if spec.checks or spec.unseen:
             check(node)
     except BaseException as error:
         abandon(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
-            raise _wrong_keywords(error, spec, init, kwargs) from None  # Python refused the arguments
+            error.args = (f"{error}{_keywords_cure(str(error), spec, init, kwargs)}",)  # Python refused the arguments
         raise
 
 
-def _wrong_keywords(
-    error: TypeError, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]
-) -> TypeError:
-    """Python's error for keywords that an `__init__` does not take, with the cure."""
-    said = str(error)
-    taken = {field.name for field in spec.fields if field.init}
-    if spec.has_own_init and taken <= kwargs.keys():
-        return TypeError(
-            f"{said}. dataclasses.replace gives a constructor all fields, and {spec.cls.__qualname__} has an __init__ "
-            f"of its own, which takes others. treewright.replace(node, ...) and node.replace(...) run no __init__."
+def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
+    """What to add to Python's error for keywords that an `__init__` does not take."""
+    if spec.has_own_init and {field.name for field in spec.fields if field.init} <= kwargs.keys():
+        return (
+            f". dataclasses.replace gives a constructor all fields, and {spec.cls.__qualname__} has an __init__ of its "
+            f"own, which takes others. treewright.replace(node, ...) and node.replace(...) run no __init__."
         )
     code: Any = getattr(init, "__code__", None)
-    parameters = [] if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    if code is None or "Did you mean" in said:  # from Python 3.13 on
+        return ""
+    parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     hints = (did_you_mean(name, parameters) for name in kwargs if name not in parameters)
-    return TypeError(f"{said}{'' if 'Did you mean' in said else next(filter(None, hints), '')}")
+    return next(filter(None, hints), "")
 
 
 def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -310,41 +295,36 @@ def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | 
 
 
 def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+    waiting, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
-        set_attribute(node, name, value)
+        if name in fields and fields[name].converter is None:
+            waiting[name] = value
+        else:
+            set_attribute(node, name, value)
     if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
-        refuse_returned("__post_init__", type(node), returned)
+        _refuse_returned(spec_of(node), "__post_init__", returned)
 
 
 def check(node: Any) -> None:
     """Look at the children of a node that has just been stored, and run every `__check_init__`, bases first."""
     spec = spec_of(type(node))  # past what the node may pass on, as a generic alias does
-    if spec.unseen:
-        check_children(node)
-    for own_check in spec.checks:
-        if (returned := own_check(node)) is not None:
-            refuse_returned("__check_init__", type(node), returned)
-
-
-def checked(node: Any) -> None:
-    """The same where no `build` abandons the node that fails."""
     try:
-        check(node)
+        if spec.unseen:
+            check_children(node)
+        for own_check in spec.checks:
+            if (returned := own_check(node)) is not None:
+                _refuse_returned(spec, "__check_init__", returned)
     except BaseException as error:
         abandon(node, error)
         raise
 
 
-def refuse_returned(method: str, cls: type[Any], returned: object) -> Never:
+def _refuse_returned(spec: NodeSpec, method: str, returned: object) -> Never:
     """Raise for a method that returned a value, which nobody reads."""
-    cure = {
-        "__init__": "Assign to the fields of self; treewright.replace outside of it gives a changed copy",
-        "__post_init__": "Assign to the fields of self, which is not frozen yet",
-        "__check_init__": "Raise an error for an instance that is not to be",
-    }[method]
     raise TypeError(
-        f"{cls.__qualname__}.{method}() should return None, not {type(returned).__name__!r}: what it returns would "
-        f"be lost. {cure}."
+        f"{spec.cls.__qualname__}.{method}() should return None, not {type(returned).__name__!r}: what it returns "
+        f"would be lost. Assign to the fields of self in __init__ or __post_init__, and raise an error for an instance "
+        f"that must not exist."
     )
 
 
@@ -356,122 +336,101 @@ def abandon(node: Any, error: BaseException) -> None:
 
 def _seal(node: Any, spec: NodeSpec) -> None:
     """Check what `__init__` assigned, and store the pair."""
-    waiting: dict[str, Any] = node.__dict__
-    try:
-        children = tuple([waiting[field.name] for field in spec.children])
-        values = tuple([waiting[name] for name in spec.table.names])
-    except KeyError:
+    waiting, table = node.__dict__, spec.table
+    if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
         _complete(spec, waiting)
-        _seal(node, spec)
-        return
-    if len(waiting) > len(spec.fields) + (PAIR in waiting):
-        _refuse_incomplete(spec, waiting)
+    children = tuple([waiting[name] for name in table.children])
     for child in children:
         if child is node:
             raise contains_itself(node, next(name for name, value in waiting.items() if value is node))
-    statics = spec.table.find(values)
+    statics = table.find(tuple([waiting[name] for name in table.names]))
     waiting.clear()
     _store(node, PAIR, (children, statics))
 
 
 def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
-    """Fill in the defaults."""
+    """Fill in the defaults, and refuse fields without a value and names that are no fields."""
     for field in spec.fields:
-        if field.name not in waiting:
-            if field.default is not MISSING:
-                waiting[field.name] = field.convert(field.default)
-            elif field.default_factory is not MISSING:
-                waiting[field.name] = field.convert(field.default_factory())
-    _refuse_incomplete(spec, waiting)
-
-
-def _refuse_incomplete(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
-    names = [field.name for field in spec.fields]
-    missing = [name for name in names if name not in waiting]
+        if field.name not in waiting and field.default is not MISSING:
+            waiting[field.name] = field.convert(field.default)
+        elif field.name not in waiting and field.default_factory is not MISSING:
+            waiting[field.name] = field.convert(field.default_factory())
+    missing = [name for name in spec.by_name if name not in waiting]
     # What a cached_property computed of the half-built node is dropped, to be computed again.
-    others = [name for name in waiting if name not in names and name != PAIR]
+    others = [name for name in waiting if name not in spec.by_name and name != PAIR]
     undeclared = [name for name in others if not is_cached_property(spec.cls, name)]
-    if not missing and not undeclared:
-        return
-    name = spec.cls.__qualname__
-    parts: list[str] = []
-    if missing:
-        parts.append(f"gave no value to {', '.join(missing)}")
+    parts = [f"gave no value to {', '.join(missing)}"] if missing else []
     if undeclared:
-        parts.append(f"assigned to {', '.join(with_close_matches(undeclared, names))}, which it does not declare")
-    cure = f"Assign every field in __init__, and declare each in the class body ({(undeclared or missing)[0]}: ...)"
-    raise NodeInitError(f"{name}.__init__ {' and '.join(parts)}. {cure}.")
+        parts.append(f"assigned to {with_close_matches(undeclared, spec.by_name)}, which it does not declare")
+    if parts:
+        raise NodeInitError(
+            f"{spec.cls.__qualname__}.__init__ {' and '.join(parts)}. Assign every field in __init__, and declare each "
+            f"in the class body ({(undeclared or missing)[0]}: ...)."
+        )
 
 
-def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Each wrong name with the field it may have meant."""
-    return [f"{name}{did_you_mean(name, names)}" for name in wrong]
+def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> str:
+    """The wrong names, each with the field it may have meant."""
+    return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
 
 
 # Changed copies
 
 
-def _derived(node: Any, spec: NodeSpec, changes: dict[str, Any]) -> Any:
+def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
+    spec, (children, statics) = spec_of(node), flat_form(node)
+    _refuse_unknown(spec, changes, spec.by_name)
+    new_children, new_statics = list(children), list(statics.values)
+    for name, value in changes.items():
+        field = spec.by_name[name]
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(value)
+    if any(map(operator.is_not, new_statics, statics.values)):
+        statics = spec.table.find(tuple(new_statics))
+    copy = from_flat_form(type(node), (tuple(new_children), statics))
+    if changes and spec.checks:
+        check(copy)
+    return copy
+
+
+def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     """A copy of a node whose constructor runs `__post_init__`, which runs again, so that it derives from the changes.
 
     `dataclasses.replace` does that, which nothing here could change, and all spellings of one thing have to agree.
     """
-    pair = flat_form(node)
+    spec, (children, statics) = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
-                f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps, so replace() "
-                f"has to be given it: replace(node, {name}=..., ...). treewright.at() and edit() change fields "
-                f"without __post_init__."
+                f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps. Give it: "
+                f"replace(node, {name}=..., ...). treewright.at() and edit() change fields without __post_init__."
             )
     variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
-    # What only `__post_init__` gives a value is left open for it, as in the constructor.
-    kept = {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
+
+    def derive(copy: Any) -> None:
+        waiting: dict[str, Any] = copy.__dict__
+        # What only `__post_init__` gives a value is left open for it, as in the constructor.
+        waiting |= {field.name: field.value_in((children, statics)) for field in spec.fields if not field.is_left_open}
+        for name, value in changes.items():
+            set_attribute(copy, name, value)
+        given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
+        copy.__post_init__(*variables)
+        for name, value in given.items():
+            if waiting[name] is not value:
+                raise TypeError(
+                    f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value "
+                    f"given to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda "
+                    f"node: node.{name}).set(...) changes it alone, without __post_init__."
+                )
+
     copy = _new(type(node))
-    build(copy, _derive_again, spec, kept, changes, variables)
+    build(copy, derive)
     # The same values are the same statics, though their key may have changed: optax's cosine schedule assigns to what
     # it has captured when it is first called.
-    children, statics = flat_form(copy)
-    if all(new is old for new, old in zip(statics.values, pair[1].values, strict=True)):
-        return from_flat_form(type(node), (children, pair[1]))
-    return copy
-
-
-def _derive_again(
-    node: Any, spec: NodeSpec, kept: Mapping[str, Any], changes: Mapping[str, Any], variables: Sequence[Any]
-) -> None:
-    waiting: dict[str, Any] = node.__dict__
-    waiting.update(kept)  # converted already
-    for name in filter(changes.__contains__, spec.by_name):  # in the order of fields
-        set_attribute(node, name, changes[name])
-    given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
-    node.__post_init__(*variables)
-    for name, value in given.items():
-        if waiting[name] is not value:
-            raise TypeError(
-                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value given "
-                f"to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda node: "
-                f"node.{name}).set(...) changes it alone, without __post_init__."
-            )
-
-
-def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
-    spec = spec_of(node)
-    children, statics = flat_form(node)
-    _refuse_unknown(spec, changes, spec.by_name)
-    new_children = list(children)
-    new_statics: dict[int, Any] = {}
-    for name in changes if len(changes) == 1 else filter(changes.__contains__, spec.by_name):  # in the order of fields
-        field = spec.by_name[name]
-        (new_statics if field.is_static else new_children)[field.index] = field.convert(changes[name])
-    if new_statics:
-        values = (new_statics.get(index, old) for index, old in enumerate(statics.values))
-        statics = spec.table.find(tuple(values))
-    copy = from_flat_form(type(node), (tuple(new_children), statics))
-    if changes and spec.checks:
-        checked(copy)
+    new_children, new_statics = flat_form(copy)
+    if all(map(operator.is_, new_statics.values, statics.values)):
+        return from_flat_form(type(node), (new_children, statics))
     return copy
 
 
@@ -479,7 +438,7 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
     wrong = [name for name in changes if name not in names]
     if wrong:
         raise TypeError(
-            f"{spec.cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. "
+            f"{spec.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
             f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
         )
 
@@ -487,12 +446,18 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
 # Registration
 
 
+def flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
+    """The children with their keys, and the statics."""
+    children, statics = node._node
+    match children:
+        case (one, two):  # a `zip` for two takes a fifth longer (benchmarks: flatten with path)
+            first, second = statics.table.keys
+            return ((first, one), (second, two)), statics
+    return zip(statics.table.keys, children), statics  # noqa: B905  strict= takes a third of the time
+
+
 def register(cls: Any) -> None:
     """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
-
-    def flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
-        children, statics = node._node
-        return zip(cls.__node_spec__.keys, children), statics  # noqa: B905  strict= takes a third of the time
 
     # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks: node).
     def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
@@ -568,6 +533,6 @@ else:
                 f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
                 f"got {type(node).__name__!r}."
             )
-        spec = spec_of(node)
-        copy: T = _derived(node, spec, changes) if changes and spec.runs_post_init else with_fields(node, changes)
+        make: Any = _with_post_init if changes and spec_of(node).runs_post_init else with_fields
+        copy: T = make(node, changes)
         return copy

@@ -4,8 +4,6 @@ Supported is every JAX from 0.9.0 to the newest. What only retraces need is in `
 `tests/test_jax_private.py` takes each away.
 """
 
-import functools
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -75,20 +73,6 @@ _prng_key: Any = jax.dtypes.prng_key
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed random keys, such as `key<fry>`."""
     return bool(jax.numpy.issubdtype(dtype, _prng_key))
-
-
-# Young: `get_opaque_trace_state` was in `jax.core` before 0.10. Without it, a `loop` that was made outside of a trace
-# and is called inside keeps tracers as its state, and JAX's own error comes only at the next use.
-TRACE_STATE_HOMES = ("jax.extend.core", "jax.core")
-
-
-def trace_reader() -> Callable[[], object]:
-    """What gives objects that are equal if it was called in the same trace of JAX, or both times in none."""
-    for home in TRACE_STATE_HOMES:
-        read = getattr(importlib.import_module(home), "get_opaque_trace_state", None)
-        if read is not None:
-            return functools.partial(read, convention="treewright")
-    return lambda: None
 
 
 # Private.

@@ -1,10 +1,10 @@
-"""Kinds of values, and what a value of each consists of.
+"""Kinds of values: what a value of each consists of, and how it is made of that again.
 
-This one table serves exact keys, JSON and `freeze`. Parts are read by the
-methods and descriptors of the kind's own class, so that nothing that a subclass overrides is called.
+This one table serves exact keys, JSON, `freeze` and what says where two values differ. Parts are plainer values, read
+by the methods and descriptors of the kind's own class, so that nothing that a subclass overrides is called.
 """
 
-import collections.abc
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -24,196 +24,167 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core.functions import ThisObject, class_attribute
-
-Key = Callable[[Any], Hashable]
+_LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
 _sharding: Any = jax.sharding
+_complex: Any = complex
 
 
 class Kind(NamedTuple):
     """What values of a kind consist of, in plainer values.
 
     Attributes:
-        name: In JSON, where there are those that can be made of their parts again.
+        name: In JSON.
         parts: From a value to its parts; None for a value that is opaque.
+        make: From the parts, which may come from a forged file, to the value; None for what is never made again.
         key: From a value, and the function that gives the key of a part, to what is equal exactly when two values are;
             None where the keys of the parts are.
-        is_ordered: Whether the order of the parts is part of the value.
-        is_call: Whether a value goes by identity as soon as a part can change, like a function.
     """
 
     name: str
     parts: Callable[[Any], Iterable[Any] | None]
-    key: Callable[[Any, Callable[[Any], Hashable]], tuple[Hashable, ...]] | None = None
-    is_ordered: bool = True
-    is_call: bool = False
+    make: Callable[..., Any] | None = None
+    key: Callable[[Any, Callable[[Any], Hashable]], Hashable] | None = None
 
 
-def _slots(cls: type[Any], *names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that reads attributes by the descriptors of a class."""
-    reads = [vars(cls)[name].__get__ for name in names]
-    return lambda value: tuple([read(value) for read in reads])
+def _same(value: Hashable, _: object) -> Hashable:
+    """The key of values whose `==` is exact."""
+    return value
 
 
-def _by_text(cls: type[Any], text: Callable[[Any], str]) -> Kind:
-    return Kind(cls.__name__, lambda value: (text(value),))
+def _by_text(cls: Any, text: Callable[[Any], str], make: Any = None) -> Kind:
+    return Kind(cls.__name__, lambda value: (text(value),), make or cls)
+
+
+def _by_arguments(cls: Any) -> Kind:
+    """By what the class takes to make it, as pickles have it."""
+    return Kind(cls.__name__, lambda value: cls.__reduce_ex__(value, 4)[1], cls)
 
 
 # Numbers
 
 
-def _float_key(value: Any, _: Key) -> tuple[Hashable, ...]:
+def _float_key(value: Any, _: object) -> Hashable:
     """All NaN are one; 0.0 and -0.0 are two."""
     plain = float.__float__(value)
-    if plain != plain:  # noqa: PLR0124
-        return ("nan",)
-    return (plain,) if plain else (0.0, math.copysign(1.0, plain))
+    return (plain, math.copysign(1.0, plain)) if plain == plain else "nan"  # noqa: PLR0124
 
 
-def _scalar_key(value: Any, key: Key) -> tuple[Hashable, ...]:
+def _scalar_key(value: Any, _: object) -> Hashable:
     """All NaN of one type are one, and so are all NaT."""
     if isinstance(value, np.complexfloating):
-        return (_scalar_key(value.real, key), _scalar_key(value.imag, key))
+        return (_scalar_key(value.real, _), _scalar_key(value.imag, _))
     if value != value:  # noqa: PLR0124
-        return (key(value.dtype), "nan")
-    return (key(value.dtype), str(value) if isinstance(value, np.longdouble) else value.tobytes())  # pyright: ignore[reportArgumentType]  # which is padded
+        return (value.dtype, "nan")
+    return (value.dtype, str(value) if isinstance(value, np.longdouble) else value.tobytes())  # which is padded
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:
     """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
-    return next(((str(name),) for name in (dtype.name, dtype.str) if _is_dtype(name, dtype)), None)
+    if dtype.metadata or dtype.fields or dtype.subdtype:
+        return None
+    with contextlib.suppress(TypeError):
+        if np.dtype(dtype.name) == dtype:
+            return (str(dtype.name),)
+    return (str(dtype.str),)
 
 
-def _is_dtype(name: str, dtype: Any) -> bool:
-    try:
-        return bool(np.dtype(name) == dtype) and not dtype.metadata and dtype.fields is None
-    except TypeError:
-        return False
+def _make_dtype(name: str) -> Any:
+    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # numpy's own reader takes whole structures
+        raise ValueError(f"{name!r} is not a dtype of a static array")
+    return np.dtype(name)
 
 
-def _dtype_key(dtype: Any, key: Key) -> tuple[Hashable, ...]:
+def _dtype_key(dtype: np.dtype[Any], key: Callable[[Any], Hashable]) -> Hashable:
     """With what `==` of dtypes leaves out: the class of the scalars, the alignment, the metadata."""
-    fields, metadata, inner = dtype.fields or {}, dtype.metadata or {}, dtype.subdtype
-    if not (metadata or fields or inner):
-        return (dtype,)
-    parts = (tuple(metadata.items()), *((name, *field) for name, field in fields.items()), inner and inner[0])
-    return (dtype, dtype.type, dtype.isalignedstruct, *map(key, parts))
+    if not (dtype.metadata or dtype.fields or dtype.subdtype):
+        return dtype
+    return (dtype, repr(dtype), *map(key, (dtype.metadata or {}).items()))
 
 
-# Times
+def _make_scalar(dtype: Any, data: bytes) -> Any:
+    return np.frombuffer(data, dtype)[0]
 
 
-def _moment(value: dt.datetime) -> tuple[Any, ...]:
-    date, time = dt.datetime.date(value), dt.datetime.time(value)
-    return (f"{date.isoformat()}T{time.isoformat()}", time.fold, _ZONE(value)[0])
+# Others that take more than a line
 
 
-def _time(value: dt.time) -> tuple[Any, ...]:
-    hour, minute, second, micro, fold, zone = _TIME(value)
-    return (dt.time(hour, minute, second, micro).isoformat(), fold, zone)
+def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
+    return functools.partial(function, *args, **dict(keywords))
 
 
-_ZONE = _slots(dt.datetime, "tzinfo")
-_TIME = _slots(dt.time, "hour", "minute", "second", "microsecond", "fold", "tzinfo")
+def _partial_key(value: Any, key: Callable[[Any], Hashable]) -> Hashable:
+    keywords = [(name, key(part)) for name, part in value.keywords.items()]
+    return (key(value.func), tuple(map(key, value.args)), tuple(keywords))
 
 
-# Shardings
+def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
+    if len(pattern) > _LONGEST_PATTERN or flags & re.DEBUG:
+        raise ValueError("such a regular expression")
+    return re.compile(pattern, flags)
 
 
-def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
-    return (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types))
-
-
-def _named_parts(value: Any) -> tuple[Any, ...] | None:
-    plain = _sharding.NamedSharding(value.mesh, value.spec, memory_kind=value.memory_kind)
-    return (value.mesh, value.spec, value.memory_kind) if plain == value else None
-
-
-def _spec_axes(spec: Any) -> tuple[Any, ...]:
-    """Its axes; one with unreduced axes is not iterable."""
-    return tuple(spec.partitions) if hasattr(spec, "partitions") else tuple(spec)
+def _mesh(cls: Any, make: Any) -> Kind:
+    return Kind(
+        cls.__name__,
+        lambda mesh: (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types)),
+        lambda sizes, names, kinds: make(sizes, names, tuple(_sharding.AxisType[kind] for kind in kinds)),
+        _same,
+    )
 
 
 # By class, exactly: a subclass may mean something else.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
-        float: Kind("float", lambda value: (repr(value),), _float_key),
-        complex: Kind("complex", _slots(complex, "real", "imag")),
+        float: _by_text(float, repr)._replace(key=_float_key),
+        complex: Kind("complex", _complex.__getnewargs__, complex),
         str: _by_text(str, str.__str__),
-        int: Kind("int", lambda value: (hex(int.__int__(value)),)),
-        bytes: _by_text(bytes, bytes.hex),
-        tuple: Kind("tuple", tuple.__iter__),
-        frozenset: Kind("frozenset", frozenset.__iter__, is_ordered=False),
-        slice: Kind("slice", _slots(slice, "start", "stop", "step")),
-        range: Kind("range", _slots(range, "start", "stop", "step")),
+        int: _by_text(int, lambda value: hex(int.__int__(value)), lambda digits: int(digits, 16)),
+        bytes: _by_text(bytes, bytes.hex, bytes.fromhex),
+        tuple: Kind("tuple", tuple.__iter__, lambda *items: items),
+        frozenset: Kind("frozenset", frozenset.__iter__, lambda *items: frozenset(items)),
         functools.partial: Kind(
-            "partial", lambda value: (value.func, value.args, tuple(value.keywords.items())), is_call=True
+            "partial", lambda value: (value.func, value.args, (*value.keywords.items(),)), _make_partial, _partial_key
         ),
         **{
-            cls: Kind(cls.__name__, lambda value: value.__reduce__(), is_call=True)
+            cls: Kind(cls.__name__, lambda value: value.__reduce__())
             for cls in (operator.itemgetter, operator.attrgetter, operator.methodcaller)
         },
+        **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},
+        dt.date: _by_text(dt.date, dt.date.isoformat, dt.date.fromisoformat),
+        dt.timezone: Kind("timezone", lambda value: value.__getinitargs__(), dt.timezone),
+        zoneinfo.ZoneInfo: Kind("ZoneInfo", lambda value: value.key and (value.key,), zoneinfo.ZoneInfo),
         decimal.Decimal: _by_text(decimal.Decimal, decimal.Decimal.__str__),
-        fractions.Fraction: Kind("Fraction", lambda value: (value.numerator, value.denominator)),
-        dt.date: _by_text(dt.date, dt.date.isoformat),
-        dt.time: Kind("time", _time),
-        dt.datetime: Kind("datetime", _moment),
-        dt.timedelta: Kind("timedelta", _slots(dt.timedelta, "days", "seconds", "microseconds")),
-        dt.timezone: Kind("timezone", lambda value: value.__getinitargs__()),
-        zoneinfo.ZoneInfo: Kind("ZoneInfo", lambda value: value.key and (value.key,)),
-        uuid.UUID: Kind("UUID", lambda value: (value.hex, value.is_safe.name)),
-        re.Pattern: Kind("Pattern", _slots(re.Pattern, "pattern", "flags")),
+        fractions.Fraction: Kind("Fraction", lambda value: value.as_integer_ratio(), fractions.Fraction),
+        uuid.UUID: _by_text(uuid.UUID, str),
+        re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags), _make_pattern),
         **{cls: _by_text(cls, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
-        jax.tree_util.DictKey: Kind("DictKey", lambda value: (value.key,)),
-        type(_sharding.PartitionSpec.UNCONSTRAINED): Kind("UNCONSTRAINED", lambda _: ()),
-        _sharding.PartitionSpec: Kind(
-            "PartitionSpec", lambda value: (_spec_axes(value), value.unreduced, value.reduced)
+        type(_sharding.PartitionSpec.UNCONSTRAINED): Kind(
+            "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
         ),
-        # A mesh is one object for equal devices and axes: JAX interns them.
-        _sharding.Mesh: Kind("Mesh", _mesh_parts, lambda value, _: (ThisObject(value),)),
-        _sharding.AbstractMesh: Kind("AbstractMesh", _mesh_parts, lambda value, _: (value,)),
-        _sharding.NamedSharding: Kind("NamedSharding", _named_parts),
+        _sharding.PartitionSpec: Kind(
+            "PartitionSpec",
+            lambda spec: None if spec.unreduced or spec.reduced else tuple(spec),
+            _sharding.PartitionSpec,
+            _same,
+        ),
+        _sharding.Mesh: _mesh(_sharding.Mesh, jax.make_mesh),
+        _sharding.AbstractMesh: _mesh(_sharding.AbstractMesh, _sharding.AbstractMesh),
+        _sharding.NamedSharding: Kind(
+            "NamedSharding",
+            lambda value: (value.mesh, value.spec, value.memory_kind),
+            lambda mesh, spec, memory: _sharding.NamedSharding(mesh, spec, memory_kind=memory),
+            _same,
+        ),
     }
 )
 
 
-# Families: a class belongs to one by a property
+# Families: a class belongs to one by a property. Their first part is the class
 
 
-def fields_of(value: Any) -> tuple[str, ...]:
-    """The names of the fields of a dataclass."""
-    return tuple(field.name for field in dataclasses.fields(value))
-
-
-def field_values(value: Any) -> tuple[tuple[str, Any], ...]:
+def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, past what the class overrides."""
-    return tuple((name, object.__getattribute__(value, name)) for name in fields_of(value))
-
-
-def with_fields(cls: Any, fields: Mapping[str, Any]) -> Any:
-    """A dataclass of these fields, past its constructor."""
-    made = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-ENUM = Kind("enum", lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name))
-DTYPE = Kind("dtype", _dtype_parts, _dtype_key)
-SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _scalar_key)
-NAMEDTUPLE = Kind("namedtuple", lambda value: (type(value), *tuple.__iter__(value)))
-DATACLASS = Kind("dataclass", lambda value: (type(value), *field_values(value)))
-ALIAS = Kind(
-    "alias",
-    lambda value: (
-        *(getattr(value, name, None) for name in ("_name", "__origin__", "__args__", "__metadata__")),
-        getattr(value, "__unpacked__", False),
-    ),
-)
-_ALIASES = frozenset(
-    {"_GenericAlias", "_UnionGenericAlias", "_LiteralGenericAlias", "_AnnotatedAlias", "_CallableGenericAlias", "Union"}
-    | {"_ConcatenateGenericAlias", "_UnpackGenericAlias"}
-)
+    return {field.name: object.__getattribute__(value, field.name) for field in dataclasses.fields(value)}
 
 
 def is_namedtuple(cls: Any) -> bool:
@@ -221,16 +192,48 @@ def is_namedtuple(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
-def is_frozen_dataclass(cls: type[Any]) -> bool:
+def is_frozen_dataclass(cls: Any) -> bool:
     """Whether `dataclass(frozen=True)` has made this very class, with an `==` by fields."""
     parameters: Any = vars(cls).get("__dataclass_params__")
     return parameters is not None and parameters.frozen and parameters.eq and not hasattr(cls, "__node_spec__")
 
 
-def is_alias(cls: type[Any]) -> bool:
-    """Whether values of this class are parametrised types, such as `tuple[int]` and `Literal[1]`."""
-    is_typing = cls.__module__ == "typing" and cls.__name__ in _ALIASES
-    return is_typing or issubclass(cls, types.GenericAlias | types.UnionType)
+def _make_member(cls: Any, value: Any) -> Any:
+    _expect(cls, "an enum", lambda: issubclass(cls, enum.Enum))
+    return cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value]
+
+
+def _make_namedtuple(cls: Any, *items: Any) -> Any:
+    _expect(cls, "a named tuple", lambda: is_namedtuple(cls) and len(cls._fields) == len(items))
+    return tuple.__new__(cls, items)
+
+
+def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
+    """Past its constructor, which would run code of whoever forged a file."""
+    names = [name for name, _ in fields]
+    _expect(cls, "a frozen dataclass", lambda: is_frozen_dataclass(cls))
+    _expect(
+        cls, f"of the fields {', '.join(names)}", lambda: {*names} == {field.name for field in dataclasses.fields(cls)}
+    )
+    made = object.__new__(cls)
+    for name, value in fields:
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _expect(cls: Any, what: str, holds: Callable[[], bool]) -> None:
+    if not isinstance(cls, type) or not holds():
+        raise ValueError(f"{cls.__qualname__ if isinstance(cls, type) else type(cls).__name__} is not {what}")
+
+
+ENUM = Kind(
+    "enum", lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name), _make_member
+)
+DTYPE = Kind("dtype", _dtype_parts, _make_dtype, _dtype_key)
+SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
+NAMEDTUPLE = Kind("namedtuple", lambda value: (type(value), *tuple.__iter__(value)), _make_namedtuple)
+DATACLASS = Kind("dataclass", lambda value: (type(value), *fields_of(value).items()), _make_dataclass)
+FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
 
 
 def kind_of(cls: type[Any]) -> Kind | None:
@@ -246,9 +249,7 @@ def kind_of(cls: type[Any]) -> Kind | None:
         return None if issubclass(cls, np.void) else SCALAR  # a row of a structured array can change in place
     if is_namedtuple(cls):
         return NAMEDTUPLE
-    if is_frozen_dataclass(cls):
-        return DATACLASS
-    return ALIAS if is_alias(cls) else None
+    return DATACLASS if is_frozen_dataclass(cls) else None
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:
@@ -256,16 +257,8 @@ def parts_of(value: Any) -> Mapping[Any, Any] | None:
     cls, trees = type(value), jax.tree_util
     if isinstance(value, Mapping):
         return {trees.DictKey(name): part for name, part in value.items()}
-    names = cls._fields if is_namedtuple(cls) else fields_of(value) if dataclasses.is_dataclass(cls) else ()
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(cls) else ()
+    names = cls._fields if is_namedtuple(cls) else [field.name for field in fields]
     if not names and isinstance(value, list | tuple):
         return {trees.SequenceKey(index): part for index, part in enumerate(value)}
     return {trees.GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)} or None
-
-
-def is_frozen_mapping(cls: type[Any]) -> bool:
-    """Whether a class is a mapping that can be hashed and can't change, as `frozendict` and the like."""
-    if class_attribute(cls, "__hash__") in {None, object.__hash__} or not issubclass(cls, Mapping):
-        return False
-    if issubclass(cls, dict):  # that the class has made read-only
-        return class_attribute(cls, "__setitem__") is not dict.__setitem__
-    return not issubclass(cls, collections.abc.MutableMapping)

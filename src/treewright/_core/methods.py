@@ -1,8 +1,8 @@
-"""Methods of every node: `==`, `hash`, `copy`, `pickle`, representations, and the public flatten pair."""
+"""Methods of every node: `==`, `hash`, `copy`, `pickle`, and the public flatten pair."""
 
 import copy as copying
-import time
-from collections.abc import Hashable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.fields import NodeSpec, spec_of
+from treewright._core.fields import FieldSpec, spec_of
 from treewright._core.instance import (
     PAIR,
     delete_attribute,
@@ -21,19 +21,10 @@ from treewright._core.instance import (
     replace,
     set_attribute,
 )
-from treewright._core.jax_private import is_key_dtype, jax_trees
+from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._core.statics import Statics, table_in
-from treewright._core.text import (
-    PATIENCE,
-    Verbatim,
-    array_text,
-    in_html,
-    node_repr,
-    seen_array,
-    short_text,
-    shown_fields,
-)
+from treewright._core.text import array_text, node_repr, short_text
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
@@ -49,18 +40,14 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
         TypeError: If `aux_data` does not come from a node of this class.
         ValueError: If the number of children is not that of the class.
     """
-    spec = spec_of(cls)
-    values = tuple(children)
-    if not isinstance(aux_data, Statics) or aux_data.table is not spec.table:
+    values, names = tuple(children), spec_of(cls).table.children
+    if not isinstance(aux_data, Statics) or aux_data.table is not spec_of(cls).table:
         raise TypeError(
             f"{cls.__qualname__}.tree_unflatten takes the aux_data of a {cls.__qualname__}, got "
             f"{short_text(aux_data)}. Take it from tree_flatten() of an instance."
         )
-    if len(values) != len(spec.children):
-        names = ", ".join(field.name for field in spec.children) or "none"
-        raise ValueError(
-            f"{cls.__qualname__} has the children {names}, {len(spec.children)} in all, got {len(values)}."
-        )
+    if len(values) != len(names):
+        raise ValueError(f"{cls.__qualname__} has {len(names)} children, {', '.join(names)}, got {len(values)}.")
     return from_flat_form(cls, (values, aux_data))
 
 
@@ -78,57 +65,46 @@ def equal(self: Any, other: object) -> Any:
     """
     if type(other) is not type(self):
         return NotImplemented
-    # Not by recursion: nodes may be nested deeper than Python's stack.
-    nodes: list[tuple[Any, Any]] = [(self, other)]
-    leaves: list[tuple[Any, Any, str]] = []
-    while nodes:
-        left, right = nodes.pop()
-        compare: Any = type(left).__eq__
-        if type(left) is not type(right) or compare is not equal:
-            if left is not right and left != right:
-                return False
-        elif left is not right and not _same_structure(left, right, nodes, leaves):
+    spec, (children, statics), (others, other_statics) = spec_of(self), flat_form(self), flat_form(other)
+    if statics is not other_statics:
+        pairs = zip(spec.statics, statics.keys, other_statics.keys, strict=True)
+        if any(field.equal and ours != theirs for field, ours, theirs in pairs):
             return False
-    # Every structure before the first leaf: a difference there needs no values.
-    return all(leaves_equal(*leaf) for leaf in leaves)
+    compared = [field for field in spec.children if field.equal and children[field.index] is not others[field.index]]
+    left, right = ([side[field.index] for field in compared] for side in (children, others))
+    leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
+    other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
+
+    def place(index: int) -> str:
+        path, _ = jax_trees.tree_leaves_with_path(left, is_leaf=_compares_itself)[index]
+        return _place_text(path, compared, spec.cls)
+
+    # The structure before the first leaf: a difference there needs no values.
+    return treedef == other_treedef and all(
+        leaves_equal(ours, theirs, functools.partial(place, index))
+        for index, (ours, theirs) in enumerate(zip(leaves, other_leaves, strict=True))
+    )
 
 
-def _same_structure(left: Any, right: Any, nodes: list[tuple[Any, Any]], leaves: list[tuple[Any, Any, str]]) -> bool:
-    """Whether two nodes of one class agree but in what is right below them, which is added to nodes and leaves."""
-    spec: NodeSpec = left.__node_spec__
-    (children, statics), (others, other_statics) = flat_form(left), flat_form(right)
-    if statics is not other_statics and not _equal_statics(spec, statics, other_statics):
-        return False
-    for field in spec.children:
-        ours, theirs = children[field.index], others[field.index]
-        if ours is theirs or not field.equal:
-            continue
-        place = f"{spec.cls.__qualname__}.{field.name}"
-        if isinstance(ours, jax.Array):  # a third of the time of flattening it (benchmarks: against.py, ==)
-            leaves.append((ours, theirs, place))
-            continue
-        parts, treedef = jax_trees.tree_flatten(ours, is_leaf=is_node)
-        other_parts, other_treedef = jax_trees.tree_flatten(theirs, is_leaf=is_node)
-        if treedef != other_treedef:
-            return False
-        for a, b in zip(parts, other_parts, strict=True):
-            if is_node(a) or is_node(b):
-                nodes.append((a, b))
-            else:
-                leaves.append((a, b, place))
-    return True
+def _compares_itself(value: Any) -> bool:
+    """Whether a value is a node that is not compared by all of its children and statics, and so by its own `==`."""
+    cls: Any = type(value)
+    return hasattr(cls, "__node_spec__") and (
+        cls.__eq__ is not equal or not all(field.equal for field in spec_of(cls).fields)
+    )
 
 
-def _equal_statics(spec: NodeSpec, statics: Statics, others: Statics) -> bool:
-    """Whether two that are not one differ in nothing but fields with `compare=False`."""
-    compared = [index for index, field in enumerate(spec.statics) if field.equal]
-    return len(compared) < len(spec.statics) and all(statics.keys[index] == others.keys[index] for index in compared)
+def _place_text(path: Path, fields: list[FieldSpec], cls: type[Any]) -> str:
+    """`Net.layers[0].kernel`, for a path that begins with the index of the field."""
+    return f"{cls.__qualname__}.{fields[path[0].idx].name}{path_text(path[1:])}"
 
 
-def leaves_equal(left: Any, right: Any, place: str) -> bool:
+def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     """Whether two leaves are equal: nodes by their own `==`, arrays by shape, dtype and value, others as statics."""
     if left is right:
         return True
+    if is_node(left) or is_node(right):
+        return bool(left == right)
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         return _scalars_equal(left, right)
     both = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right))
@@ -136,7 +112,7 @@ def leaves_equal(left: Any, right: Any, place: str) -> bool:
         return False
     if any(isinstance(leaf, Tracer) for leaf in (left, right)):
         raise TracedComparisonError(
-            f"{place} is traced, so == has no value to compare and can't answer with a bool. Compare outside of jit, "
+            f"{place()} is traced, so == has no value to compare and can't answer with a bool. Compare outside of jit, "
             f"or compare the arrays themselves with jnp.array_equal."
         )
     if is_key_dtype(left.dtype):
@@ -153,38 +129,7 @@ def _scalars_equal(left: Any, right: Any) -> bool:
     try:
         return bool(exact_key(left) == exact_key(right))
     except NoExactKeyError:
-        same: Any = type(left) is type(right) and left == right
-    try:
-        return bool(same)
-    except ValueError:  # an array of answers
-        return bool(np.all(same))
-
-
-class _Hashed:
-    """Wraps a precomputed hash: each value is hashed once, not once a level of nesting."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return self.value
-
-
-def _hash_of_child(value: object) -> int:
-    """The hash of a node is its own; of anything else that of its exact key, by which `==` goes."""
-    if is_node(value):  # called past hash(), which C limits in depth
-        own: Any = type(value).__hash__
-        return hash(value) if own is None else int(own(value))
-    if isinstance(value, tuple):
-        return hash(tuple(_Hashed(_hash_of_child(item)) for item in value))
-    try:
-        return _hash_of_key(value, exact_key(value))
-    except NoExactKeyError:
-        return hash(value)
-
-
-def _hash_of_key(value: object, key: Hashable) -> int:
-    return hash(value) if compared_by_itself(value, key) else hash(key)
+        return type(left) is type(right) and bool(np.all(left == right))  # which may be an array of answers
 
 
 def hash_of(self: Any) -> int:
@@ -193,30 +138,57 @@ def hash_of(self: Any) -> int:
     Raises:
         TypeError: If a child holds an array, or anything else that can't be hashed.
     """
-    spec, (children, statics) = spec_of(self), flat_form(self)
-    hashes: list[_Hashed] = []
-    for field in spec.fields:
-        if not field.hash:
-            continue
-        if field.is_static:
-            hashes.append(_Hashed(_hash_of_key(statics.values[field.index], statics.keys[field.index])))
-            continue
-        value = children[field.index]
+    children, statics = flat_form(self)
+    fields = [field for field in spec_of(self).fields if field.hash]
+    try:
+        parts: list[Any] = []
+        for field in fields:
+            if field.is_static:
+                parts.append(_plainest(statics.values[field.index], statics.keys[field.index]))
+            else:
+                parts.append(_hashed_as(children[field.index]))
+        return hash(tuple(parts))
+    except TypeError as error:
+        raise _unhashable(self, children, [field for field in fields if not field.is_static]) or error from None
+
+
+def _hashed_as(value: Any) -> Any:
+    """What stands for a child in the hash: a node itself, of anything else the exact key, by which `==` goes."""
+    if is_node(value):
+        return value
+    if isinstance(value, tuple):
+        return tuple([_hashed_as(part) for part in value])
+    try:
+        return _plainest(value, exact_key(value))
+    except NoExactKeyError:
+        return value
+
+
+def _plainest(value: Any, key: Any) -> Any:
+    """A value itself where that is as good as its exact key, so that the hash is that of a tuple of the fields."""
+    return value if compared_by_itself(value, key) else key
+
+
+def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -> TypeError | None:
+    """The error for the first leaf below these fields that has no hash, by its place."""
+    cls, values = type(node), [children[field.index] for field in fields]
+
+    def is_whole(value: Any) -> bool:
+        return value is not values and (_compares_itself(value) or isinstance(value, list | dict))
+
+    for path, leaf in jax_trees.tree_leaves_with_path(values, is_leaf=is_whole):
         try:
-            hashes.append(_Hashed(_hash_of_child(value)))
-        except TypeError as error:
-            method = " As the function to jit or checkpoint, give its method: jit(node.__call__)." * callable(self)
-            raise TypeError(
-                f"unhashable type: {spec.cls.__qualname__}.{field.name} holds {_kind_text(value)}, so the node has no "
-                f"hash. As an argument of a jitted function it needs none; as a static or a dict key it "
-                f"does, and then every child must be hashable.{method}"
-            ) from error
-    return hash(tuple(hashes))
-
-
-def _kind_text(value: object) -> str:
-    shown = array_text(value)
-    return repr(type(value).__name__) if shown is None else f"an array, {shown}"
+            hash(_hashed_as(leaf))
+        except TypeError:
+            shown = array_text(leaf)
+            method = " As the function to jit or checkpoint, give its method: jit(node.__call__)." * callable(node)
+            return TypeError(
+                f"unhashable type: {_place_text(path, fields, cls)} holds "
+                f"{repr(type(leaf).__name__) if shown is None else f'an array, {shown}'}, so the {cls.__qualname__} "
+                f"has no hash. As an argument of a jitted function it needs none; as a static or a dict key it does, "
+                f"and then every child must be hashable.{method}"
+            )
+    return None
 
 
 def exact_key_of(self: Any, keys: Keys) -> Hashable:
@@ -238,10 +210,9 @@ def copy(self: Any) -> Any:
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A node with deep copies of the children; statics never change and are shared."""
-    children, statics = flat_form(self)
-    node = _new(type(self))
-    memo[id(self)] = node
-    _store(node, PAIR, (copying.deepcopy(children, memo), statics))
+    form = flat_form(self)
+    node = memo[id(self)] = _new(type(self))
+    _store(node, PAIR, copying.deepcopy(form, memo))
     return node
 
 
@@ -258,45 +229,14 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     """Fill a node that comes back from a pickle."""
     children, statics = state
     table = table_in(type(self))
-    if table is not None and (statics.table is not table or {*children} != {*table.children}):
+    table = statics.table if table is None else table
+    if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
             f"The pickle holds the fields {', '.join((*children, *statics.names)) or 'none'} of "
             f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
             f"written by another version of the class."
         )
-    names = statics.table.children if table is None else table.children
-    _store(self, PAIR, (tuple(children[name] for name in names), statics))
-
-
-# Representations
-
-
-def node_rich_repr(self: Any) -> Iterator[tuple[str, Any]]:
-    """For `rich`: the fields, arrays as short text."""
-    until = time.monotonic() + PATIENCE
-    for name, value in shown_fields(self):
-        yield name, _shortened(value, until, frozenset())
-
-
-def _shortened(value: Any, until: float, inside: frozenset[int]) -> Any:
-    """The value with short text in place of its arrays, in lists, tuples and dicts too."""
-    short = seen_array(value, until)
-    if short is not None:
-        return Verbatim(short)
-    kind = type(value)
-    if kind not in {list, tuple, dict}:
-        return value
-    if id(value) in inside:
-        return Verbatim("...")
-    inside |= {id(value)}
-    if kind is dict:
-        return {key: _shortened(item, until, inside) for key, item in value.items()}
-    return kind(_shortened(item, until, inside) for item in value)
-
-
-def node_repr_html(self: Any) -> str:
-    """For notebooks: the text of `repr`."""
-    return in_html(repr(self))
+    _store(self, PAIR, (tuple([children[name] for name in table.children]), statics))
 
 
 # What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
@@ -312,7 +252,5 @@ OTHERS: Methods = MappingProxyType(
         "__reduce__": reduce,
         "__replace__": replace,
         "_exact_key_": exact_key_of,
-        "__rich_repr__": node_rich_repr,
-        "_repr_html_": node_repr_html,
     }
 )

@@ -18,7 +18,7 @@ from treewright._core.fields import buffer, field, spec_of, specifier_in, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey
-from treewright._core.keys import Keys, NoExactKeyError, method_key
+from treewright._core.keys import Keys, NoExactKeyError, exact_key
 from treewright._core.registration import register_function_node, register_once
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
@@ -86,7 +86,7 @@ class BoundMethod:
     def _identity(self) -> Hashable:
         # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
         try:
-            return method_key(self.__func__, self.__self__)
+            return exact_key(self)
         except NoExactKeyError:
             return self.__func__, id(self.__self__)
 
@@ -103,7 +103,7 @@ class BoundMethod:
         return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: Keys) -> Hashable:
-        return keys.method(BoundMethod, self.__func__, self.__self__)
+        return keys.whole(self, keys.method)
 
 
 def wrap_methods(cls: type[Any]) -> None:

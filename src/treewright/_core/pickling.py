@@ -9,7 +9,7 @@ import functools
 import importlib
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from treewright._core.functions import captured, import_path, library_made
@@ -33,7 +33,7 @@ def portable(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind._make(map(portable, value))
     if kind is dict:
-        return {name: portable(part) for name, part in value.items()}  # pyright: ignore[reportAttributeAccessIssue]
+        return dict(zip(value, map(portable, value.values()), strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     if kind is functools.partial and not vars(value):
         return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))  # pyright: ignore[reportAttributeAccessIssue]
     path = import_path(value) if callable(value) else None
@@ -49,37 +49,33 @@ def _closure_recipe(function: types.FunctionType) -> Recipe | None:
     """How to make a library's closure again; None where its code is not found again, or it captured itself."""
     module, code = function.__globals__["__name__"], function.__code__
     maker, _, path = code.co_qualname.partition(".<locals>.")
-    places = [place for place, inner in _codes_in(module, maker) if inner is code or inner == code]
+    places = [place for place, inner in _codes_in(module, maker).items() if inner is code or inner == code]
     if not path or len(places) != 1:
         return None
     try:
-        contents = captured(function)
-        values = tuple(map(portable, contents.values()))
-    except (RecursionError, ValueError):  # it captured itself, or a variable without a value
+        contents = portable(captured(function))
+    except RecursionError:  # it captured itself
         return None
-    attributes = {name: portable(item) for name, item in vars(function).items()}
-    attributes |= {name: portable(getattr(function, name)) for name in _ATTRIBUTES}
-    return Recipe(closure, module, maker, places[0], code.co_qualname, tuple(contents), values, attributes)
+    attributes = vars(function) | {name: getattr(function, name) for name in _ATTRIBUTES}
+    return Recipe(closure, module, maker, places[0], code.co_qualname, contents, portable(attributes))
 
 
 _ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__module__", "__doc__")
 
 
-def _codes_in(module: str, maker: str) -> Iterator[tuple[tuple[int, ...], types.CodeType]]:
-    """The code objects inside the function at an import path, each with its place among the constants."""
+def _codes_in(module: str, maker: str) -> dict[tuple[int, ...], types.CodeType]:
+    """The code objects inside the function at an import path, by their places among the constants."""
     try:
         found: Any = imported(module, maker)
     except (ImportError, AttributeError):
-        return
+        return {}
     while not isinstance(found, types.FunctionType) and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     waiting: list[tuple[tuple[int, ...], Any]] = [((), getattr(found, "__code__", None))]
-    while waiting:
-        place, code = waiting.pop()
-        for index, item in enumerate(getattr(code, "co_consts", ())):
-            if isinstance(item, types.CodeType):
-                waiting.append(((*place, index), item))
-                yield (*place, index), item
+    for place, code in waiting:  # which grows
+        inner = [((*place, index), item) for index, item in enumerate(getattr(code, "co_consts", ()))]
+        waiting += [pair for pair in inner if isinstance(pair[1], types.CodeType)]
+    return dict(waiting[1:])
 
 
 def imported(module: str, name: str) -> Any:
@@ -93,27 +89,20 @@ def partial_of(arguments: Any, keywords: dict[str, Any]) -> Any:
 
 
 def closure(  # noqa: PLR0917  a pickle gives them by position
-    module: str,
-    maker: str,
-    place: tuple[int, ...],
-    name: str,
-    variables: tuple[str, ...],
-    values: tuple[Any, ...],
-    attributes: dict[str, Any],
+    module: str, maker: str, place: tuple[int, ...], name: str, contents: dict[str, Any], attributes: dict[str, Any]
 ) -> types.FunctionType:
     """A library's closure that comes back from a pickle.
 
     Raises:
         TypeError: If the library's code is another than the one that the pickle was written with.
     """
-    code = dict(_codes_in(module, maker)).get(place)
-    if code is None or code.co_qualname != name or set(code.co_freevars) != set(variables):
+    code = _codes_in(module, maker).get(place)
+    if code is None or code.co_qualname != name or {*code.co_freevars} != contents.keys():
         raise TypeError(
             f"The pickle holds {name} of {module}, which is not what this version of {module.partition('.')[0]} has "
             f"there. It was written with another version: make the object again, or install that one."
         )
-    by_name = dict(zip(variables, values, strict=True))
-    cells = tuple(types.CellType(by_name[variable]) for variable in code.co_freevars)
+    cells = tuple(types.CellType(contents[variable]) for variable in code.co_freevars)
     function = types.FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, cells)
     for attribute, value in attributes.items():
         setattr(function, attribute, value)

@@ -230,7 +230,7 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
     wrong = sorted(wanted - {*names})
     if wrong:
         raise NodeDefinitionError(
-            f"register_dataclass: {cls.__qualname__} has no field {', '.join(with_close_matches(wrong, names))}. Its "
+            f"register_dataclass: {cls.__qualname__} has no field {with_close_matches(wrong, names)}. Its "
             f"fields: {', '.join(names) or 'none'}."
         )
     options = {field.name: options_of(field) for field in dataclasses.fields(cls)}

@@ -12,7 +12,8 @@ from collections.abc import Hashable
 from typing import Any
 
 from treewright._core.functions import CONSTANTS, class_attribute, import_path
-from treewright._core.keys import NoExactKeyError, by_identity, compared_by_itself, exact_key, problem_of, unanswered
+from treewright._core.jax_private import GetAttrKey
+from treewright._core.keys import NoExactKeyError, compared_by_itself, exact_key, problem_of
 from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
@@ -81,7 +82,7 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = ("_lock", "_statics", "children", "content", "empty", "known", "names", "owner")
+    __slots__ = ("_lock", "_statics", "children", "content", "empty", "keys", "known", "names", "owner")
 
     def __init__(
         self, owner: type[Any], names: tuple[str, ...], content: tuple[bool, ...], children: tuple[str, ...]
@@ -90,6 +91,7 @@ class StaticTable:
         self.names: tuple[str, ...] = names
         self.content: tuple[bool, ...] = content  # whether a function counts by what it captured
         self.children: tuple[str, ...] = children  # the other fields of the class, when this table was made
+        self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, children))
         self.known: dict[Hashable, weakref.ref[Statics]] = {}
         self._statics: weakref.WeakKeyDictionary[_Keys, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         # Reentrant: the garbage collector, and an `__eq__` of the user's, may run while it is held.
@@ -115,10 +117,7 @@ class StaticTable:
         """The one object for these values, which are in the order of the fields."""
         keys = _Keys(tuple([self._key(*column) for column in zip(self.names, values, self.content, strict=True)]))
         with self._lock:
-            try:
-                reference = self._statics.get(keys)
-            except Exception as error:
-                raise self._unanswered(values, keys, error) from error
+            reference = self._statics.get(keys)
             statics = None if reference is None else reference()
             if statics is None:
                 self._statics.pop(keys, None)  # else an entry of equal keys that is about to go takes this one along
@@ -133,8 +132,6 @@ class StaticTable:
             return exact_key(value, content=content)
         except NoExactKeyError as problem:
             raise self._refusal(name, value, problem) from None
-        except RecursionError:  # nested deeper than Python's own stack
-            return by_identity(value)
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
@@ -146,17 +143,6 @@ class StaticTable:
 
         self.known[key] = weakref.ref(statics, forget)
 
-    def _unanswered(self, values: tuple[Any, ...], keys: _Keys, error: Exception) -> Exception:
-        """The error for a value whose `==` raises against another value of its field."""
-        for other in list(self._statics):
-            for name, value, key, old in zip(self.names, values, keys.of_values, other.of_values, strict=True):
-                try:
-                    if key != old:
-                        break
-                except Exception as caught:  # noqa: BLE001  of the user's
-                    return self._refusal(name, value, unanswered(value, caught))
-        return error
-
     def _refusal(self, name: str, value: object, problem: NoExactKeyError) -> StaticFieldError:
         is_whole = problem.found in {problem_of(value).found, text_with_class(value)}
         inside = "" if is_whole else f", inside of {text_with_class(value)}"
@@ -166,12 +152,8 @@ class StaticTable:
                 line = f"{name}: ... = static(converter=treewright.freeze)"
                 cures = [f"{problem.instead}, or let the field freeze it:\n  {line}"]
             cures.append(f"{'Or make' if cures else 'Make'} {name} a child: drop static().")
-        return StaticFieldError(
-            "\n".join(
-                [f"{self.owner.__qualname__}.{name} is static but holds {problem.found}{inside}.", problem.consequence]
-                + (cures or ["Keep it outside, and pass it as an argument."])
-            )
-        )
+        lines = [f"{self.owner.__qualname__}.{name} is static but holds {problem.found}{inside}.", problem.consequence]
+        return StaticFieldError("\n".join([*lines, *(cures or ["Keep it outside, and pass it as an argument."])]))
 
 
 def _found_by_value(value: Any, key: Hashable) -> bool:
@@ -187,6 +169,9 @@ def _found_by_value(value: Any, key: Hashable) -> bool:
         class_attribute(kind, name) is getattr(object, name) for name in ("__eq__", "__hash__")
     )
     return identical and callable(value) and import_path(value) is not None
+
+
+# Pickles
 
 
 def table_in(owner: type[Any]) -> StaticTable | None:
@@ -207,6 +192,6 @@ def table_of(
 
 
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
-    """The statics of a class with these values, by name: how pickles come back."""
+    """The statics of a class with these values, by name."""
     by_name = dict(zip(names, values, strict=True))
     return table.intern(tuple(by_name[name] for name in table.names))

@@ -1,8 +1,8 @@
-"""A value as text, the one place for it: in full, over several lines, or bounded; and what messages are made of.
+"""Format values as text: in full, over several lines for `repr`, or cut for messages; and parts of messages.
 
-Nothing here reads the data of an array (but of scalars, where they are looked at), fails on what a transformation puts
-into a node (tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of
-which only `fields` is read.
+Nothing here reads the data of an array (but of scalars, for `repr`), fails on what a transformation puts into a node
+(tracers, `object()`, `None`, specs), or follows a cycle. A node class is known by its `__node_spec__`, of which only
+`fields` is read.
 """
 
 import difflib
@@ -12,10 +12,9 @@ import itertools
 import re
 import reprlib
 import textwrap
-import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +24,9 @@ from jax.core import Tracer
 from treewright._core.jax_private import is_ref
 
 LENGTH = 80  # characters of a bounded text
-_FEW = 6  # items of a container, and levels of containers, in a bounded text
-_MANY = 100  # items of a container, for a person
-_PARTS = 1000  # parts of containers in a bounded text
-_WIDTH = 88  # characters of a line for a person
-_NUMERALS = "-.0123456789"  # what a number begins with, and dots
+_WIDTH = 88  # characters of a line of `repr`
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
-PATIENCE = 1.0  # seconds that one look waits in all for what a device still computes
+_NUMERALS = "-.0123456789"  # what a number begins with, and dots
 _DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
 _DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
 _MARKS: tuple[tuple[type[Any], str], ...] = (
@@ -47,20 +42,18 @@ _CUT.maxstring = _CUT.maxother = LENGTH
 # Arrays, functions, meshes
 
 
-def short_dtype(dtype: object) -> str:
-    """`f32` for `float32`, `bf16` for `bfloat16`, `key<fry>` for typed keys; other names as they are."""
+def shape_text(dtype: object, shape: Iterable[object]) -> str:
+    """`f32[784,128]`; `bf16[2]`, `key<fry>[]` for typed keys; dtypes of other names as they are."""
     name = str(dtype)
     match = _DTYPE_NAME.fullmatch(name)
-    return f"{_DTYPE_KINDS[match[1]]}{match[2]}" if match else name
+    return f"{f'{_DTYPE_KINDS[match[1]]}{match[2]}' if match else name}[{','.join(map(str, shape))}]"
 
 
-def shape_text(dtype: object, shape: Iterable[object]) -> str:
-    """`f32[784,128]`."""
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+def array_text(value: Any, *, with_value: bool = False) -> str | None:
+    """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else.
 
-
-def array_text(value: Any) -> str | None:
-    """`f32[784,128]` for an array, marked if it is not a plain `jax.Array`; None for anything else."""
+    With its value, a scalar is `f32(0.5)` and a deleted array `f32[2](deleted)`.
+    """
     mark = next((mark for kind, mark in _MARKS if isinstance(value, kind)), None)
     if is_ref(value):
         mark = "(traced ref)" if mark else "(ref)"
@@ -70,38 +63,27 @@ def array_text(value: Any) -> str | None:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:  # a tracer of something that is not an array, such as a token
         return f"<{type(value).__name__}>"
-    return f"{shape_text(dtype, shape)}{mark if label is None else label()}"
-
-
-def seen_array(value: Any, until: float) -> str | None:
-    """`f32(0.5)` for a scalar whose value can be had until a time, `f32[2](deleted)`, else the `array_text`."""
-    shown = array_text(value)
-    if shown is None or isinstance(value, Tracer):
+    shown = f"{shape_text(dtype, shape)}{mark if label is None else label()}"
+    if not with_value or isinstance(value, Tracer):
         return shown
     if getattr(value, "is_deleted", bool)():
         return f"{shown}(deleted)"
-    is_number = isinstance(value, jax.Array | np.ndarray) and (
-        value.dtype == bool or bool(jnp.issubdtype(value.dtype, jnp.number))
-    )
-    if not is_number or value.shape != () or (isinstance(value, jax.Array) and not _is_here(value, until)):
-        return shown
-    try:
-        scalar = jax.device_get(value)[()]  # explicit, so that a transfer guard lets it through
-    except RuntimeError:  # its computation failed, and where it is used JAX says so
-        return shown
     # The brackets of complex numbers are there already.
-    return shown.replace("[]", f"({str(scalar).strip('()')})", 1)
+    number = _number_in(value)
+    return shown if number is None else shown.replace("[]", f"({str(number).strip('()')})", 1)
 
 
-def _is_here(value: Any, until: float) -> bool:
-    """Whether this process holds an array, and a device has computed it by a time of `time.monotonic`."""
-    if not (value.is_fully_addressable or value.is_fully_replicated):
-        return False
-    while not value.is_ready():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
+def _number_in(value: Any) -> Any:
+    """The number in a scalar array, when it has been computed; None where this process can't have it."""
+    is_scalar = isinstance(value, jax.Array | np.ndarray) and value.shape == ()
+    if not is_scalar or not (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number)):
+        return None
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+        return None
+    try:
+        return jax.device_get(value)[()]  # explicit, so that a transfer guard lets it through
+    except RuntimeError:  # its computation failed, and where it is used JAX says so
+        return None
 
 
 def function_text(value: Any, *, with_module: bool = False) -> str | None:
@@ -143,150 +125,130 @@ def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, getattr(node, field.name, Verbatim("<no value>"))
 
 
-# The walk
-
-
-class _Container(str):
-    """The text of a container in one line, with what it takes to write it over several."""
-
-    __slots__ = ("closing", "opening", "parts")
-
-    opening: str
-    parts: list[str]
-    closing: str
-
-    def __new__(cls, opening: str, parts: list[str], closing: str) -> Self:
-        self = super().__new__(cls, f"{opening}{', '.join(parts)}{closing}")
-        self.opening, self.parts, self.closing = opening, parts, closing
-        return self
+# Values
 
 
 class _Walk:
-    """One walk through a value: in full, or with the first `most` items of each container.
+    """One walk through a value: in full, or with the first `most` items of each container and an end in all.
 
-    A walk for a person has the values of scalars too, and an end however large the value is.
+    With a width, which `repr` has, what does not fit into a line is written over several.
     """
 
-    def __init__(
-        self, most: int | None = None, *, with_module: bool = False, for_person: bool = False, asking: Any = None
-    ) -> None:
-        self.most, self.with_module = most, with_module
+    def __init__(self, most: int | None = None, *, with_module: bool = False, width: int | None = None) -> None:
+        self.most, self.with_module, self.width = most, with_module, width
         self.depth = min(most or _DEPTH, _DEPTH)
-        self.until = time.monotonic() + PATIENCE if for_person else None
-        self.asking = asking  # the node whose own `__repr__` asks for its fields
-        self.inside: list[int] = []  # the ids of the containers that are being written, which end as `...` if met again
-        self.written = 0  # parts so far; from a thousand on, a bounded walk writes containers as `Layer(...)`
+        self.left = 1000  # parts; a bounded walk writes the containers after them as `Layer(...)`
+        self.inside: list[int] = []  # the ids of the values that are being written, which end as `...` if met again
 
-    def of(self, value: Any) -> str:
-        """The text of a value, or of one inside it."""
-        array = array_text(value) if self.until is None else seen_array(value, self.until)
-        name = array or function_text(value, with_module=self.with_module)
+    def text(self, value: Any, beside: int = 0) -> str:
+        """The text of a value that has so many other characters in its line."""
+        name = array_text(value, with_value=self.width is not None)
+        name = name or function_text(value, with_module=self.with_module)
         if name is not None:
             return name
         if id(value) in self.inside or len(self.inside) > self.depth:
             return "..."
         self.inside.append(id(value))
         try:
-            return self.opened(value)
+            container = self.opened(value)
+            return self.whole(value) if container is None else self.joined(*container, beside)
         finally:
             self.inside.pop()
 
-    def opened(self, value: Any) -> str:
-        """The text of a container by its parts, of anything else as a whole."""
+    def opened(self, value: Any) -> tuple[str, Iterable[str], str] | None:
+        """What a container begins with, the texts of its parts, and what it ends with; None for anything else."""
         kind: Any = type(value)
-        is_node = hasattr(kind, "__node_spec__")
-        name = kind.__qualname__ if is_node else kind.__name__
-        if kind is tuple:
-            return self.container("(", map(self.of, value), ",)" if len(value) == 1 else ")")
-        if kind is list:
-            return self.container("[", map(self.of, value), "]")
-        if isinstance(value, set | frozenset) and value:
-            few = itertools.islice(value, None if self.most is None else self.most + 1)
-            opening, closing = ("{", "}") if kind is set else (f"{name}({{", "})")
-            return self.container(opening, sorted(map(self.of, few)), closing)
-        if isinstance(value, functools.partial):
-            keywords = self.labelled(value.keywords.items())
-            return self.container(f"{name}(", itertools.chain(map(self.of, (value.func, *value.args)), keywords), ")")
-        if isinstance(value, dict) or (hasattr(kind, "_kind_") and isinstance(value, Mapping)):  # FrozenMapping
-            opening, closing = ("{", "}") if kind is dict else (f"{name}({{", "})")
-            return self.container(opening, self.labelled(value.items(), key=self.of, sign=": "), closing)
-        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return self.container(f"{name}(", self.labelled(zip(kind._fields, value, strict=True)), ")")  # pyright: ignore[reportAttributeAccessIssue]
-        if is_node and (value is self.asking or kind.__repr__ is node_repr):
-            return self.container(f"{name}(", self.labelled(shown_fields(value)), ")")
-        return self.whole(value)
+        name, items, pairs = kind.__name__, self.items, self.pairs
+        match value:
+            case _ if hasattr(kind, "__node_spec__"):
+                is_asked = self.width is not None and len(self.inside) == 1  # by a `__repr__` of its own, it may be
+                known = kind.__repr__ is node_repr or is_asked
+                return (f"{kind.__qualname__}(", pairs(shown_fields(value)), ")") if known else None
+            case tuple() if hasattr(kind, "_fields"):
+                return f"{name}(", pairs(zip(kind._fields, value, strict=True)), ")"
+            case tuple() if kind is tuple:
+                return "(", items(value), ",)" if len(value) == 1 else ")"
+            case list() if kind is list:
+                return "[", items(value), "]"
+            case set() | frozenset() if value:
+                few = itertools.islice(value, None if self.most is None else self.most + 1)
+                opening, closing = ("{", "}") if kind is set else (f"{name}({{", "})")
+                return opening, sorted(items(few)), closing
+            case functools.partial():
+                return f"{name}(", itertools.chain(items((value.func, *value.args)), pairs(value.keywords.items())), ")"
+            case Mapping() if isinstance(value, dict) or hasattr(kind, "_kind_"):  # FrozenMapping
+                opening, closing = ("{", "}") if kind is dict else (f"{name}({{", "})")
+                return opening, pairs(((self.text(key), item) for key, item in value.items()), sign=": "), closing
+        return None
 
     def whole(self, value: Any) -> str:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
-        if self.until is not None:
-            return repr(value)
+        if self.width is not None:
+            return repr(value).replace("\n", f"\n{self.indent}")
+        is_cut = self.most is not None
         kind: Any = type(value)
-        if self.most is None:
-            shown = repr(value)
-            return " ".join(shown.split()) if "\n" in shown else shown
-        if kind is types.MethodType:
-            return f"{value.__func__.__qualname__} of {self.of(value.__self__)}"
-        if kind.__repr__ is object.__repr__:  # its address would say nothing
+        if is_cut and kind is types.MethodType:
+            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
+        if is_cut and kind.__repr__ is object.__repr__:  # its address would say nothing
             return f"<{kind.__qualname__} object>"
-        return " ".join(_CUT.repr(value).split())
+        shown = _CUT.repr(value) if is_cut else repr(value)
+        return " ".join(shown.split()) if "\n" in shown else shown
 
-    def container(self, opening: str, texts: Iterable[str], closing: str) -> str:
-        most = 0 if self.most is not None and self.written >= _PARTS else self.most
-        parts = _first(texts, most)
-        self.written += len(parts)
-        return _Container(opening, parts, closing) if parts else f"{opening}{closing}"
+    @property
+    def indent(self) -> str:
+        return "    " * (len(self.inside) - 1)
 
-    def labelled(
-        self, pairs: Iterable[tuple[Any, Any]], *, key: Callable[[Any], str] = str, sign: str = "="
-    ) -> Iterator[str]:
-        for name, value in pairs:
-            label, shown = f"{key(name)}{sign}", self.of(value)
-            if isinstance(shown, _Container):
-                yield _Container(label + shown.opening, shown.parts, shown.closing)
-            else:
-                yield label + shown
+    def items(self, values: Iterable[Any]) -> Iterator[str]:
+        return (self.text(value, beside=1) for value in values)  # a comma
+
+    def pairs(self, items: Iterable[tuple[str, Any]], sign: str = "=") -> Iterator[str]:
+        for name, value in items:
+            yield f"{name}{sign}{self.text(value, beside=len(name) + len(sign) + 1)}"
+
+    def joined(self, opening: str, texts: Iterable[str], closing: str, beside: int) -> str:
+        """As a Python programmer would write it: in one line where it fits, else with a line for each part."""
+        parts = _first(texts, self.most if self.most is None or self.left > 0 else 0)
+        self.left -= len(parts)
+        line, indent = f"{opening}{', '.join(parts)}{closing}", self.indent
+        fits = self.width is None or ("\n" not in line and len(indent) + len(line) + beside <= self.width)
+        if fits or not parts:
+            return line
+        inner = f"{indent}    "
+        lines = [f"{inner}{part}," for part in parts]
+        if all(part[:1] in _NUMERALS for part in parts):
+            lines = textwrap.wrap(", ".join(parts), _WIDTH, initial_indent=inner, subsequent_indent=inner)
+        return "\n".join([opening, *lines, f"{indent}{closing.lstrip(',')}"])
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
     """One line for any value, in full: arrays by shape and dtype, functions by name, nodes by their fields."""
-    return _Walk(with_module=with_module).of(value)
+    return _Walk(with_module=with_module).text(value)
 
 
 def short_text(value: Any, *, with_module: bool = False) -> str:
     """One line of at most 80 characters for any value; functions and classes with their module if asked."""
-    return cut_text(_Walk(_FEW, with_module=with_module).of(value))
+    return cut_text(_Walk(6, with_module=with_module).text(value))
 
 
-@reprlib.recursive_repr()
 def node_repr(self: Any) -> str:
     """The `__repr__` of a node: arrays as `f32[784,128]`, scalars as `f32(0.5)`, statics in full.
 
     In one line of at most 88 characters, or over several; with dots for what is beyond a thousand values.
     """
-    return "\n".join(_lines(_Walk(_MANY, for_person=True, asking=self).of(self)))
+    # Not the method itself: rich takes the `__repr__` of a dataclass by its file, and would print whole arrays.
+    return _repr_once(self)
 
 
-def _lines(shown: str, indent: str = "", end: str = "") -> Iterator[str]:
-    """A text as a Python programmer would write it: in one line where it fits, else with a line for each part."""
-    fits = "\n" not in shown and len(indent) + len(shown) + len(end) <= _WIDTH
-    if fits or not isinstance(shown, _Container):
-        yield from (f"{indent}{line}" for line in f"{shown}{end}".split("\n"))
-        return
-    inner = f"{indent}    "
-    yield f"{indent}{shown.opening}"
-    if all(part[0] in _NUMERALS for part in shown.parts):
-        yield from textwrap.wrap(", ".join(shown.parts), _WIDTH, initial_indent=inner, subsequent_indent=inner)
-    else:
-        for part in shown.parts:
-            yield from _lines(part, inner, ",")
-    yield f"{indent}{shown.closing.lstrip(',')}{end}"
+@reprlib.recursive_repr()
+def _repr_once(node: Any) -> str:
+    return _Walk(100, width=_WIDTH).text(node)
+
+
+# Parts of messages
 
 
 def in_html(shown: str) -> str:
     return f"<pre>{html.escape(shown)}</pre>"
-
-
-# Parts of messages
 
 
 def cut_text(whole: str, length: int = LENGTH) -> str:

@@ -1,6 +1,7 @@
 """`at`: changed copies of trees; and what a user points at: by a function, a path's text, a name, or a predicate."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import types
@@ -44,13 +45,13 @@ _APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
 
 
 @overload
-def at(tree: T, where: str) -> "At[T, Any]": ...
+def at(tree: T, where: str | tuple[Any, ...]) -> "At[T, Any]": ...
 @overload
 def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
 @cured(lambda _args, _kwargs: _CURE)
-def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
+def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any, Any]":
     """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
     The copy shares with the original all that is not on the way to a changed place, so it costs the depth of the path
@@ -60,12 +61,13 @@ def at(tree: Any, where: str | Callable[..., Any]) -> "At[Any, Any]":
 
     Args:
         tree: A node, or any other tree.
-        where: The place, in one of three ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
+        where: The place, in one of four ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
             tuple, list or dict of places, and then `set` takes and `get` gives values in the same structure. The text
             of a path, `".layers[0].bias"`, or a name alone, `"bias"`, for the one field or dict entry of that name.
             With `*` or `**` in it, as in `".layers[*].bias"` or `"**.bias"`, a text may lead to many places: `set`
             gives all the same value, `apply` goes one by one, and `get` gives a dict by path. A predicate,
-            `lambda path, value: ...`, in the same way, for the topmost places where it is true.
+            `lambda path, value: ...`, in the same way, for the topmost places where it is true. A key path, as JAX's
+            `tree_leaves_with_path` and `tree_map_with_path` give it.
 
     Raises:
         MissingPlaceError: If there is no such place; the message says what is there.
@@ -183,24 +185,27 @@ class Selection:
             _refuse_overlaps(self.places)
 
 
-def select(tree: Any, where: str | Callable[..., Any]) -> Selection:
+def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
     """The places that `where` points at, as `at` describes it."""
     root = Place(tree)
     if isinstance(where, str):
         return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
-    if arguments_of(where) == 2:
-        return _searched(_matching(root, where), lambda: _never_true(root))
-    return _by_function(root, where)
+    if isinstance(where, tuple) and not any(isinstance(key, str | int) for key in where):
+        return Selection([functools.reduce(_below, where, root)])
+    function: Any = where
+    if arguments_of(function) == 2:
+        return _searched(_matching(root, function), lambda: _never_true(root))
+    return _by_function(root, function)
 
 
-def arguments_of(function: Callable[..., Any]) -> int:
+def arguments_of(function: Any) -> int:
     """How many positional arguments a function has to be given."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return function.__code__.co_argcount - len(function.__defaults__ or ())
     if is_node(function):
         raise TypeError(f"where= is a {type(function).__qualname__}. The tree comes first: at(tree, where).")
     if not callable(function):
-        raise TypeError(f"where= takes a function, the text of a path or a predicate, got {short_text(function)}.")
+        raise TypeError(f"where= takes a function, a path or a predicate, got {short_text(function)}.")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # attrgetter, itemgetter and others of C

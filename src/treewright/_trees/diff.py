@@ -3,8 +3,8 @@
 import dataclasses
 import enum
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -12,17 +12,17 @@ import numpy as np
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
 from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
 from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, opened
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
-_KindAndReason: TypeAlias = "tuple[DifferenceKind, str] | None"
-Same: TypeAlias = Callable[[Any, Any], bool]
 
 _BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
+_OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _DEPTH = 8  # levels inside of a static that are searched for what has changed
 _SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
+_SHOWN = 20  # places that `allclose` lists
 
 
 class Absent(enum.Enum):
@@ -123,9 +123,10 @@ def _excerpt_start(texts: Sequence[str], width: int) -> int:
 
 def shown(tree: Any) -> str:
     """An array as its type, a node or container as its class with its parts, anything else as it is."""
-    level = opened(Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree)
-    as_it_is = isinstance(level, LeafType) and (level.python or level.aval is None) and not level.anything
-    return short_text(tree) if as_it_is else cut_text(repr(level))
+    tree = Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree
+    opened = level_of(tree) or leaf_type_of(tree)
+    as_it_is = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
+    return short_text(tree) if as_it_is else cut_text(repr(opened))
 
 
 def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
@@ -163,40 +164,12 @@ def _as_structure(tree: Any) -> Structure:
 # Statics
 
 
-class StaticComparison:
-    """How statics are compared, and leaves that can't be arrays: as live values here, remembered ones for retraces.
+class Comparison(NamedTuple):
+    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
 
-    Args:
-        exact: Whether foreign classes compare exactly too, and not as `jit` does, by `==`.
-    """
-
-    def __init__(self, *, exact: bool) -> None:
-        self.same: Same = same_exactly if exact else same_to_jit
-
-    def changed(self, old: Level, new: Level) -> list[tuple[Key, Any, Any]] | None:
-        """The static fields that differ between two nodes of a class, which may be none; None if `aux_data` is equal.
-
-        Our own nodes compare exactly, each field by content where it says so.
-        """
-        contents = old.content
-        if contents is None and self.same(old.aux, new.aux):
-            return None
-        found: list[tuple[Key, Any, Any]] = []
-        theirs = dict(new.statics)
-        for index, (key, value) in enumerate(old.statics):
-            other = theirs.get(key, ABSENT)
-            same = self.same(value, other) if contents is None else same_exactly(value, other, contents[index])
-            if not same:
-                found.append((key, value, other))
-        return found
-
-    def parts(self, left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
-        """What two static values consist of, by key; nothing for what is not a container."""
-        return (parts_of(left) or {}, parts_of(right) or {}) if type(left) is type(right) else ({}, {})
-
-    def reason(self, left: Any, right: Any) -> str:
-        """Why two values differ; empty where their texts say it all."""
-        return alike_reason(left, right)
+    same: Callable[[Any, Any], bool]
+    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
+    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
 
 
 def same_to_jit(left: Any, right: Any) -> bool:
@@ -209,79 +182,76 @@ def same_to_jit(left: Any, right: Any) -> bool:
         return False
 
 
-def same_exactly(left: Any, right: Any, content: bool = False) -> bool:  # noqa: FBT001, FBT002  as `Same`
+def same_exactly(left: Any, right: Any) -> bool:
     """As our own nodes compare statics: by exact keys, and as `jit` does where there are none."""
     if left is right:
         return True
     try:
-        return bool(exact_key(left, content=content) == exact_key(right, content=content))
+        return bool(exact_key(left) == exact_key(right))
     except NoExactKeyError:
         return type(left) is type(right) and same_to_jit(left, right)
+
+
+def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
+    return (parts_of(left) or {}, parts_of(right) or {}) if type(left) is type(right) else ({}, {})
 
 
 def alike_reason(left: Any, right: Any) -> str:
     """How two values differ whose texts are the same; empty for others."""
     a, b = (value if isinstance(value, type) else type(value) for value in (left, right))
     if a is not b and (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
-        return (
-            f"two classes are named {a.__qualname__}: its class statement ran twice, as in a notebook cell that runs "
-            f"again, a reloaded module or a function"
-        )
+        text = "its class statement ran twice, as in a notebook cell that runs again, a reloaded module or a function"
+        return f"two classes are named {a.__qualname__}: {text}"
     if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
         return ""
-    return f"another {a.__qualname__} with the same text, and not equal to it"
+    return f"another {a.__qualname__} with the same text"
 
 
 def static_difference(
-    path: Path, old: Any, new: Any, compare: StaticComparison, kind: DifferenceKind = "static"
+    path: Path, old: Any, new: Any, compare: Comparison, kind: DifferenceKind = "static"
 ) -> Difference:
     """The difference between two statics, with the places inside where they differ."""
-    parts = _changed_parts(path, old, new, compare, _DEPTH)
-    if len(parts) == 1 and parts[0][0] == path:
-        return Difference(path, old, new, kind, compare.reason(old, new))
-    inner = tuple(Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in parts)
-    return Difference(path, old, new, kind, parts=inner)
+    places = list(_changed_places(path, old, new, compare, _DEPTH))
+    found = tuple(Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in places)
+    return found[0] if places[0][0] == path else Difference(path, old, new, kind, parts=found)
 
 
-def _changed_parts(
-    path: Path, old: Any, new: Any, compare: StaticComparison, depth: int
-) -> list[tuple[Path, Any, Any]]:
+def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: int) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the whole."""
-    ours, theirs = compare.parts(old, new)
-    if depth and ours and ours.keys() == theirs.keys():
-        changed = [key for key in ours if not compare.same(ours[key], theirs[key])]
-        if 0 < len(changed) <= _SEPARATE:
-            inner = (_changed_parts((*path, key), ours[key], theirs[key], compare, depth - 1) for key in changed)
-            return [place for places in inner for place in places]
-    return [(path, old, new)]
+    ours, theirs = compare.parts(old, new) if depth else ({}, {})
+    changed = [key for key in ours if key not in theirs or not compare.same(ours[key], theirs[key])]
+    if ours.keys() == theirs.keys() and 0 < len(changed) <= _SEPARATE:
+        for key in changed:
+            yield from _changed_places((*path, key), ours[key], theirs[key], compare, depth - 1)
+    else:
+        yield path, old, new
 
 
 # Trees
 
 
 def differences(
-    left: Any, right: Any, *, values: bool, path: Path = (), compare: StaticComparison | None = None
+    left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparison | None = None
 ) -> Iterator[Difference]:
     """`diff`, one at a time, of trees that hang at `path`."""
-    compare = compare or StaticComparison(exact=values)
+    compare = compare or Comparison(same_exactly if values else same_to_jit, _parts_of_both, alike_reason)
     waiting: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while waiting:
         path, a, b = waiting.pop()
         if a is b:
             continue
-        pairs = _pairs_below(a, b)
-        if pairs is not None:
-            waiting.extend([((*path, key), x, y) for key, x, y in reversed(pairs)])
+        below = _pairs_below(a, b)
+        if below is not None:
+            waiting.extend([((*path, key), x, y) for key, x, y in below if x is not y][::-1])
             continue
-        old, new = opened(a), opened(b)
-        if isinstance(old, LeafType) and isinstance(new, LeafType):
-            found = _leaf_difference(old, new, compare) or (_value_difference(a, b, path) if values else None)
+        old, new = level_of(a), level_of(b)
+        if old is None and new is None:
+            found = _leaf_difference(a, b, compare, path if values else None)
             if found is not None:
                 yield Difference(path, a, b, *found)
-        elif isinstance(old, LeafType) or isinstance(new, LeafType):
-            yield Difference(path, _bare(a), _bare(b), "class")
-        elif old.kind is not new.kind:
-            yield Difference(path, _bare(a), _bare(b), "class", compare.reason(old.kind, new.kind))
+        elif old is None or new is None or old.kind is not new.kind:
+            reason = compare.reason(old.kind, new.kind) if old and new else ""
+            yield Difference(path, _bare(a), _bare(b), "class", reason)
         else:
             yield from _static_differences(path, old, new, compare)
             pairs, unpaired = _children_of_both(path, old, new)
@@ -289,23 +259,15 @@ def differences(
             waiting.extend(reversed(pairs))
 
 
-def _pairs_below(a: Any, b: Any) -> list[tuple[Key, Any, Any]] | None:
-    """What is to be compared below two trees of which only that can differ, with its keys; None for other trees.
-
-    The common cases, without opening: on nodes that hold the same, 5 times faster (benchmarks: diff).
-    """
+def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
+    """What is below two trees of which only that can differ: 5 times faster than opening them (benchmarks: diff)."""
     cls = type(a)
-    if cls is not type(b):
-        return None
-    if hasattr(cls, "__node_spec__"):
+    if cls is type(b) and hasattr(cls, "__node_spec__"):
         (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
-        if statics is not other_statics:
-            return None
-        return [(key, x, y) for key, x, y in zip(spec_of(a).keys, children, others, strict=True) if x is not y]
-    if cls not in {list, tuple} or len(a) != len(b):
+        return zip(spec_of(a).keys, children, others, strict=True) if statics is other_statics else None
+    if cls is not type(b) or cls not in {list, tuple} or len(a) != len(b):
         return None
-    pairs = enumerate(zip(a, b, strict=True))
-    return [(SequenceKey(index), x, y) for index, (x, y) in pairs if x is not y]
+    return ((SequenceKey(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if x is not y)
 
 
 def _bare(tree: Any) -> Any:
@@ -315,8 +277,7 @@ def _bare(tree: Any) -> Any:
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """Pairs of children that are still to be compared, and those that only one has."""
     if len(old.children) == len(new.children):
-        # Remembered levels share the pairs that are equal, nearly all in most: 3 times faster (benchmarks: retrace).
-        pairs = [(x, y) for x, y in zip(old.children, new.children, strict=True) if x is not y]
+        pairs = list(zip(old.children, new.children, strict=True))
         if all(key == other for (key, _), (other, _) in pairs):
             return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []
     ours, theirs = dict(old.children), dict(new.children)
@@ -325,30 +286,35 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
     return [((*path, key), ours[key], theirs[key]) for key in ours if key in theirs], removed + added
 
 
-def _static_differences(path: Path, old: Level, new: Level, compare: StaticComparison) -> Iterator[Difference]:
-    if old.aux is new.aux:
+def _static_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
+    if old.aux is new.aux or (old.exact is None and compare.same(old.aux, new.aux)):
         return
-    changed = compare.changed(old, new)
-    if changed is None:
-        return
+    theirs = dict(new.statics)
+    pairs = [(key, value, theirs.get(key, ABSENT)) for key, value in old.statics]
+    if old.exact is None or new.exact is None:
+        changed = [pair for pair in pairs if not compare.same(*pair[1:])]
+    else:  # equal keys of unequal hashes are two statics as well
+        keys = zip(old.exact, new.exact, strict=True)
+        changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
     yield from (static_difference((*path, key), value, other, compare) for key, value, other in changed)
-    keys, other_keys = ([key for key, _ in level.children] for level in (old, new))
-    if changed or set(keys) != set(other_keys):
+    names, others = ([key for key, _ in level.children] for level in (old, new))
+    if changed or old.exact is not None or set(names) != set(others):
         return
-    if keys != other_keys:
-        names, others = (tuple(getattr(key, "key", key) for key in order) for order in (keys, other_keys))
-        yield Difference(path, names, others, "static", "the same entries in another order")
-    elif old.content is None:  # what aux_data holds besides named fields
+    if names == others:  # what aux_data holds besides named fields
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
     else:
-        yield Difference(path, old, new, "static", "no difference was seen in what its statics hold")
+        old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
+        yield Difference(path, old_order, new_order, "static", "the same entries in another order")
 
 
 # Leaves
 
 
-def _leaf_difference(old: LeafType, new: LeafType, compare: StaticComparison) -> _KindAndReason:
-    """What `jit` sees of a difference between leaves."""
+def _leaf_difference(
+    left: Any, right: Any, compare: Comparison, path: Path | None
+) -> "tuple[DifferenceKind, str] | None":
+    """What `jit` sees of a difference between leaves, and where they have a path, what else differs in their values."""
+    old, new = leaf_type_of(left), leaf_type_of(right)
     if old.anything or new.anything:
         return None
     if old.aval is None or new.aval is None:
@@ -359,19 +325,23 @@ def _leaf_difference(old: LeafType, new: LeafType, compare: StaticComparison) ->
         return _difference_of_types(old, new)
     if old.placement is not None and new.placement is not None and old.placement != new.placement:
         return "placement", ""
-    return None
+    abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
+    if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
+        return None
+    return "value", _distance(left, right)
 
 
-def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
+def _difference_of_types(old: LeafType, new: LeafType) -> tuple[DifferenceKind, str]:
     a, b = old.aval, new.aval
     if is_ref_type(a) != is_ref_type(b):
         return "class", "a ref and an array are two types"
     # Abstract tokens and references have not all of these.
     changed = [name for name in _OF_TYPES if getattr(a, name, None) != getattr(b, name, None)]
     if "shape" in changed:
-        return "shape", _axes(getattr(a, "shape", None), getattr(b, "shape", None))
+        axes = enumerate(zip(a.shape, b.shape, strict=True)) if len(a.shape) == len(b.shape) else ()
+        return "shape", ", ".join(f"axis {axis}: {x} -> {y}" for axis, (x, y) in axes if x != y)
     if "dtype" in changed or "weak_type" in changed:
-        weak = _who_is_weak(old, new) if "weak_type" in changed else ""
+        weak = _weak_one(old, new) if "weak_type" in changed else ""
         return "dtype" if "dtype" in changed else "weak_type", weak
     if changed:
         return "sharding", "the memory that it lies in is part of the type"
@@ -381,7 +351,15 @@ def _difference_of_types(old: LeafType, new: LeafType) -> _KindAndReason:
     return "sharding", "the sharding is part of the type on a mesh of explicit axes"
 
 
-_OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
+def _weak_one(old: LeafType, new: LeafType) -> str:
+    numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
+    if len(numbers) == 2:
+        return ""
+    which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+    return f"{which}: its dtype gives way to that of others"
+
+
+# Numbers
 
 
 def _content_of(leaf: Any) -> Any:
@@ -389,31 +367,12 @@ def _content_of(leaf: Any) -> Any:
     return leaf[...] if is_ref(leaf) else leaf
 
 
-def _who_is_weak(old: LeafType, new: LeafType) -> str:
-    numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
-    which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
-    return "" if len(numbers) == 2 else f"{which}: its dtype gives way to that of others"
-
-
-def _axes(old: Any, new: Any) -> str:
-    if old is None or new is None or len(old) != len(new):
-        return ""
-    return ", ".join(f"axis {axis}: {a} -> {b}" for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
-
-
-def _value_difference(left: Any, right: Any, path: Path) -> _KindAndReason:
-    abstract = (LeafType, Level, Structure, jax.ShapeDtypeStruct)
-    if isinstance(left, abstract) or isinstance(right, abstract) or leaves_equal(left, right, path_text(path)):
-        return None
-    return "value", _distance(left, right)
-
-
 def _distance(left: Any, right: Any) -> str:
     """How many elements of two arrays differ, and by how much."""
     left, right = _content_of(left), _content_of(right)
-    if not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
+    if not all(isinstance(leaf, jax.Array | np.ndarray) and _is_numeric(leaf) for leaf in (left, right)):
         return ""
-    if not jax.numpy.issubdtype(left.dtype, np.number):
+    if left.dtype == bool:
         return ""
     _, _, apart, distance = _apart(left, right)
     largest = np.max(distance, where=apart, initial=0.0)
@@ -424,7 +383,7 @@ def _apart(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple
     """Two arrays or numbers in a dtype in which their distance has no rounding, where they are apart, and how far."""
     both = np.asarray(left), np.asarray(right)
     wide: Any = np.complex128 if any(map(np.iscomplexobj, both)) else np.float64
-    if all(numbers.dtype.kind in "biuO" for numbers in both) and any(map(_exceeds_floats, both)):
+    if all(numbers.dtype.kind in "biuO" for numbers in both) and any(numbers.itemsize == 8 for numbers in both):
         wide = object  # Python's integers
     a, b = (numbers.astype(wide) for numbers in both)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -432,15 +391,6 @@ def _apart(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple
         close = (distance <= atol + rtol * np.abs(b)) & (np.abs(b) < np.inf)
     equal = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN equals itself here
     return a, b, ~np.asarray(close | equal, bool), distance
-
-
-def _exceeds_floats(integers: Any) -> bool:
-    return integers.itemsize == 8 and integers.size > 0 and max(int(integers.max()), -int(integers.min())) > 2**53
-
-
-# Closeness
-
-_SHOWN = 20  # places that are listed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -502,7 +452,7 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
     left, right = _content_of(difference.left), _content_of(difference.right)
     of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
     of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
-    if not ((of_values or of_refs) and _numeric(left) and _numeric(right)):
+    if not ((of_values or of_refs) and _is_numeric(left) and _is_numeric(right)):
         return str(difference)
     a, b, apart, distance = _apart(left, right, rtol, atol)
     if not apart.any():
@@ -515,7 +465,7 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
     return f"{name}: {np.count_nonzero(apart)} of {a.size} elements are apart, most{where}: {values}"
 
 
-def _numeric(leaf: Any) -> bool:
+def _is_numeric(leaf: Any) -> bool:
     dtype: Any = getattr(leaf, "dtype", None)
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return bool(jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)

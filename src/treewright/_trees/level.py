@@ -5,15 +5,13 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
-from treewright._core import LEAVES, FrozenMapping, Statics, flat_form, is_node, spec_of, with_fields
+from treewright._core import FrozenMapping, Statics, flat_form, is_node, spec_of, with_fields
 from treewright._core.jax_private import (
     DictKey,
     FlattenedIndexKey,
@@ -28,7 +26,8 @@ from treewright._core.jax_private import (
 )
 from treewright._core.text import short_text
 
-_NUMBERS = (bool, int, float, complex)
+_NUMBERS = frozenset({bool, int, float, complex})
+_SEQUENCES = frozenset({list, tuple})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Level:
     aux: Any  # its `aux_data`, which `jit` compares
     named: Iterable[tuple[Key, Any]]  # the same by name, where it has names; an iterator is read when it is asked for
     children: tuple[tuple[Key, Any], ...]
-    content: tuple[bool, ...] | None = None  # of our nodes, whose statics compare exactly: which do by content
+    exact: tuple[Hashable, ...] | None = None  # of our nodes: the exact key of each static
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -57,11 +56,11 @@ class Level:
     def __repr__(self) -> str:
         if self.kind is type(None):
             return "None"
-        keys = [key for key, _ in self.children]
-        if self.kind in {list, tuple}:
-            return f"{self.kind.__qualname__} of {len(keys)}"
-        statics = (f"{_bare(key)}={short_text(value)}" for key, value in self.statics)
-        return f"{self.kind.__qualname__}({', '.join([*map(_bare, keys), *statics])})"
+        if self.kind in _SEQUENCES:
+            return f"{self.kind.__qualname__} of {len(self.children)}"
+        names = [str(key).strip(".[]") for key, _ in (*self.children, *self.statics)]
+        texts = ["" for _ in self.children] + [f"={short_text(value)}" for _, value in self.statics]
+        return f"{self.kind.__qualname__}({', '.join(map(str.__add__, names, texts))})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -89,19 +88,6 @@ class Structure:
     treedef: Any
 
 
-def _bare(key: Key) -> str:
-    return str(key).strip(".[]")
-
-
-class SureLeaves(dict[type[Any], bool]):
-    """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
-
-    def __missing__(self, cls: type[Any]) -> bool:
-        is_leaf = cls is not types.NoneType and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
-        self[cls] = is_leaf
-        return is_leaf
-
-
 def level_of(value: Any) -> Level | None:
     """One level of a live tree, of a `Structure`, or of a remembered tree; None for a leaf. Nothing is unflattened.
 
@@ -111,60 +97,45 @@ def level_of(value: Any) -> Level | None:
     kind = type(value)
     if hasattr(kind, "__node_spec__"):
         return _node_level(kind, *flat_form(value))
-    if kind is list or kind is tuple:
+    if kind in _SEQUENCES:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX says so itself
             names = sorted(value)  # as JAX does, whose own way takes eight times as long
             return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
-    if isinstance(value, Level):
-        return value
+    if kind is Level:
+        return value  # type: ignore[no-any-return]
     if kind is Structure:
-        return _structure_level(value.treedef)
-    if kind in {LeafType, np.ndarray} or kind in _NUMBERS or isinstance(value, jax.Array):
+        return _level_of_data(value.treedef, tuple(map(Structure, value.treedef.children())))
+    if kind in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
-    return _foreign_level(value)
+    entries, treedef = _taken_apart(value)
+    return _level_of_data(
+        treedef, tuple(child for _, child in entries), [path[0] for path, _ in entries if path], value
+    )
 
 
-def opened(tree: Any) -> Level | LeafType:
-    """One level of a tree, or what `jit` sees of a leaf."""
-    return level_of(tree) or leaf_type_of(tree)
-
-
-def leaf_type_of(leaf: Any, like: Any = None) -> LeafType:
-    """What `jit` sees of a leaf, also of one without values; or `like`, where that is the type of such an array."""
+def leaf_type_of(leaf: Any) -> LeafType:
+    """What `jit` sees of a leaf, also of one without values."""
     kind = type(leaf)
-    if isinstance(leaf, LeafType):
-        return leaf
+    if kind is LeafType:
+        return leaf  # type: ignore[no-any-return]
     if kind is Structure:
         return LeafType(None, anything=True)
     try:
-        aval: Any = typeof(leaf)
+        return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
         return LeafType(None, kind, leaf)
-    python = kind if kind in _NUMBERS else None
-    if (
-        isinstance(like, LeafType)
-        and python is None
-        and like.python is None
-        and (aval is like.aval or aval == like.aval)
-    ):
-        return like
-    return LeafType(aval, python)
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
-    keys: Sequence[Any]
+    names = statics.names
     if hasattr(kind, "__node_spec__"):
-        keys = spec_of(kind).keys
-    else:  # a treedef of what register_dataclass has registered
-        keys = [GetAttrKey(field.name) for field in dataclasses.fields(kind) if field.name not in statics.table.names]
-    return _exact_level(kind, tuple(zip(keys, children, strict=True)), statics)
-
-
-def _exact_level(kind: type[Any], children: tuple[tuple[Key, Any], ...], statics: Statics) -> Level:
-    named = ((GetAttrKey(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
-    return Level(kind, statics, named, children, statics.table.content)
+        keys: Sequence[Any] = spec_of(kind).keys
+    else:  # what register_dataclass has registered
+        keys = [GetAttrKey(field.name) for field in dataclasses.fields(kind) if field.name not in names]
+    named = ((GetAttrKey(name), value) for name, value in zip(names, statics.values, strict=True))
+    return Level(kind, statics, named, tuple(zip(keys, children, strict=True)), statics.keys)
 
 
 def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
@@ -177,84 +148,77 @@ def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
     return entries, treedef
 
 
-def _foreign_level(value: Any) -> Level | None:
-    entries, treedef = _taken_apart(value)
+# Classes of others
+
+
+def _level_of_data(
+    treedef: Any, parts: tuple[Any, ...], keys: list[Key] | None = None, tree: Any = None
+) -> Level | None:
+    """The level at the top of a treedef, of these parts; its tree, if there is one, has names for what is in it."""
     data = node_data(treedef)
     if data is None:
         return None
     kind, aux = data
-    children = tuple((path[0], child) for path, child in entries)
-    if isinstance(aux, Statics):  # of register_dataclass
-        return _exact_level(kind, children, aux)
-    return Level(kind, aux, _named_statics(kind, aux, [key for key, _ in children], value), children)
-
-
-def _structure_level(treedef: Any) -> Level | None:
-    data = node_data(treedef)
-    if data is None:
-        return None
-    kind, aux = data
-    parts = tuple(map(Structure, treedef.children()))
     if isinstance(aux, Statics):
         return _node_level(kind, parts, aux)
-    keys = _keys_of(kind, aux, len(parts))
-    return Level(kind, aux, _named_statics(kind, aux, keys), tuple(zip(keys, parts, strict=True)))
+    if keys is None:
+        keys = _keys_of(kind, aux, len(parts))
+    return Level(kind, aux, _named_statics(kind, aux, keys, tree), tuple(zip(keys, parts, strict=True)))
 
 
 def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
     """The keys of a class's children, which a treedef does not hold. Those of containers and of fields are known."""
-    if kind in {list, tuple}:
-        return [SequenceKey(index) for index in range(count)]
-    parts = _parts(aux)
-    for entries in (parts, *map(_parts, parts)):
+    if kind in _SEQUENCES:
+        return list(map(SequenceKey, range(count)))
+    for entries in (_items(aux), *map(_items, _items(aux))):
         if len(entries) == count and hasattr(kind, "keys"):
-            return [DictKey(entry) for entry in entries]
+            return list(map(DictKey, entries))
     # `{"static": True}` is JAX's mark of a static, `{"pytree_node": False}` that of flax.
     fields = [
         field.name
         for field in _dataclass_fields(kind)
         if not field.metadata.get("static") and field.metadata.get("pytree_node", True)
     ]
-    names = getattr(kind, "_fields", None) or fields
-    return [GetAttrKey(name) for name in names] if len(names) == count else list(map(FlattenedIndexKey, range(count)))
+    names: Sequence[str] = getattr(kind, "_fields", fields)
+    return list(map(GetAttrKey, names)) if len(names) == count else list(map(FlattenedIndexKey, range(count)))
 
 
 def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
     return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
-def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any = None) -> Iterator[tuple[Key, Any]]:
+def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, Any]]:
     """What a foreign class keeps in `aux_data`, by the names of its attributes; of a treedef, of its dataclass fields.
 
     Nothing at all where `aux` only repeats the keys of the children, as that of dicts does.
     """
     if aux is None or _repeats(aux, keys):
         return
-    parts = _parts(aux) or (aux,)
+    parts = _items(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
     if tree is None:
         names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
         named = list(zip(names, parts, strict=True)) if len(names) == len(parts) else []
     else:
-        values = (*parts, *(value for part in parts for value in _parts(part)))
-        attributes = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
-        named = [(name, value) for name, value in attributes if any(value is other for other in values)]
+        ids = {id(value) for part in (parts, *map(_items, parts)) for value in part}
+        named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
+        named = [(name, value) for name, value in named if id(value) in ids]
     yield from ((GetAttrKey(name), value) for name, value in named)
     if not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
         yield AuxKey(), aux if len(rest) == len(parts) else rest
 
 
-def _parts(aux: Any) -> tuple[Any, ...]:
+def _items(aux: Any) -> tuple[Any, ...]:
     """The items of a tuple or list; nothing for anything else."""
-    return tuple(aux) if type(aux) in {list, tuple} else ()
+    return tuple(aux) if type(aux) in _SEQUENCES else ()
 
 
 def _repeats(aux: Any, keys: list[Key]) -> bool:
     """Whether this is the keys of the children over again."""
-    names = _parts(aux)
+    names = _items(aux)
     same = (getattr(key, "key", key) is name for key, name in zip(keys, names, strict=False))
-    return type(aux) in {list, tuple} and len(names) == len(keys) and all(same)
+    return type(aux) in _SEQUENCES and len(names) == len(keys) and all(same)
 
 
 # What a user can point at
@@ -290,7 +254,7 @@ def child_of(value: Any, key: Key) -> Any:
     if hasattr(kind, "__node_spec__"):
         is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if kind is list or kind is tuple:
+    if kind in _SEQUENCES:
         return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
@@ -395,7 +359,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     if is_node(value):
         return with_fields(value, {key.name: new for key, new in changes.items()})
     kind = type(value)
-    if kind in {list, tuple}:
+    if kind in _SEQUENCES:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
@@ -405,11 +369,6 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         changed: Any = dict(value) if frozen else copy.copy(value)  # such as an OrderedDict
         changed.update((key.key, new) for key, new in changes.items())
         return FrozenMapping(changed) if frozen else changed
-    return _with_foreign_changes(value, changes)
-
-
-def _with_foreign_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
-    """For named tuples, dataclasses, and classes that others have registered."""
     entries, treedef = _taken_apart(value)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():

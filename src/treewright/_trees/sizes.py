@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import FieldSpec, flat_form, is_node, spec_of
+from treewright._core import LEAVES, FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._trees.at import place_of
-from treewright._trees.level import SureLeaves, level_of
+from treewright._trees.level import level_of
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
@@ -27,6 +27,15 @@ class Item(NamedTuple):
     kind: Kind
 
 
+class _SureLeaves(dict[type[Any], bool]):
+    """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
+
+    def __missing__(self, cls: type[Any]) -> bool:
+        is_leaf = cls is not type(None) and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
+        self[cls] = is_leaf
+        return is_leaf
+
+
 def items_of(tree: Any) -> Iterator[Item]:
     """All leaves, `None`s and statics, in the order of the fields, and of JAX below containers.
 
@@ -35,7 +44,7 @@ def items_of(tree: Any) -> Iterator[Item]:
     # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks: trees).
     waiting = [Item((), tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
-    is_leaf = SureLeaves()
+    is_leaf = _SureLeaves()
     while waiting:
         item = waiting.pop()
         path, value, owner, kind = item

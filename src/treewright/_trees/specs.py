@@ -13,7 +13,7 @@ from treewright._trees.at import arguments_of, select
 from treewright._trees.level import Place, is_none, note_classes_made_again
 
 T = TypeVar("T")
-Where: TypeAlias = "str | Callable[[T], Any] | Callable[[str, Any], Any]"
+Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
 
 
 @overload
@@ -92,9 +92,9 @@ def words_of_jax(error: ValueError) -> str:
     return re.sub(r"(?:pytree )?tree_map(?:_with_path)? tree", "the tree", str(error))
 
 
-def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Callable[..., Any]) -> list[bool]:
+def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Path | Callable[..., Any]) -> list[bool]:
     """Which leaves `where` points at: those below its places, or those of which a predicate is true."""
-    if not isinstance(where, str) and arguments_of(where) == 2:
+    if not isinstance(where, str | tuple) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
     places = {place.path: place for place in select(tree, where).places}
     chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._arguments import cured
 from treewright._core import is_node
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.text import shape_text, short_text, text
@@ -18,6 +19,7 @@ T = TypeVar("T")
 _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
 
+@cured(lambda _args, _kwargs: "It takes a list of trees: stack([one, another]).")
 def stack(trees: Sequence[T]) -> T:
     """One tree of the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
 

@@ -96,6 +96,7 @@ class ManifestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc]
             for name, array in args.arrays.items()
             if isinstance(array, jax.Array)  # the digests of all others are in the manifest already
         }
+        args.arrays = {}  # so that the devices can let go of them
         return [future.CommitFutureAwaitingContractedSignals(_write(directory, args, blocks), name="manifest")]
 
 

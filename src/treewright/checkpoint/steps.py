@@ -164,14 +164,14 @@ class CheckpointManager:
         Arrays may be donated or changed as soon as this returns.
 
         Args:
-            step: The number of the step, which orders them.
+            step: The number of the step, above all that are there.
             state: Any pytree of arrays and numbers.
             metrics: Numbers that are to be known of the step, the same in all processes.
             items: What is not in the tree, as the state of a data iterator, by name: JSON. Each process saves and gets
                 its own.
 
         Raises:
-            CheckpointError: If something can't be saved, or the step exists; or if the save before this one failed.
+            CheckpointError: If something can't be saved, a step is there that is not below, or the save before failed.
             ProcessMismatchError: If the processes do not save the same.
         """
         number = _step_number(step)
@@ -197,17 +197,12 @@ class CheckpointManager:
         self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], Parts, str]:
         """The arrays, records and items of a step that can be saved."""
-        if (self.directory / str(number)).exists():
-            raise CheckpointError(
-                f"{self.directory} has a step {number} already. Save into another folder, or delete it: "
-                f"delete({number})."
-            )
-        newer = [step for step in self._steps_on_disk() if step > number] if self._saver is None else []
+        steps = self._steps_on_disk() if self._saver is None else self._saver.all_steps()
+        newer = [other for other in steps if other >= number]
         if newer:
-            warn_user(
-                f"{self.directory} has the steps {_shown(newer)}, which are above step {number}: a run that resumes "
-                f"takes the highest. Delete them, or save into another folder.",
-                CheckpointWarning,
+            raise CheckpointError(
+                f"{self.directory} has the steps {_shown(newer)} already, and a run that resumes takes the highest. "
+                f"Delete them, as by delete({newer[-1]}), or save into another folder."
             )
         numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()}
         wrong = [name for name, value in numbers.items() if type(value) not in {int, float}]
@@ -230,7 +225,7 @@ class CheckpointManager:
         """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
         if self._saver is None:
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=SimpleNamespace(should_preserve=self._stay),
+                preservation_policy=SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy,
                 best_fn=self._rank,  # so that metrics are written
                 lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
@@ -250,10 +245,10 @@ class CheckpointManager:
                 sync(path)
 
     def _stay(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
-        """Whether each step stays, when a further one is saved: Orbax asks."""
-        if self._metric is not None:
-            infos = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
-        return [*self._policy.should_preserve(infos, context=context)[:-1], True]
+        """Whether each step stays: Orbax's policy, for steps whose metrics are ranks."""
+        ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
+        stay: list[bool] = self._policy.should_preserve(ranked, context=context)
+        return stay
 
     def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
         """How good a step is: the higher the better; None without the metric."""

@@ -3,9 +3,10 @@
 import dataclasses
 import enum
 import functools
+import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -22,25 +23,25 @@ from treewright._core import (
     is_node,
     parts_of,
     public,
+    spec_of,
 )
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
 from treewright._trees.level import Place, leaf_type_of, walk
 from treewright.retrace.jax_private import is_of_a_library
-from treewright.retrace.snapshot import place_of
+from treewright.retrace.why import place_of
 
 HazardKind = Literal[
-    "array", "captured array", "function", "global", "identity", "leaf", "mutable", "nan", "unhashable"
+    "array", "buffer", "captured array", "function", "global", "identity", "leaf", "mutable", "nan", "unhashable"
 ]
 
 _DEPTH = 6  # levels of a value that are looked into
 _CALLED = 20  # functions that are looked into for the globals that they read
 _ARRAYS = (jax.Array, np.ndarray)
 _FINE = (types.NoneType, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, complex)
-_CHANGEABLE = (list, dict, set, bytearray)
-_CONTAINERS = (tuple, frozenset, *_CHANGEABLE)
+_CONTAINERS = (tuple, frozenset, list, dict, set, bytearray)
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "flax", "equinox", "optax"}) | sys.stdlib_module_names
-_NAMES = ("__qualname__", "__module__", "__doc__", "__annotations__", "__kwdefaults__")
+_AGAIN = "so one made again traces again"
 
 
 @public("treewright")
@@ -82,7 +83,7 @@ def check_statics(tree: Any) -> list[Hazard]:
 
     A child that is not an array fails `jit`, as does a `bool` where it is looked at, unless its field is declared
     `field()` or `buffer()`. Outside of our nodes such leaves are looked at like statics, since `equinox.filter_jit`
-    compares them too. Nothing is unflattened.
+    compares them too. In a state of optax, buffers are listed: optax alone trains them. Nothing is unflattened.
 
     Args:
         tree: Any tree.
@@ -99,12 +100,14 @@ def check_statics(tree: Any) -> list[Hazard]:
     for place in walk(Place(tree)):
         level = place.level
         if level is not None:
-            contents = level.content or (False,) * len(level.statics)
-            for (key, value), content in zip(level.statics, contents, strict=True):
-                check = _Check(foreign=level.content is None, content=content)
-                found += check.value((*place.path, key), value, _DEPTH)
+            contents = itertools.repeat(None) if level.exact is None else level.aux.table.content
+            for (key, value), content in zip(level.statics, contents, strict=False):
+                compare = None if content is None else "content" if content else "value"
+                found += _of_static((*place.path, key), value, compare, _DEPTH)
         elif leaf_type_of(place.value).aval is None or type(place.value) is bool:
             found += _of_leaf(place)
+        else:
+            found += _of_trained(place)
     return found
 
 
@@ -113,7 +116,7 @@ def _of_leaf(place: Place) -> list[Hazard]:
     way, kind = place.way, type(place.value)
     owners = [index for index, above in enumerate(way[:-1]) if type(above.value) not in _CONTAINERS]
     if not any(is_node(way[index].value) for index in owners):
-        return [] if kind is bool else _Check(foreign=True).value(place.path, place.value, _DEPTH)
+        return [] if kind is bool else _of_static(place.path, place.value, None, _DEPTH)
     owner, key = way[owners[-1]].value, way[owners[-1] + 1].key
     name = type(owner).__qualname__
     cure = f"declare {name}.{key.name} static()" if is_node(owner) else f"hold the {name} as treewright.adopt(...)"
@@ -125,141 +128,129 @@ def _of_leaf(place: Place) -> list[Hazard]:
     return [Hazard(place.path, place.value, "leaf", f"it is a child, {problem}; {cure}")]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Check:
-    """The hazards of values in a field: of a foreign class, which compares by `==`, or of ours, exactly."""
-
-    foreign: bool
-    content: bool = False
-
-    def value(self, path: Path, value: Any, depth: int) -> list[Hazard]:
-        """Those of a value, and of what it consists of."""
-        found = list(_refused_by_ours(path, value)) if self.foreign else []
-        if found or isinstance(value, (*_FINE, *_ARRAYS)):
-            return found
-        is_partial = isinstance(value, functools.partial)
-        function = value if isinstance(value, types.FunctionType) else innermost(value)
-        if isinstance(function, types.FunctionType) and not is_partial:
-            return [*_of_function(path, function), *self._of_callable(path, value, function)]
-        if not is_partial and (import_path(value) is not None or not depth):
-            return []
-        parts = _parts_inside(value).items()
-        found = [hazard for key, part in parts for hazard in self.value((*path, key), part, depth - 1)]
-        if not is_partial:
-            return found + ([] if isinstance(value, _CONTAINERS) else _of_object(path, value))
-        is_told = any(hazard.kind in {"function", "identity"} for hazard in found)
-        return found if is_told else found + self._of_callable(path, value, function)
-
-    def _of_callable(self, path: Path, value: Any, function: Any) -> list[Hazard]:
-        """Whether one made again in the same way is another static."""
-        if _is_of_module(value) or not self._is_other(value):
-            return []
-        if isinstance(value, types.MethodType):
-            owner = type(value.__self__).__qualname__
-            text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
-            return [Hazard(path, value, "identity", text)]
-        if isinstance(value, functools.partial):
-            text = "it is made in place, so a partial made again traces again; make it once"
-        elif value is not function:
-            text = "it is wrapped in place, so one wrapped again traces again; wrap it once"
-        else:
-            held, reads = first_names(captured(value) | defaults(value)), first_names(globals_read(value))
-            what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
-            helps = not self.foreign and not dataclasses.replace(self, content=True)._is_other(value)
-            remedy = ', or declare the field static(compare="content")' if helps else ""
-            text = f"{what} ({place_of(value.__code__)}), so one made again traces again; define it once{remedy}"
-        return [Hazard(path, value, "function", text)]
-
-    def _is_other(self, value: Any) -> bool:
-        if self.foreign or isinstance(value, types.MethodType):
-            return True
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None and not isinstance(value, types.FunctionType):  # such as `jit`, of which ours know it
-            return self._is_other(wrapped)
-        try:
-            return bool(exact_key(_made_again(value), content=self.content) != exact_key(value, content=self.content))
-        except NoExactKeyError:
-            return True
+def _of_trained(place: Place) -> list[Hazard]:
+    """Those of an array: a buffer for which optax keeps something."""
+    steps = list(itertools.pairwise(place.way))
+    in_optax = any(type(above.value).__module__.partition(".")[0] == "optax" for above, _ in steps)
+    nodes = [(spec_of(above.value), below.key) for above, below in steps if in_optax and is_node(above.value)]
+    if not any(spec.by_name[key.name].kind == "buffer" for spec, key in nodes):
+        return []
+    text = (
+        "optax keeps it for a buffer, so Adam and weight decay change that buffer; make the optimiser's state for "
+        "partition(params, trainable)[0], give optax.masked(tx, trainable), or use a TrainState"
+    )
+    return [Hazard(place.path, place.value, "buffer", text)]
 
 
-def _made_again(value: Any) -> Any:
-    """Another function or partial with the same in it."""
+def _of_static(path: Path, value: Any, compare: str | None, depth: int) -> list[Hazard]:
+    """Those of a static and its parts; `compare` is None in a class of others, which compares by `==`."""
+    if isinstance(value, _FINE):
+        return []
+    function = value if isinstance(value, types.FunctionType) else innermost(value)
+    is_call = isinstance(value, functools.partial) or isinstance(function, types.FunctionType)
+    parts: Mapping[Any, Any] = {}
+    found: list[Hazard] = []
     if isinstance(value, functools.partial):
-        return functools.partial(value.func, *value.args, **value.keywords)
-    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
-    for name in _NAMES:
-        setattr(made, name, getattr(value, name))
-    vars(made).update(vars(value))
-    return made
+        args = {SequenceKey(index): part for index, part in enumerate(value.args)}
+        parts = {
+            GetAttrKey("func"): value.func,
+            **args,
+            **{DictKey(name): part for name, part in value.keywords.items()},
+        }
+    elif is_call:
+        found += _of_function(path, function)
+    elif import_path(value) is None and depth:
+        parts = parts_of(value) or {}
+    found += [hazard for key, part in parts.items() for hazard in _of_static((*path, key), part, compare, depth - 1)]
+    refusal = None if found or compare is not None else _refusal(value)
+    if refusal is not None:
+        return [Hazard(path, value, *refusal)]
+    is_told = any(hazard.kind in {"function", "identity"} for hazard in found)
+    if not (is_told or isinstance(value, _CONTAINERS) or _is_of_module(value)):
+        found += _of_callable(path, value, compare) if is_call else _of_object(path, value)
+    return found
 
 
-def _parts_inside(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, functools.partial):
-        return dict(parts_of(value) or {})
-    args = {SequenceKey(index): part for index, part in enumerate(value.args)}
-    return {GetAttrKey("func"): value.func, **args, **{DictKey(name): part for name, part in value.keywords.items()}}
-
-
-def _refused_by_ours(path: Path, value: Any) -> Iterator[Hazard]:
-    if isinstance(value, _ARRAYS):
-        text = "jit compares statics with ==, which gives an array and no answer; make it a child"
-        yield Hazard(path, value, "array", text)
-    elif isinstance(value, float | np.floating) and value != value:  # noqa: PLR0124  NaN
-        yield Hazard(path, value, "nan", "NaN equals no other NaN, so one made again traces again; use None")
-    elif not _is_hashable(value):
-        text = "jit keeps it without a copy, so a change in place gives stale results; use a tuple, or freeze it"
-        yield Hazard(path, value, "unhashable", text)
-
-
-def _is_hashable(value: Any) -> bool:
+def _refusal(value: Any) -> tuple[HazardKind, str] | None:
+    """Why our own fields would refuse a value, or jit never find it again."""
+    if isinstance(value, float | np.floating) and value != value:  # noqa: PLR0124  NaN
+        return "nan", f"NaN equals no other NaN, {_AGAIN}; use None"
     try:
-        hash(value)
-    except Exception:  # noqa: BLE001  a user's `__hash__`
-        return type(value) in {tuple, frozenset}  # whose parts tell
-    return True
+        exact_key(value)
+    except NoExactKeyError as problem:
+        cure = "Make it a child" if problem.instead is None else problem.instead
+        return "array" if problem.found.startswith("an array") else "unhashable", f"{problem.consequence} {cure}."
+    return None
+
+
+def _of_callable(path: Path, value: Any, compare: str | None) -> Iterator[Hazard]:
+    """Of a function, method or partial of which another, made in the same way, is another static."""
+
+    def goes_by_identity(compare: str) -> bool:
+        key: Any = exact_key(value, content=compare == "content")
+        return isinstance(key, tuple) and key[0] == "identity"
+
+    if compare is not None and not goes_by_identity(compare):
+        return
+    if isinstance(value, types.MethodType):
+        owner = type(value.__self__).__qualname__
+        text = f"it equals only the method of the very same {owner}; define a function, and pass it the {owner}"
+        yield Hazard(path, value, "identity", text)
+    elif not isinstance(value, types.FunctionType):
+        yield Hazard(path, value, "function", f"it is made in place, {_AGAIN}; make it once")
+    else:
+        held, reads = first_names(captured(value) | defaults(value)), first_names(globals_read(value))
+        what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
+        helps = compare == "value" and not goes_by_identity("content")
+        cure = 'define it once, or declare the field static(compare="content")' if helps else "define it once"
+        yield Hazard(path, value, "function", f"{what} ({place_of(value.__code__)}), {_AGAIN}; {cure}")
+
+
+def _is_of_module(value: Any) -> bool:
+    """Whether it is made once, with its module, which knows it by some name; a cell of a notebook can run again."""
+    name = getattr(value, "__module__", "__main__")
+    module = None if name == "__main__" else sys.modules.get(name)
+    return import_path(value) is not None or any(value is known for known in vars(module or object).values())
+
+
+def _of_object(path: Path, value: Any) -> Iterator[Hazard]:
+    kind: Any = type(value)
+    name = kind.__qualname__
+    # A class with another way of making instances may keep one for each value, as PartitionSpec and Mesh do.
+    is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
+    if kind.__eq__ is not object.__eq__:
+        if _can_change(value):
+            text = "its attributes can change after jit has compiled for it, and the result is stale then; freeze it"
+            yield Hazard(path, value, "mutable", text)
+    elif is_one_each and (_is_of_user(kind) or kind is object or vars(value)):
+        yield Hazard(path, value, "identity", f"{name} has no __eq__, {_AGAIN}; give it one, or make it once")
 
 
 # What can change
 
 
 def _of_function(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
-    """The globals that a function and those that it calls read, and what it holds that is an array or can change."""
+    """The globals that a function reads, and what it holds that is an array or can change."""
     where = place_of(function.__code__)
-    for reader, name in _reads(function, [function]):
-        who = "it" if reader is function else f"it calls {reader.__name__}, which"
-        text = (
-            f"{who} reads the global {name} ({where}), which jit does not compare: after a change of it, what has been "
-            f"compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
-        )
-        yield Hazard(path, function, "global", text)
+    for name, value in globals_read(function).items():
+        # A function or class under its own name is not data, though it can be rebound as well.
+        is_own_name = getattr(value, "__name__", None) == name.rpartition(".")[2]
+        if not (is_own_name or isinstance(value, types.ModuleType) or _is_final(function, name)):
+            text = (
+                f"it reads the global {name} ({where}), which jit does not compare: after a change of it, what has "
+                f"been compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
+            )
+            yield Hazard(path, function, "global", text)
     for name, value in () if is_of_a_library(function) else (captured(function) | defaults(function)).items():
-        if _holds_array(value, 4):
+        if any(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(value)):
             text = (
                 f"it captures the array {name}, which becomes a constant of the program and gets no gradient; pass it "
                 f"as an argument, or make it a child"
             )
             yield Hazard(path, function, "captured array", text)
-        elif isinstance(value, _CHANGEABLE) or _can_change(value):
-            kind = type(value).__name__
-            text = (
-                f"it holds {name} ({where}), and a {kind} can change after jit has compiled for it: the result is then "
-                f"stale; freeze it"
-            )
-            yield Hazard(path, function, "mutable", text)
-
-
-def _reads(function: types.FunctionType, seen: list[types.FunctionType]) -> Iterator[tuple[types.FunctionType, str]]:
-    read = globals_read(function)
-    for name, value in read.items():
-        # A function or class under its own name is not data, though it can be rebound as well.
-        is_own_name = getattr(value, "__name__", None) == name.rpartition(".")[2]
-        if not (is_own_name or isinstance(value, types.ModuleType) or _is_final(function, name)):
-            yield function, name
-    for value in (*read.values(), *captured(function).values(), *defaults(function).values()):
-        called = innermost(value)
-        if isinstance(called, types.FunctionType) and len(seen) < _CALLED and called not in seen:
-            seen.append(called)
-            yield from _reads(called, seen)
+        elif _can_change(value):
+            text = f"it holds {name} ({where}), which can change after jit has compiled for it"
+            yield Hazard(path, function, "mutable", f"{text}, and the result is stale then; freeze it")
 
 
 def _is_final(function: types.FunctionType, name: str) -> bool:
@@ -271,42 +262,13 @@ def _is_final(function: types.FunctionType, name: str) -> bool:
         return False
 
 
-def _is_of_module(value: Any) -> bool:
-    """Whether it is made once, with its module, which knows it by some name; a cell of a notebook can run again."""
-    if import_path(value) is not None:
-        return True
-    module = None if getattr(value, "__module__", "__main__") == "__main__" else sys.modules.get(value.__module__)
-    return module is not None and any(value is known for known in vars(module).values())
-
-
-def _of_object(path: Path, value: Any) -> list[Hazard]:
-    kind: Any = type(value)
-    name = kind.__qualname__
-    if kind.__eq__ is not object.__eq__:
-        text = f"a {name} can change after jit has compiled for it, and the result is stale then; freeze it"
-        return [Hazard(path, value, "mutable", text)] if _can_change(value) else []
-    # A class with another way of making instances may keep one for each value, as PartitionSpec and Mesh do.
-    is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
-    if not is_one_each or (kind.__module__.partition(".")[0] in _LIBRARIES - {"builtins"} and not vars(value)):
-        return []
-    text = f"{name} has no __eq__, so one made again traces again; give it one, or make it once"
-    return [Hazard(path, value, "identity", text)]
-
-
 def _can_change(value: Any) -> bool:
-    """Whether the public attributes of an object can be assigned."""
+    """Whether it is a list or the like, or an object of a user's class whose public attributes can be assigned."""
     kind: Any = type(value)
-    if isinstance(value, (*_FINE, *_CONTAINERS)) or callable(value) or is_node(value):
-        return False
-    if dataclasses.is_dataclass(kind):
-        return not getattr(kind, "__dataclass_params__").frozen  # noqa: B009  untyped
-    public_names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
-    is_own = kind.__module__.partition(".")[0] not in _LIBRARIES and kind.__setattr__ is object.__setattr__
-    return is_own and bool(public_names)
+    has_public = any(not name.startswith("_") for name in getattr(value, "__dict__", ()))
+    is_plain = not callable(value) and kind.__setattr__ is object.__setattr__ and _is_of_user(kind)
+    return isinstance(value, list | dict | set | bytearray) or (has_public and is_plain)
 
 
-def _holds_array(value: Any, depth: int) -> bool:
-    if isinstance(value, _ARRAYS) or not depth:
-        return isinstance(value, _ARRAYS)
-    inside = captured(value) if isinstance(value, types.FunctionType) else _parts_inside(value)
-    return any(_holds_array(part, depth - 1) for part in inside.values())
+def _is_of_user(kind: type[Any]) -> bool:
+    return kind.__module__.partition(".")[0] not in _LIBRARIES

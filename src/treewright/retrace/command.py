@@ -5,6 +5,7 @@ Nothing here imports jax: a program sets its environment before it does that.
 
 import argparse
 import atexit
+import collections
 import importlib.machinery
 import importlib.util
 import io
@@ -14,58 +15,60 @@ import runpy
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treewright.retrace.record import Record
+    from treewright.retrace.jax_private import Event
+    from treewright.retrace.report import RetraceReport
 
 _TOO_MANY = 3  # the exit status
-_USAGE = """python -m treewright retraces [options] script.py ARGS ...
-       python -m treewright retraces [options] -m MODULE ARGS ..."""
-_OPTIONS = ("--json", "--trace", "--max-retraces")  # each with a value
+_OUTSIDE = "operations outside of jit"
+_ROWS, _REPORTS, _LINES = 15, 20, 5  # of functions, retraces and lines outside of jit that are printed
+_MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+_CACHE = types.MappingProxyType(
+    {"cache read": "read", "cache written": "missed and kept", "cache asked": "missed and not kept"}
+)
 
 
 def main(arguments: list[str]) -> int:
     """Run the program and return its exit status; the report follows at the very end of the process."""
-    options, program = _parse(arguments)
-    recording = Recording(program)
-    atexit.register(recording.finish, os.getpid(), options)  # the first to be registered, so the last to run
-    _hide_frames_of_ours()
-    try:
-        _run(program)
-    except SystemExit as end:
-        if end.code not in {None, 0}:
-            raise
-    retraces = recording.count()
-    if options.max_retraces is not None and retraces > options.max_retraces:
-        noun = "retrace" if retraces == 1 else "retraces"
-        sys.stderr.write(f"{retraces} {noun}, and --max-retraces allows {options.max_retraces}\n")
-        return _TOO_MANY
-    return 0
-
-
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the program with its arguments."""
-    parser = argparse.ArgumentParser(prog="python -m treewright retraces", usage=_USAGE, allow_abbrev=False)
-    parser.description = (
-        "Run a program, and report on standard error what JAX traced and compiled in it, for how long, and what was "
-        "traced again for which reason. The exit status is the program's. For pytest, there is `pytest --retraces` too."
+    parser = argparse.ArgumentParser(
+        prog="python -m treewright retraces",
+        usage="python -m treewright retraces [options] [-m] PROGRAM ARGS ...",
+        description="Run a script, or a module with -m, and report on standard error what JAX traced and compiled in "
+        "it, for how long, and what was traced again for which reason. The exit status is the program's. For pytest, "
+        "there is `pytest --retraces` too.",
+        allow_abbrev=False,
     )
     parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--trace", type=_file, metavar="FILE", help="write a timeline in Chrome's trace format")
     limit = "exit with 3 if there are more retraces and recompiles, and the program itself succeeds"
     parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
-    end = 0
-    while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "-m":
-        end += 2 if arguments[end] in _OPTIONS else 1
-    options, program = parser.parse_args(arguments[:end]), arguments[end:]
-    if not program or program == ["-m"]:
+    parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    program: list[str] = options.program
+    if not program:
         parser.error("no program to run")
-    if program[0] != "-m" and not Path(program[0]).exists():
+    if not (options.is_module or Path(program[0]).exists()):
         parser.error(f"there is no file {program[0]!r}; an installed module runs with -m {program[0]}")
-    return options, program
+
+    recording = Recording(["-m", *program] if options.is_module else program)
+    atexit.register(recording.finish, os.getpid(), options)  # the first to be registered, so the last to run
+    _hide_frames_of_ours()
+    try:
+        _run(program, is_module=options.is_module)
+    except SystemExit as end:
+        if end.code not in {None, 0}:
+            raise
+    retraces = recording.count()
+    if options.max_retraces is None or retraces <= options.max_retraces:
+        return 0
+    noun = "retrace" if retraces == 1 else "retraces"
+    sys.stderr.write(f"{retraces} {noun}, and --max-retraces allows {options.max_retraces}\n")
+    return _TOO_MANY
 
 
 def _file(text: str) -> Path:
@@ -79,14 +82,13 @@ def _file(text: str) -> Path:
 # The program
 
 
-def _run(program: list[str]) -> None:
+def _run(program: list[str], *, is_module: bool) -> None:
     """Run a program as `python` does: with its own `sys.argv`, `sys.path` and `__main__`."""
-    if program[0] == "-m":
-        sys.argv[:] = program[1:]
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-        return
     sys.argv[:] = program
     path = Path(program[0])
+    if is_module:
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        return
     if path.is_dir() or path.suffix in {".zip", ".pyz"}:
         sys.path[0] = program[0]
         runpy.run_path(program[0], run_name="__main__")
@@ -117,6 +119,33 @@ def _hide_frames_of_ours() -> None:
     sys.excepthook = shown
 
 
+def _after_import_of_jax(begin: Callable[[], object]) -> None:
+    """Call a function as soon as jax has been imported, whoever imports it and whatever finds it."""
+    if "jax" in sys.modules:
+        begin()
+        return
+
+    def find_spec(name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if name != "jax":
+            return None
+        sys.meta_path.remove(finder)
+        spec = importlib.util.find_spec(name)
+        loader: Any = getattr(spec, "loader", None)
+        execute = getattr(loader, "exec_module", None)
+        if execute is not None:  # as every loader of today has it
+
+            def exec_module(module: types.ModuleType) -> None:
+                del loader.exec_module
+                execute(module)
+                begin()
+
+            loader.exec_module = exec_module
+        return spec
+
+    finder: Any = types.SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+
+
 # The record
 
 
@@ -126,63 +155,154 @@ class Recording:
     def __init__(self, program: list[str]) -> None:
         self._program = program
         self._began = time.monotonic()
-        self._record: Record | None = None
-        if "jax" in sys.modules:
-            self._begin()
-        else:
-            sys.meta_path.insert(0, _AwaitedImport("jax", self._begin))
+        self._reports: list[RetraceReport] = []
+        self._spans: list[dict[str, Any]] = []  # traces, lowerings and compilations in Chrome's trace format
+        self._cache: dict[int, dict[str, float]] = {}  # by thread, of the program that is compiled now
+        self._flush: Callable[[], object] | None = None  # once jax is imported
+        _after_import_of_jax(self._begin)
 
     def _begin(self) -> None:
-        from treewright.retrace.record import Record
+        from treewright.retrace.jax_private import OBSERVER
+        from treewright.retrace.watch import Watch
 
-        self._record = Record()
+        watch = Watch(on_report=self._reports.append)
+        self._flush = watch.flush
+        OBSERVER.add(self._hear)
+        OBSERVER.add(watch.hear)
+
+    def _hear(self, event: "Event") -> None:
+        from treewright.retrace.watch import definition_of, name_of
+
+        if event.kind.startswith("cache"):
+            self._cache.setdefault(event.thread, {})[event.kind] = event.seconds
+            return
+        function, where = event.name.removeprefix("jit(").removeprefix("jit_").removesuffix(")"), ""
+        if event.is_operation:
+            where = event.caller
+        elif event.call is not None:
+            function, code = name_of(event.call.function), definition_of(event.call.function)[0]
+            where = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if hasattr(code, "co_filename") else ""
+        told = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
+        began = (time.monotonic() - self._began - event.seconds) * 1e6
+        inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
+        self._spans.append(
+            {
+                "name": f"{event.kind} {function}",
+                "cat": event.kind,
+                "ph": "X",
+                "ts": began,  # in microseconds, as the format has it
+                "dur": event.seconds * 1e6,
+                "pid": os.getpid(),
+                "tid": event.thread,
+                "function": function,
+                "where": where,  # it is defined, or the line that called an operation
+                "is_operation": event.is_operation,
+                "own": max(event.seconds - sum(inner), 0.0),  # without what else happened inside of it
+                "cache": next((_CACHE[kind] for kind in _CACHE if kind in told), ""),
+                "saved": told.get("cache saved", 0.0),
+            }
+        )
 
     def count(self) -> int:
         """How many retraces and recompiles there were so far."""
-        return 0 if self._record is None else len(self._record.end().reports)
-
-    def text(self) -> str:
-        """The report."""
-        seconds = time.monotonic() - self._began
-        if self._record is None:
-            return f"treewright retraces: {' '.join(self._program)} ran for {seconds:.2g} s and did not import jax."
-        return self._record.end().text(self._program, seconds)
+        if self._flush is not None:
+            self._flush()
+        return len(self._reports)
 
     def finish(self, process: int, options: argparse.Namespace) -> None:
         """Print the report and write the files; not in a process that the program forked."""
         if os.getpid() != process:
             return
         sys.stderr.write(f"\n{self.text()}\n")
-        record = self._record
-        if options.json is not None:
-            data = {} if record is None else record.as_json(self._program, time.monotonic() - self._began)
-            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        if options.trace is not None:
-            events = [] if record is None else record.timeline()
-            options.trace.write_text(json.dumps({"traceEvents": events}) + "\n", encoding="utf-8")
+        data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._functions()}
+        data |= {"retraces": [_as_json(report) for report in self._reports], "events": self._spans}
+        for file, content in ((options.json, data), (options.trace, {"traceEvents": self._spans})):
+            if file is not None:
+                file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def text(self) -> str:
+        """The report for a person."""
+        retraces, seconds = self.count(), time.monotonic() - self._began
+        ran = f"treewright retraces: {' '.join(self._program)} ran for {seconds:,.2f} s"
+        if self._flush is None:
+            return f"{ran} and did not import jax."
+        from treewright._core.text import first_of  # which imports it
+
+        if not self._spans:
+            return f"{ran}; JAX traced and compiled nothing in it."
+        spent = sum(span["own"] for span in self._spans)
+        lines = [f"{ran}, {spent:,.2f} s of it ({spent / seconds:.0%}) tracing and compiling.", "", *self._table(), ""]
+        if retraces:
+            again = sum(report.seconds or 0.0 for report in self._reports)
+            times = "1 time" if retraces == 1 else f"{retraces} times"
+            lines.append(f"Traced or compiled again: {times}, {again:,.2f} s.")
+            lines += first_of(list(map(str, self._reports)), _REPORTS, more="more; --json FILE has all of them")
+        else:
+            lines.append("Nothing was traced or compiled again.")
+        return "\n".join([*lines, *self._lines_outside(), "", *self._cache_lines()])
+
+    def _functions(self) -> list[dict[str, Any]]:
+        """By function, its traces and compilations, and the seconds of both, the longest first."""
+        rows: dict[str, dict[str, Any]] = {}
+        for span in self._spans:
+            name = f"{span['function']} ({span['where']})" if span["where"] else span["function"]
+            name = _OUTSIDE if span["is_operation"] else name
+            counts = {"traces": 0, "compilations": 0, "tracing": 0.0, "compiling": 0.0}
+            row = rows.setdefault(name, {"function": name, **counts})
+            row["traces"] += span["cat"] == "trace"
+            row["compilations"] += span["cat"] == "compile"
+            row["tracing" if span["cat"] == "trace" else "compiling"] += span["own"]
+        return sorted(rows.values(), key=lambda row: -row["tracing"] - row["compiling"])
+
+    def _table(self) -> list[str]:
+        from treewright._core.text import first_of, table
+
+        rows = self._functions()
+        cells = [[f"{cell:,.2f} s" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows]
+        return first_of(table([list(rows[0]), *cells], right=list(rows[0])[1:]), _ROWS, more="other functions")
+
+    def _lines_outside(self) -> Iterator[str]:
+        """The lines outside of jit for which several programs were compiled, those that cost most first."""
+        programs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        seconds: dict[str, float] = collections.defaultdict(float)
+        for span in self._spans:
+            if span["is_operation"]:
+                seconds[span["where"]] += span["own"]
+                programs[span["where"]][span["function"]] += span["cat"] == "compile"
+        several = [place for place in sorted(seconds, key=lambda line: -seconds[line]) if programs[place].total() > 1]
+        if several:
+            yield "\nLines outside of jit that compile, each operation by itself; a jitted function is one program:"
+        for place in several[:_LINES]:
+            most = [f"{name} {count} times" if count > 1 else name for name, count in programs[place].most_common(3)]
+            yield f"    {place}: {programs[place].total()} programs ({', '.join(most)}), {seconds[place]:,.2f} s"
+
+    def _cache_lines(self) -> Iterator[str]:
+        """What the persistent cache read and missed, and what a smaller minimum would save."""
+        import jax
+
+        from treewright._core.text import counted
+
+        folder: Any = getattr(jax.config, "jax_compilation_cache_dir", None)
+        folder = folder if getattr(jax.config, "jax_enable_compilation_cache", True) else None
+        least: float = getattr(jax.config, _MIN_SECONDS, 0.0)
+        compiled = [span for span in self._spans if span["cat"] == "compile"]
+        yield f"Persistent compilation cache: {folder}" if folder else "The persistent compilation cache is off."
+        for done in _CACHE.values() if folder else ():
+            spans = [span for span in compiled if span["cache"] == done]
+            seconds, saved = (sum(span[name] for span in spans) for name in ("dur", "saved"))
+            more = f", which saved {saved:,.2f} s" if done == "read" and spans else ""
+            yield f"    {done}: {counted(len(spans), 'program')}, {seconds / 1e6:,.2f} s{more}"
+        missed = [span["dur"] / 1e6 for span in compiled if not folder or span["cache"] == _CACHE["cache asked"]]
+        small = sum(seconds for seconds in missed if not folder or seconds < least)
+        if small:
+            setting = f"{'' if folder else 'JAX_COMPILATION_CACHE_DIR=FOLDER and '}{_MIN_SECONDS.upper()}=0"
+            yield f"    {setting} (it is {least:g}) would save up to {small:,.2f} s more at the next start."
 
 
-class _AwaitedImport:
-    """Calls a function as soon as a module has been imported, whoever imports it and whatever finds it."""
+def _as_json(report: "RetraceReport") -> dict[str, Any]:
+    from treewright.retrace.report import remedy_of
 
-    def __init__(self, name: str, then: Callable[[], object]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with a loader that tells when it is done."""
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        loader: Any = getattr(spec, "loader", None)
-        execute: Callable[[types.ModuleType], object] | None = getattr(loader, "exec_module", None)
-        if execute is not None:  # as every loader of today has it
-
-            def exec_module(module: types.ModuleType) -> None:
-                del loader.exec_module
-                execute(module)
-                self._then()
-
-            loader.exec_module = exec_module
-        return spec
+    parts = [part for whole in report.differences for part in whole.parts or (whole,)]
+    told = [{"kind": part.kind, "text": str(part), "remedy": remedy_of(part)} for part in parts]
+    values = {name: getattr(report, name) for name in ("function", "event", "number", "seconds", "caller")}
+    return {**values, "text": str(report), "differences": told}

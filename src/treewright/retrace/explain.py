@@ -1,7 +1,6 @@
 """What users ask for: why a call would trace again, all retraces of a block or a function, and a limit on them."""
 
-import collections
-import threading
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,10 +13,10 @@ from treewright._core import innermost
 from treewright._core.jax_private import is_jitted, options_of
 from treewright._core.text import did_you_mean, short_text
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.jax_private import Call, capabilities, jit_call, tells_of_compilations, user_frame
-from treewright.retrace.report import Event, RetraceReport, tell, to_log_and_stderr, too_many
-from treewright.retrace.signature import call_differences, is_placement, signature_of
-from treewright.retrace.watch import Definition, Watch, definition_of, name_of
+from treewright.retrace.jax_private import capabilities, frames_to_the_user, jit_call, tells_of_compilations
+from treewright.retrace.report import Event, RetraceReport
+from treewright.retrace.signature import Signature, call_differences, is_placement, signature_of
+from treewright.retrace.watch import Watch, definition_of, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
@@ -52,23 +51,18 @@ def explain(
             scale (added): Python float
                 a default that is passed is an argument more: pass it each time or never
     """
-    options = options_of(function)
-    unseen = ""
+    options, unseen = options_of(function), ""
     if options is None and is_jitted(function):
         unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
-
-    for given in (old_args, new_args):
-        if not isinstance(given, tuple | list):
+    signatures: list[Signature] = []
+    for args, kwargs in ((old_args, old_kwargs), (new_args, new_kwargs)):
+        if not isinstance(args, tuple | list):
             raise TypeError(
                 f"explain(function, old_args, new_args) takes the arguments of two calls, each as a tuple, got "
-                f"{short_text(given)}: explain(step, (x,), (y,))."
+                f"{short_text(args)}: explain(step, (x,), (y,))."
             )
-
-    def call(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
-        return jit_call(function, args, kwargs or {}, options or {})
-
-    old, new = signature_of(call(old_args, old_kwargs)), signature_of(call(new_args, new_kwargs))
-    differences = tuple(call_differences(old, new))
+        signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
+    differences = tuple(call_differences(*signatures))
     of_trace = tuple(difference for difference in differences if not is_placement(difference))
     event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
     return RetraceReport(name_of(function), event, 0, of_trace or differences, unseen=unseen)
@@ -79,18 +73,17 @@ class _Watcher:
 
     _made_at: tuple[str, int] | None = None  # the file and line, until it is used
 
-    def __init__(self, only: Only) -> None:
+    def __init__(self, only: Only, **options: Any) -> None:
         if not (only is None or isinstance(only, str) or callable(only)):
             raise TypeError(f"{type(self).__name__}(only=...) takes a function or its name, got {short_text(only)}.")
-        self._only = only
-        self._open: list[tuple[Watch, Any]] = []  # blocks, the innermost last
-        frame = user_frame()
-        self._made_at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        self._only, self._options = only, options
+        self._open: list[Watch] = []  # of blocks, the innermost last
+        frame = frames_to_the_user()[-1]
+        self._made_at = frame.f_code.co_filename, frame.f_lineno
 
     def __call__(self, function: F) -> F:
         """The function itself, which is watched for as long as it lives. Decorate it above or below `jit`."""
-        self._made_at = None
-        name = type(self).__name__
+        self._made_at, name = None, type(self).__name__
         if not callable(function):
             raise TypeError(f"@{name} decorates a function, got {short_text(function)}.")
         if self._only is not None:
@@ -99,17 +92,40 @@ class _Watcher:
                 f"only=, or write `with {name}(...):` around the calls."
             )
         inner = weakref.ref(innermost(function))
-        watch, _ = self._begin(lambda other, _name: other is not None and innermost(other) is inner(), stacklevel=2)
+        watch = self._start(name_of(function), lambda other: innermost(other) is inner())
         weakref.finalize(innermost(function), watch.stop, stacklevel=1).atexit = False
         return function
 
     def __enter__(self) -> None:
-        self._made_at = None
-        self._open.append(self._begin(_concerns(self._only), stacklevel=2))
+        self._made_at, only = None, self._only
+        if only is None:
+            watch = self._start(None, lambda _function: True)
+        elif isinstance(only, str):
+            watch = self._start(only, lambda function: name_of(function) == only)
+        else:
+            watch = self._start(name_of(only), lambda function: definition_of(function) == definition_of(only))
+        self._open.append(watch)
 
-    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
-        """Start a watch, and what it counts."""
-        raise NotImplementedError
+    def _start(self, name: str | None, concerns: Callable[[Any], bool]) -> Watch:
+        watch = Watch(name=name, concerns=concerns, **self._options)
+        watch.start(stacklevel=3)
+        return watch
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        watch, only, limit = self._open.pop(), self._only, self._options.get("limit")
+        watch.stop(stacklevel=2)
+        if error is not None:
+            return
+        if watch.violations:
+            said = "(This was raised in the block before, and did not leave it.)"
+            raise TooManyTracesError(f"{watch.violations[0]}\n{said}")
+        hint = did_you_mean(only, watch.traced) if isinstance(only, str) else ""
+        if isinstance(only, str) and only not in watch.traced and (limit or hint):  # a limit of 0 may be kept so
+            text = (
+                f"only={only!r} has met nothing: no function of this name{hint} was traced in the block. Either it "
+                f"was compiled before, or the name is wrong. Traced were: {', '.join(sorted(watch.traced)) or 'none'}."
+            )
+            warnings.warn(text, RetraceWarning, stacklevel=2)
 
     def __del__(self) -> None:
         if self._made_at is not None:
@@ -121,14 +137,8 @@ class _Watcher:
             warnings.warn_explicit(text, RetraceWarning, *self._made_at)
 
 
-def _concerns(only: Only) -> Callable[[Any, str], bool] | None:
-    """Whether a function of a name is one to watch; all are if there is nothing to ask."""
-    if only is None:
-        return None
-    if isinstance(only, str):
-        return lambda _function, name: name == only
-    definition, known = definition_of(only), name_of(only)
-    return lambda function, name: name == known if function is None else definition_of(function) == definition
+def _write_to_log(report: RetraceReport) -> None:
+    logging.getLogger("treewright.retrace").warning("%s", report)
 
 
 class explain_retraces(_Watcher):  # noqa: N801  it is used like a function
@@ -159,20 +169,7 @@ class explain_retraces(_Watcher):  # noqa: N801  it is used like a function
 
     @cured(options_cure("on_report", "only", positional=_WAYS))
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
-        self._on_report = on_report or to_log_and_stderr
-        super().__init__(only)
-
-    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
-        watch = Watch(ended=self._report, concerns=concerns)
-        watch.start(stacklevel=stacklevel + 1)
-        return watch, None
-
-    def __exit__(self, *_: object) -> None:
-        self._open.pop()[0].stop(stacklevel=2)
-
-    def _report(self, report: RetraceReport) -> None:
-        if report.is_retrace:
-            tell(self._on_report, report)
+        super().__init__(only, on_report=on_report or _write_to_log)
 
 
 class max_traces(_Watcher):  # noqa: N801  it is used like a function
@@ -215,79 +212,17 @@ class max_traces(_Watcher):  # noqa: N801  it is used like a function
         if not isinstance(given, int):
             cure = "Write @max_traces(1) above the function" if callable(given) else "Write max_traces(1)"
             raise TypeError(f"max_traces takes a number of traces first, got {short_text(given)}. {cure}.")
-        self._limit, self._recompiles = limit, recompiles
-        super().__init__(only)
+        super().__init__(only, limit=limit, recompiles=recompiles)
 
-    def _begin(self, concerns: Callable[[Any, str], bool] | None, *, stacklevel: int) -> tuple[Watch, Any]:
+    def _start(self, name: str | None, concerns: Callable[[Any], bool]) -> Watch:
         if not capabilities().events:
             raise RuntimeError(
                 f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. "
                 f"Update Treewright."
             )
-        if self._recompiles is not None and not (capabilities().calls and tells_of_compilations()):
+        if self._options["recompiles"] is not None and not (capabilities().calls and tells_of_compilations()):
             raise RuntimeError(
                 f"max_traces can't count recompiles: JAX {jax.__version__} does not tell of compilations, or of what "
                 f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
             )
-        counts = _Counts(self._limit, self._recompiles)
-        # A name is looked for among all that is traced, so that a misspelt one is noticed.
-        is_name = isinstance(self._only, str)
-        watch = Watch(begins=counts.add, concerns=None if is_name else concerns)
-        counts.only = str(self._only) if is_name else None
-        watch.start(stacklevel=stacklevel + 1)
-        return watch, counts
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        watch, counts = self._open.pop()
-        watch.stop(stacklevel=2)
-        if error is not None:
-            return
-        if counts.violations:
-            raise TooManyTracesError(
-                f"{counts.violations[0]}\n(This was raised in the block before, and did not leave it.)"
-            )
-        problem = counts.problem()
-        if problem:
-            warnings.warn(problem, RetraceWarning, stacklevel=2)
-
-
-class _Counts:
-    """How often each definition was traced, and compiled without a trace."""
-
-    def __init__(self, limit: int, recompiles: int | None) -> None:
-        self.limits: Mapping[bool, int | None] = {False: limit, True: recompiles}  # of recompiles, or of traces
-        self.only: str | None = None  # the name of the only function that counts
-        self.violations: list[str] = []
-        self._names: set[str] = set()  # of what was traced
-        self._counts: collections.Counter[Any] = collections.Counter()
-        self._lock = threading.Lock()
-
-    def add(self, definition: Definition | str, report: RetraceReport) -> None:
-        """Count a trace, or a compilation without one, and raise if it is one too many."""
-        is_recompile = report.event == "recompile"
-        if not is_recompile:
-            self._names.add(report.function)
-        limit = self.limits[is_recompile]
-        if limit is None or self.only not in {None, report.function}:
-            return
-        with self._lock:
-            self._counts[definition, is_recompile] += 1
-            count = self._counts[definition, is_recompile]
-        if count > limit:
-            message = too_many(limit, report)
-            self.violations.append(message)
-            raise TooManyTracesError(message)
-
-    def problem(self) -> str:
-        """What to say where no function of the name that alone counts was traced; empty where that may be meant."""
-        if self.only is None or self.only in self._names:
-            return ""
-        hint = did_you_mean(self.only, self._names)
-        limit = self.limits[False]
-        if not (limit or hint):  # it was not to be traced
-            return ""
-        return (
-            f"max_traces({limit}, only={self.only!r}) has counted nothing: no function of this name{hint} was traced "
-            f"in the block. Either it was compiled before, or the name is wrong. Traced were: "
-            f"{', '.join(sorted(self._names)) or 'none'}."
-        )
+        return super()._start(name, concerns)

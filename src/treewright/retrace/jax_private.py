@@ -1,14 +1,13 @@
 """What of JAX is private or untyped and only retraces need: its events, frames, caches and settings of a trace.
 
 Each says what is lost in a version of JAX without it. What would be lost in silence is tried once in each process, by
-`capabilities`, and a `RetraceWarning` says what can't be seen. `tests/retrace/test_jax_private.py` takes each away.
+`capabilities`, and a `RetraceWarning` says so. `tests/retrace/test_jax_private.py` takes each away.
 """
 
 import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -17,121 +16,20 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.monitoring
 
+from treewright._core import innermost
 from treewright._core.jax_private import options_of, options_record, untyped_jax
-
-# Events of tracing and compiling. JAX tells of an outermost trace when it has ended and before anything is compiled, in
-# the thread and on the stack of the call. Without the first, `explain_retraces` warns that it sees nothing, and
-# `max_traces` raises. Without the last they say that they see neither recompiles nor traces under `grad` or `vmap`.
-
-TRACED_EVENT = "/jax/core/compile/jaxpr_trace_duration"
-LOWERED_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"
-# Of the persistent cache: a program was looked for, read, written; the seconds that reading saved. JAX tells nothing of
-# a program that was neither read nor written. Without them, the command says nothing of that cache.
-CACHE_ASKED = "/jax/compilation_cache/compile_requests_use_cache"
-CACHE_READ = "/jax/compilation_cache/cache_hits"
-CACHE_WRITTEN = "/jax/compilation_cache/cache_misses"
-CACHE_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
-
-EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache"]
-_KINDS: Mapping[str, EventKind] = types.MappingProxyType(
-    {
-        TRACED_EVENT: "trace",
-        LOWERED_EVENT: "lower",
-        COMPILED_EVENT: "compile",
-        **dict.fromkeys((CACHE_ASKED, CACHE_READ, CACHE_WRITTEN, CACHE_SAVED), "cache"),
-    }
-)
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Event:
-    """What JAX tells of: a trace, a lowering, a compilation, or what the persistent cache did inside of one."""
-
-    kind: EventKind
-    seconds: float
-    name: str  # of the function that was traced, of the program (`jit(step)`), or of the event of the cache
-    signature: Any = None  # of the call, for all that listen
-    _call: "Call | None" = None
-    _is_read: bool = False
-
-    def read_call(self) -> "Call | None":
-        """The call that it is a part of, from the stack, as long as the event is told."""
-        if not self._is_read:
-            self._call, self._is_read = call_on_stack(), True
-        return self._call
-
-
-class Observer:
-    """The one listener that JAX knows of, while somebody listens here.
-
-    JAX walks through a plain list of its listeners. One that leaves it meanwhile, in any thread, makes JAX pass over
-    the next one, so ours leave a tuple of their own.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: tuple[Callable[[Event], object], ...] = ()
-
-    def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
-        """What JAX calls at each event."""
-        kind = _KINDS.get(event)
-        if kind is None:
-            return
-        told = Event(kind, duration_secs, event if kind == "cache" else str(details.get("fun_name", "")))
-        for listener in self._listeners:
-            listener(told)
-
-    def add(self, listener: Callable[[Event], object]) -> None:
-        """Let a function hear of every event in the process."""
-        with self._lock:
-            if not self.is_heard(unknown=bool(self._listeners)):
-                jax.monitoring.register_event_duration_secs_listener(self)
-                untyped_jax.monitoring.register_event_listener(self)  # of those without seconds
-            self._listeners = (*self._listeners, listener)
-
-    def remove(self, listener: Callable[[Event], object]) -> None:
-        """Undo `add`. Without JAX's functions to stop a listener, it goes on telling one that has nobody to tell."""
-        names = ("unregister_event_duration_listener", "unregister_event_listener")
-        both: list[Any] = [getattr(jax.monitoring, name, None) for name in names]
-        with self._lock:
-            self._listeners = tuple(other for other in self._listeners if other != listener)
-            if not self._listeners and None not in both and self.is_heard(unknown=True):
-                for unregister in both:
-                    unregister(self)
-
-    def is_heard(self, *, unknown: bool) -> bool:
-        """Whether JAX tells it of events; not after `jax.monitoring.clear_event_listeners()`, which is public.
-
-        Without the function that is asked here, that goes unseen, and the answer is `unknown`.
-        """
-        from jax._src import monitoring
-
-        listeners: Any = getattr(monitoring, "get_event_duration_listeners", None)
-        return unknown if listeners is None else any(known is self for known in listeners())
-
-
-OBSERVER = Observer()
-
-
-def nothing(*_: Any) -> None:
-    """What is done about what nobody asked for."""
-
 
 # Frames of JAX, and their local variables
 
-# The frames in which a call of a jitted function can be read while it is traced, and while it is compiled. In 0.9.0
-# only `_trace_for_jit` shows a trace; since then it stands below `_infer_params`, with the same call. Without them, or
-# without the names of what is read there, traces are counted by the function's name, and the report says so.
-TRACING_FRAMES = frozenset({"_infer_params", "_trace_for_jit"})
-CALL_FRAMES = TRACING_FRAMES | {"_run_python_pjit"}
+# The frames that show a call of a jitted function, while it is traced and while it is compiled, and their variables.
+# Without them traces are counted by the function's name, and the report says so.
+TRACE_FRAME = "_trace_for_jit"
+CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 CALL_LOCALS = ("fun", "args", "kwargs")
 OPTIONS_LOCALS = ("ji", "jit_info")
 
-# Where it can be read whether a call was traced or got the trace of another. Without it, that is told by comparing the
-# call with those before it, and a warning says so.
-TRACE_FRAME = "_trace_for_jit"
-TRACE_LOCALS = ("fun", "dbg", "jaxpr")
+# What shows whether a call was traced or got the trace of another: variables of the first frame. The same without them.
+TRACE_LOCALS = ("dbg", "jaxpr")
 
 # The module of `pmap`, and which of its options a trace depends on. Without it, calls of what `pmap` made are not seen.
 PMAP = "jax._src.pmap"
@@ -166,8 +64,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # of `jax.jit`, but for statics
-    # Whether an argument of this name and place is compared, not traced.
-    is_static: Callable[[str, int], bool] = lambda _name, _place: False
+    statics: frozenset[str | int] = frozenset()  # names and places of arguments that are compared, not traced
     fixed_numbers: bool = False  # whether Python numbers are compared too, as equinox does
     live: bool = True  # whether the arrays are real ones, that lie somewhere
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # such as the axes of `pmap`
@@ -176,73 +73,87 @@ class Call:
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # whether it is a part of `grad` or `vmap`, for which JAX traces without telling
 
+    def is_static(self, name: str, place: int) -> bool:
+        """Whether an argument of this name and place is compared, not traced."""
+        return place in self.statics or name in self.statics
+
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
     numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
     # Negative numbers count from the last positional argument of the call.
-    places = {number % len(args) for number in numbers if -len(args) <= number < len(args)}
-
-    def is_static(name: str, place: int) -> bool:
-        return place in places or name in names
-
+    places = [number % len(args) for number in numbers if -len(args) <= number < len(args)]
     compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
-    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, is_static, jit_function=function)
+    statics = frozenset([*places, *names])
+    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, statics, jit_function=function)
 
 
-def call_on_stack() -> Call | None:
-    """The nearest call of a jitted function on the stack; None where the frames of JAX do not show one."""
-    frames = stack()
-    for index, frame in enumerate(frames):
-        is_call = frame.f_code.co_name in CALL_FRAMES and _package(frame) == "jax"
-        if not is_call or not _has(frame, CALL_LOCALS):
-            continue
-        function, args, kwargs = (frame.f_locals[name] for name in CALL_LOCALS)
-        options = _options_near(frames[index : index + 3])
-        if options is None:
-            return None
-        inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
-        wrapped, jitted = (function, "once") if inner is None else (function.__wrapped__, "twice")
-        call = _as_the_user_wrote_it(jit_call(wrapped, args, kwargs, inner or options, jitted=jitted), frames[index:])
-        call.jit_function = function
-        call.outcome = _outcome(frames[: index + 1]) if inner is None else "unknown"
-        # JAX hands a call on to what transforms it, if this is not the frame below that of the call.
-        call.in_transformation = (
-            frame.f_code.co_name == "_run_python_pjit"
-            and index > 0
-            and frames[index - 1].f_code.co_name != "_pjit_call_impl_python"
-        )
-        return call
-    return None
+def frames_to_the_user() -> list[types.FrameType]:
+    """The frames of libraries that are on the stack, the innermost first, and the user's nearest one, which ends it.
+
+    Treewright's own are left out: a list of them would be in a cycle, and keep alive what they hold.
+    """
+    frames: list[types.FrameType] = []
+    frame = inspect.currentframe()
+    while frame is not None:
+        package = _package(frame.f_globals)
+        if package != "treewright":
+            frames.append(frame)
+        frame = frame.f_back if package in _LIBRARIES else None
+    return frames
 
 
-def _options_near(frames: list[types.FrameType]) -> Mapping[str, Any] | None:
-    for frame in frames:
-        for name in OPTIONS_LOCALS:
-            options = options_record(frame.f_locals.get(name))
-            if options is not None:
-                return options
-    return None
+def place_in(frame: types.FrameType) -> str:
+    """The line that a frame is at: `train.py:69 in main`."""
+    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+    name = frame.f_code.co_qualname.replace(".<locals>", "")
+    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
 
 
-def _outcome(frames: list[types.FrameType]) -> Outcome:
+def _package(names: Mapping[str, Any]) -> str:
+    return str(names.get("__name__", "")).partition(".")[0]
+
+
+def is_of_a_library(function: types.FunctionType) -> bool:
+    """Whether one of the libraries that wrap users' functions made this one."""
+    return _package(function.__globals__) in _LIBRARIES
+
+
+def call_in(frames: list[types.FrameType]) -> Call | None:
+    """The innermost call of a jitted function in these frames; None where JAX does not show one."""
+    names_of = [frame.f_code.co_name if _package(frame.f_globals) == "jax" else "" for frame in frames]
+    index = next((index for index, name in enumerate(names_of) if name in CALL_FRAMES), None)
+    if index is None:
+        return None
+    names, is_trace = frames[index].f_locals, names_of[index] == TRACE_FRAME
+    options = [record for name in OPTIONS_LOCALS if (record := options_record(names.get(name))) is not None]
+    if not options or not names.keys() >= set(CALL_LOCALS):
+        return None
+    function, args, kwargs = (names[name] for name in CALL_LOCALS)
+    inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
+    if inner is None:
+        call = jit_call(function, args, kwargs, options[0])
+        call.outcome = _outcome(function, names) if is_trace else "unknown"
+    else:
+        call = jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
+    call = _as_the_user_wrote_it(call, frames[index:])
+    call.jit_function = function
+    # A call that nothing transforms is run by these two.
+    direct = ["_pjit_call_impl_python", "_run_python_pjit"]
+    call.in_transformation = not is_trace and names_of[max(index - 2, 0) : index] != direct
+    return call
+
+
+def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
     """Whether the program that a call got from JAX's cache of traces was made by this very call.
 
     A program keeps the names of the arguments as one tuple, which each call makes itself.
     """
-    function_local, info_local, program_local = TRACE_LOCALS
-    for frame in frames:
-        if frame.f_code.co_name == TRACE_FRAME:
-            break
-    else:
-        return "unknown"
-    names = frame.f_locals
-    if function_local not in names or info_local not in names:
-        return "unknown"
+    info_local, program_local = TRACE_LOCALS
     if program_local not in names:
         return "failed"
-    function, arguments, program = names[function_local], names[info_local], names[program_local]
-    given = getattr(arguments, "arg_names", None)
+    program = names[program_local]
+    given = getattr(names.get(info_local), "arg_names", None)
     known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
     if not given or given != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
         return "unknown"
@@ -255,12 +166,13 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
     """The user's own function and arguments, where `pmap`, equinox or flax stands between."""
     if str(getattr(call.function, "__module__", "")).startswith(OPERATIONS):  # which one of these calls for itself
         return call
-    # No further than the libraries: before Python 3.13, reading the user's f_locals would keep what is in them alive.
-    for frame in itertools.takewhile(_is_of_a_library, frames):
-        module = frame.f_globals["__name__"]
-        if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)) or not _has(frame, ("args", "kwargs")):
+    for frame in frames:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
+        if not names.keys() >= {"args", "kwargs"}:
+            continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
         if module == PMAP and "infer_params" in names:
             return _pmapped(names["infer_params"], args, kwargs) or call
@@ -296,64 +208,121 @@ def inside_of_boundary(function: Any) -> Any:
     return inspect.getclosurevars(function).nonlocals.get(called, function) if is_filter else function
 
 
-def jit_name(function: Any) -> str:
-    """The name by which JAX calls a program of this function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", "<unnamed function>")
+# Events of tracing and compiling. JAX tells of an outermost trace when it has ended and before anything is compiled, in
+# the thread and on the stack of the call. Without the first, `explain_retraces` warns that it sees nothing, and
+# `max_traces` raises. Without the third they say that they see neither recompiles nor traces under `grad` or `vmap`.
+# The others are of the persistent cache. JAX tells nothing of a program that was neither read nor written; without
+# them, the command says nothing of that cache.
+EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache asked", "cache read", "cache written", "cache saved"]
+_KINDS: Mapping[str, EventKind] = types.MappingProxyType(
+    {
+        "/jax/core/compile/jaxpr_trace_duration": "trace",
+        "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+        "/jax/core/compile/backend_compile_duration": "compile",
+        "/jax/compilation_cache/compile_requests_use_cache": "cache asked",
+        "/jax/compilation_cache/cache_hits": "cache read",
+        "/jax/compilation_cache/cache_misses": "cache written",
+        "/jax/compilation_cache/compile_time_saved_sec": "cache saved",
+    }
+)
 
 
-def is_inside_another_trace() -> bool:
-    """Whether what is traced is part of another trace. JAX 0.9.0 tells of such traces too, later releases do not."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Event:
+    """What JAX tells of: a trace, a lowering, a compilation, or what the persistent cache did inside of one."""
+
+    kind: EventKind
+    seconds: float
+    name: str = ""  # of the function that was traced, or of the program: `jit(step)`
+    call: Call | None = None  # that it is a part of, where the frames of JAX show it
+    is_operation: bool = False  # whether it is JAX's own, such as `jnp.ones`, and no function of the user's
+    caller: str = ""  # the nearest line in the user's own code: `train.py:69 in main`
+    signature: Any = None  # of the call, for all that listen
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
+
+
+class Observer:
+    """The one listener that JAX knows of; without others that listen here, it does nothing.
+
+    JAX walks through a plain list of its listeners. One that leaves it meanwhile, in any thread, makes JAX pass over
+    the next one, so this one stays, and those that listen here leave a tuple.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_registered = False
+        self._listeners: tuple[Callable[[Event], object], ...] = ()
+        self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # by thread
+
+    def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
+        """What JAX calls at each event."""
+        kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
+        if kind is None or not listeners or (kind == "trace" and _is_inner()):
+            return
+        told = Event(kind, duration_secs, str(details.get("fun_name", "")))
+        if kind in {"trace", "lower", "compile"}:
+            frames = frames_to_the_user()
+            told.call, told.caller = call_in(frames), place_in(frames[-1])
+            if told.call is None:
+                modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+                told.is_operation = any(module.startswith(OPERATIONS) for module in modules)
+            else:
+                package = str(getattr(innermost(told.call.function), "__module__", "")).partition(".")[0]
+                told.is_operation = package in {"jax", "jaxlib", "treewright"}
+        for listener in listeners:
+            listener(told)
+
+    def is_heard(self) -> bool:
+        """Whether JAX tells it of events; not after `jax.monitoring.clear_event_listeners()`, which is public.
+
+        Without the function that is asked here, that goes unseen.
+        """
+        from jax._src import monitoring
+
+        listeners: Any = getattr(monitoring, "get_event_duration_listeners", None)
+        return self._is_registered and (listeners is None or self in listeners())
+
+    def add(self, listener: Callable[[Event], object] | None = None) -> None:
+        """Let a function hear of every event in the process."""
+        with self._lock:
+            if not self.is_heard():
+                jax.monitoring.register_event_duration_secs_listener(self)
+                untyped_jax.monitoring.register_event_listener(self)  # of those without seconds
+                self._is_registered = True
+            self._listeners += () if listener is None else (listener,)
+
+    def remove(self, listener: Callable[[Event], object]) -> None:
+        """Undo `add`."""
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other != listener)
+
+    def events_of(self, work: Callable[[], object]) -> list[Event]:
+        """What JAX tells of some work, done in a thread of its own: outside of the caller's traces and settings."""
+        events: list[Event] = []
+
+        def run() -> None:
+            self._probes[threading.get_ident()] = (events.append,)
+            with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
+                work()
+            del self._probes[threading.get_ident()]
+
+        self.add()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return events
+
+
+OBSERVER = Observer()
+
+
+def _is_inner() -> bool:
+    """Whether a trace is part of another one, or of `grad` or `vmap`. Before 0.10 JAX tells of such traces too."""
     if jax.__version_info__ >= (0, 10):
         return False
-    tracing = (frame for frame in stack() if frame.f_code.co_name in TRACING_FRAMES and _package(frame) == "jax")
-    functions = [frame.f_locals["fun"] for frame in tracing if _has(frame, ("fun",))]
-    return any(function is not functions[0] for function in functions)
+    from jax._src import core
 
-
-def called_by_the_user() -> bool:
-    """Whether the user's code called a jitted function, and not an operation of JAX that is made of one."""
-    for frame in itertools.takewhile(_is_of_a_library, stack()):
-        if frame.f_globals["__name__"].startswith(OPERATIONS) or frame.f_code.co_name == "apply_primitive":
-            return False
-    return True
-
-
-def is_of_a_library(function: types.FunctionType) -> bool:
-    """Whether one of the libraries that wrap users' functions made this one."""
-    return str(function.__globals__.get("__name__", "")).partition(".")[0] in _LIBRARIES
-
-
-def user_frame() -> types.FrameType | None:
-    """The nearest frame of the user's own code."""
-    for frame in stack():
-        if not _is_of_a_library(frame):
-            return frame
-    return None
-
-
-def stack() -> list[types.FrameType]:
-    """The frames of the stack, the innermost first, without Treewright's own."""
-    found: list[types.FrameType] = []
-    frame = inspect.currentframe()
-    while frame is not None:
-        if _package(frame) != "treewright":
-            found.append(frame)
-        frame = frame.f_back
-    return found
-
-
-def _package(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _is_of_a_library(frame: types.FrameType) -> bool:
-    return _package(frame) in _LIBRARIES
-
-
-def _has(frame: types.FrameType, names: tuple[str, ...]) -> bool:
-    return frame.f_locals.keys() >= set(names)
+    return not core.trace_state_clean()
 
 
 # What JAX's cache of traces holds
@@ -408,11 +377,11 @@ def trace_settings() -> dict[str, Any]:
     Without JAX's `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is
     in it, as in JAX 0.9, the others are told without a name.
     """
-    found = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
-    found["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
+    known = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
+    known["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
     values, names = _trace_context(), _names_of_settings()
     named = dict(zip(names, values, strict=True)) if len(names) == len(values) else {UNNAMED_SETTINGS: values}
-    return found | named | found
+    return named | known
 
 
 def _trace_context() -> tuple[Any, ...]:
@@ -444,8 +413,7 @@ class Capabilities:
     """What this version of JAX shows of a trace."""
 
     events: bool  # whether JAX tells of traces
-    calls: bool  # whether the call of a jitted function can be read while it is traced
-    outcomes: bool  # whether it can be read if a call was traced, or got the trace of an earlier one
+    calls: bool  # whether its frames show the call, and whether that was traced
 
 
 # `functools.cache` holds no lock meanwhile: the trace below is an event itself, which others may hear of.
@@ -456,42 +424,13 @@ def capabilities() -> Capabilities:
     def probe(x: Any) -> Any:
         return x
 
-    traces = [event for event in _events_of(lambda: untyped_jax.jit(probe).trace(0.0)) if event.kind == "trace"]
-    read = [call for event in traces if (call := event.read_call()) is not None and call.function is probe]
-    return Capabilities(bool(traces), bool(read), any(call.outcome == "traced" for call in read))
+    traces = [event for event in OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0)) if event.kind == "trace"]
+    calls = [event.call for event in traces if event.call is not None]
+    return Capabilities(bool(traces), any(call.function is probe and call.outcome == "traced" for call in calls))
 
 
 @functools.cache
 def tells_of_compilations() -> bool:
     """Compile a program, and see whether JAX tells of it."""
-    events = _events_of(lambda: untyped_jax.jit(lambda: 0).lower().compile())
+    events = OBSERVER.events_of(lambda: untyped_jax.jit(lambda: 0).lower().compile())
     return any(event.kind == "compile" for event in events)
-
-
-_PROBE = "treewright looks at JAX"  # the name of the thread in which it does
-
-
-def is_probe() -> bool:
-    """Whether what JAX tells of in this thread was only made to see what it tells."""
-    return threading.current_thread().name == _PROBE
-
-
-def _events_of(work: Callable[[], object]) -> list[Event]:
-    """What JAX tells of some work, done in a thread of its own: outside of the caller's traces and settings."""
-    heard: list[Event] = []
-
-    def hear(event: Event) -> None:
-        if is_probe():
-            event.read_call()
-            heard.append(event)
-
-    def run() -> None:
-        with contextlib.suppress(Exception):  # whatever is missing, nothing was seen
-            work()
-
-    OBSERVER.add(hear)
-    thread = threading.Thread(target=run, name=_PROBE)
-    thread.start()
-    thread.join()
-    OBSERVER.remove(hear)
-    return heard

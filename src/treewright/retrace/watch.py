@@ -1,4 +1,4 @@
-"""Watching jitted functions: JAX's events become a record of each trace, compared with the closest earlier one."""
+"""Watching jitted functions: JAX's events become reports of each trace, compared with the closest earlier one."""
 
 import collections
 import dataclasses
@@ -14,48 +14,21 @@ import jax
 from treewright._core import innermost
 from treewright._trees.diff import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.jax_private import (
-    OBSERVER,
-    Call,
-    Event,
-    called_by_the_user,
-    capabilities,
-    count_held,
-    is_inside_another_trace,
-    is_probe,
-    jit_name,
-    nothing,
-    tells_of_compilations,
-)
-from treewright.retrace.report import RetraceReport
-from treewright.retrace.signature import (
-    Signature,
-    call_differences,
-    caller,
-    is_placement,
-    signature_of,
-)
-from treewright.retrace.snapshot import snapshot
-from treewright.retrace.why import why_another
+from treewright.retrace.jax_private import OBSERVER, Call, Event, capabilities, count_held, tells_of_compilations
+from treewright.retrace.report import RetraceReport, too_many
+from treewright.retrace.signature import Signature, call_differences, is_placement, signature_of
+from treewright.retrace.why import snapshot, why_another
 
-_SIGNATURES = 32  # of one function
+_SIGNATURES = 32  # of one definition
 _JAX = f"JAX {jax.__version__}"
 _NO_TRACES = f"{_JAX} does not tell of traces as Treewright knows it: no retrace is reported. Update Treewright."
 _NO_CALLS = (
     f"The calls of jitted functions can't be read in {_JAX}: traces are only counted, by the function's name, and "
     f"neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
 )
-_NO_OUTCOMES = (
-    f"{_JAX} does not show as Treewright knows it whether a call was traced or got the trace of another: that is "
-    f"found by comparing the call with those before it in the block. Update Treewright."
-)
 _NO_COMPILATIONS = (
     f"{_JAX} does not tell of compilations as Treewright knows it: neither recompiles nor traces under grad or vmap "
     f"alone were seen. Update Treewright."
-)
-_CLEARED = (
-    "jax.monitoring.clear_event_listeners() was called meanwhile, which made JAX forget Treewright too: what was "
-    "traced after it was not seen."
 )
 _ONLY_COMPILED = (
     "under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in this "
@@ -65,93 +38,80 @@ _ONLY_COMPILED = (
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A signature that has been traced, and whether a program has been compiled for it."""
+    """A call that was traced or compiled."""
 
+    reference: weakref.ref[Any]  # to the function
+    function: Any  # its snapshot
     signature: Signature
-    number: int  # 0 if the trace was made before the block
-    compiled: bool | None = False  # None: before the block, if at all
+    number: int  # of the trace; 0 if that was made before the block
+    compiled: bool | None  # None: before the block, if at all
     refusal: str = ""  # the message with which this trace was refused
 
 
-class Definition:
-    """All functions that one `def` or `lambda` has made: `jit` keeps programs for each of them apart."""
+class History:
+    """The last calls of the functions that one `def` or `lambda` made: `jit` keeps programs for each of them apart."""
 
     def __init__(self, name: str) -> None:
-        self.name: str = name
-        self.traces: int = 0
-        self.compiles: int = 0
-        self.last: tuple[Any, Entry] | None = None  # the function that was traced last, and how it was called
-
-
-class History:
-    """The signatures with which one function has been traced, the newest last."""
-
-    def __init__(self, function: Any, definition: Definition) -> None:
-        self.definition: Definition = definition
+        self.name = name
+        self.counts: collections.Counter[str] = collections.Counter()  # of traces, compilations, recompiles
+        self.forgotten = 0
         self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
-        self.forgotten: int = 0  # signatures
-        self.unseen: int = 0  # calls from before the block: JAX tells no more than how many
-        self.reference: weakref.ref[Any] = weakref.ref(function)
-        self.function: Any = None  # its snapshot, when it was traced first
 
-    def is_of(self, function: Any) -> bool:
-        """Whether this is the history of the very function; a method may have been looked up again."""
-        known = self.reference()
-        return known is function or (isinstance(function, types.MethodType) and known == function)
+    def calls_of(self, function: Any) -> list[Entry]:
+        """The calls of the very function, the newest first."""
+        return [entry for entry in reversed(list(self.entries)) if _is_one(entry.reference(), function)]
 
-    def record(self, signature: Signature, number: int, *, compiled: bool | None) -> Entry:
-        """Remember a trace, so that later ones are compared with it."""
-        entry = Entry(signature, number, compiled)
-        self.forgotten += len(self.entries) == self.entries.maxlen
-        self.entries.append(entry)
-        return entry
-
-    def closest(self, signature: Signature, *, sharing: bool) -> tuple[Entry | None, tuple[Difference, ...]]:
+    def closest(
+        self, function: Any, signature: Signature, *, sharing: bool
+    ) -> tuple[Entry | None, tuple[Difference, ...]]:
         """The earlier call that is closest to this one, and the differences; if asked, of those that share its trace.
 
         Where the function has none, it is the last call of another function of the same definition, and that it is
         another function is the first difference.
         """
         best: tuple[tuple[int, int], Entry] | None = None
-        for entry in reversed(list(self.entries)):  # a copy, to which no other thread adds
+        calls = self.calls_of(function)
+        for entry in calls:
             found = call_differences(entry.signature, signature, reasons=False)
-            of_trace = sum(not is_placement(difference) for difference in found)
-            distance = (of_trace, len(found))
-            if not (of_trace and sharing) and (best is None or distance < best[0]):
+            distance = (sum(not is_placement(difference) for difference in found), len(found))
+            if not (sharing and distance[0]) and (best is None or distance < best[0]):
                 best = (distance, entry)
         if best is not None:
             return best[1], tuple(call_differences(best[1].signature, signature))
-        if self.entries or sharing or self.definition.last is None:
+        if sharing or calls or not self.entries:
             return None, ()
-        (before, entry), this = self.definition.last, snapshot(self.reference())
-        other = Difference(("the function itself",), before, this, "function", why_another(before, this))
-        return entry, (other, *call_differences(entry.signature, signature))
+        last, this = self.entries[-1], snapshot(function)
+        reason = why_another(last.function, this)
+        other = Difference(("the function itself",), last.function, this, "function", reason)
+        return last, (other, *call_differences(last.signature, signature))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Seen:
-    """A call, and the earlier one that is closest to it, if there is one."""
+    """A call that JAX traces or compiles, and the closest earlier one."""
 
+    function: Any
     history: History
     signature: Signature
     closest: Entry | None
     differences: tuple[Difference, ...]
+    seconds: float
+    report: RetraceReport | None = None  # of the trace that was made for it
+    is_guess: bool = False  # whether that the trace is shared is known from the signatures alone
 
     @property
     def shares_trace(self) -> bool:
         """Whether `jit` takes the trace of the earlier call for this one as well."""
         return self.closest is not None and all(map(is_placement, self.differences))
 
-
-@dataclasses.dataclass(slots=True)
-class _Begun:
-    """A trace whose compilation is still to come."""
-
-    history: History
-    entry: Entry
-    report: RetraceReport | None  # None if the trace is shared with an earlier one
-    seconds: float
-    is_guess: bool = False  # whether that is only known from the signatures
+    def record(self, number: int, *, compiled: bool | None) -> Entry:
+        """Remember the call, so that later ones are compared with it."""
+        history, calls = self.history, self.history.calls_of(self.function)
+        described = calls[0].function if calls else snapshot(self.function)
+        entry = Entry(weakref.ref(self.function), described, self.signature, number, compiled)
+        history.forgotten += len(history.entries) == _SIGNATURES
+        history.entries.append(entry)
+        return entry
 
 
 class Watch:
@@ -161,45 +121,42 @@ class Watch:
     what its frames show, and where they do not show it by signatures. Traces inside of others are not told.
 
     Args:
-        begins: Called with the definition and the report of each trace before it is compiled, and of each compilation
-            without a trace; what it raises reaches the caller of the function.
-        ended: Called with the report once everything is compiled.
-        concerns: Whether a function of a name is watched, or None of that name, where only that can be read.
+        on_report: Called with the report of each retrace and recompile, once everything is compiled.
+        concerns: Whether a function is one to watch.
+        name: Its name, which alone is known where the call can't be read; None if all are watched.
+        limit: How many traces of one definition's functions are allowed before `TooManyTracesError` is raised.
+        recompiles: How many of their compilations without a trace.
     """
 
     def __init__(
         self,
         *,
-        begins: Callable[[Any, RetraceReport], object] = nothing,
-        ended: Callable[[RetraceReport], object] = nothing,
-        concerns: Callable[[Any, str], bool] | None = None,
+        on_report: Callable[[RetraceReport], object] = lambda _report: None,
+        concerns: Callable[[Any], bool] = lambda _function: True,
+        name: str | None = None,
+        limit: int | None = None,
+        recompiles: int | None = None,
     ) -> None:
-        self._begins = begins
-        self._ended = ended
-        self._concerns = concerns
-        self._lock = threading.RLock()
-        self._definitions: weakref.WeakKeyDictionary[Any, dict[str, Definition]] = weakref.WeakKeyDictionary()
-        self._histories: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
-        self._unhashable: dict[int, History] = {}  # by the ids of functions that live: callable trees of equinox
-        self._begun: dict[int, _Begun] = {}  # by thread
-        self._by_name: collections.Counter[str] = collections.Counter()
+        self.violations: list[str] = []
+        self.traced: set[str] = set()  # the names of what was traced, watched or not
+        self._on_report, self._concerns, self._name = on_report, concerns, name
+        self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
+        self._lock = threading.Lock()
+        self._histories: dict[Any, History] = {}
+        self._begun: dict[int, _Seen] = {}  # by thread, what is not compiled yet
         self._heard: set[str] = set()
 
     def start(self, *, stacklevel: int) -> None:
         """Begin to watch, and warn of what is not seen in this version of JAX."""
-        can = capabilities()
-        lost = _NO_OUTCOMES if can.calls else _NO_CALLS if can.events else _NO_TRACES
-        if not (can.events and can.calls and can.outcomes):
+        if not capabilities().calls:
+            lost = _NO_CALLS if capabilities().events else _NO_TRACES
             warnings.warn(lost, RetraceWarning, stacklevel=stacklevel + 1)
         OBSERVER.add(self.hear)
 
     def stop(self, *, stacklevel: int) -> None:
         """Watch no more, and warn of what was not seen."""
-        was_heard = OBSERVER.is_heard(unknown=True)
         OBSERVER.remove(self.hear)
         self.flush()
-        if not was_heard:
-            warnings.warn(_CLEARED, RetraceWarning, stacklevel=stacklevel + 1)
         if "trace" in self._heard and "compile" not in self._heard and not tells_of_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
@@ -210,168 +167,134 @@ class Watch:
 
     def hear(self, event: Event) -> None:
         """Take note of what JAX tells of."""
-        if event.kind == "cache" or is_probe():
-            return
         self._heard.add(event.kind)
+        call = event.call if capabilities().calls else None
+        if event.is_operation or (call is not None and call.outcome == "failed"):
+            return
+        if event.kind == "trace" and (call is None or call.outcome != "shared"):
+            self.traced.add(event.name if call is None else name_of(call.function))
+        if call is not None and not self._concerns(call.function):
+            return
         if event.kind == "trace":
-            self._end(self._take())
-            self._traced(event)
-        elif event.kind == "compile":
-            self._compiled(event)
-        else:
-            begun = self._begun.get(threading.get_ident())
-            if begun is not None:
-                begun.seconds += event.seconds
+            self._end(self._begun.pop(event.thread, None))
+            self._hear_trace(event, call)
+        elif event.kind == "lower" and event.thread in self._begun:
+            self._begun[event.thread].seconds += event.seconds
+        elif event.kind == "compile" and call is not None:
+            self._hear_compilation(event, call)
 
-    def _traced(self, event: Event) -> None:
-        call = event.read_call()
-        if call is None:
-            self._count(event)
-            return
-        if not self._is_watched(call) or is_inside_another_trace():
-            return
-        outcome = call.outcome if capabilities().outcomes else "unknown"
-        if outcome == "failed":
-            return
-        seen = self._look(event, call, sharing=outcome == "shared")
-        if seen is None:
-            if outcome != "shared":
+    def _hear_trace(self, event: Event, call: Call | None) -> None:
+        is_shared = call is not None and call.outcome == "shared"
+        seen = None if call is None else self._look(event, call, sharing=is_shared)
+        if call is None or seen is None:
+            if not is_shared:
                 self._count(event)
             return
-        if outcome == "shared" or (outcome == "unknown" and seen.shares_trace):
-            entry = seen.closest or seen.history.record(seen.signature, 0, compiled=None)
-            if entry.refusal:
-                raise TooManyTracesError(entry.refusal)
-            begun = _Begun(seen.history, entry, None, event.seconds, is_guess=outcome == "unknown")
+        if is_shared or (call.outcome == "unknown" and seen.shares_trace):
+            seen.is_guess = not is_shared
+            seen.closest = seen.closest or seen.record(0, compiled=None)
+            if seen.closest.refusal:
+                raise TooManyTracesError(seen.closest.refusal)
         else:
-            begun = self._new_trace(seen, event.seconds)
-        self._begun[threading.get_ident()] = begun
+            self._trace(event, seen, held=0 if seen.closest else count_held(call.jit_function))
+        self._begun[event.thread] = seen
 
-    def _compiled(self, event: Event) -> None:
-        call = event.read_call()
-        if call is None or not self._is_watched(call) or event.name != f"jit({jit_name(call.jit_function)})":
-            return
-        begun = self._take()
-        if begun is not None:
-            begun.seconds += event.seconds
-            if begun.report is not None and begun.history.is_of(call.function):
-                begun.history.definition.compiles += 1
-                begun.entry.compiled = not call.in_transformation
-                self._end(begun)
-                return
-        seen = self._look(event, call, sharing=not call.in_transformation)
+    def _hear_compilation(self, event: Event, call: Call) -> None:
+        seen = self._begun.pop(event.thread, None)
+        if seen is not None and _is_one(seen.function, call.function):
+            seen.seconds += event.seconds
+        else:
+            self._end(seen)
+            seen = self._look(event, call, sharing=not call.in_transformation)
         if seen is None:
             return
-        seen.history.definition.compiles += 1
-        seconds = event.seconds if begun is None else begun.seconds
-        if not call.in_transformation:
-            self._compiled_alone(seen, seconds, begun)
-        elif not seen.shares_trace:  # several may be compiled for one trace
-            self._end(self._new_trace(seen, seconds, _ONLY_COMPILED))
-
-    def _is_watched(self, call: Call) -> bool:
-        """Whether a function is the user's and not JAX's own, such as those that make arrays, and is one to watch."""
-        if package_of(call.function) in {"jax", "jaxlib", "treewright"}:
-            return False
-        return self._concerns is None or self._concerns(call.function, name_of(call.function))
+        self._number(seen.history, "compile")
+        if call.in_transformation and seen.report is None:
+            if not seen.shares_trace:  # several may be compiled for one trace
+                self._trace(event, seen, _ONLY_COMPILED)
+        elif seen.closest is not None and seen.closest.compiled is False:  # the first for its trace
+            seen.closest.compiled = True
+        elif seen.is_guess and not seen.differences:  # the caches were cleared
+            self._trace(event, seen, compiled=True)
+        else:
+            self._recompile(event, seen)
+        self._end(seen)
 
     def _look(self, event: Event, call: Call, *, sharing: bool) -> _Seen | None:
         """Compare a call with the earlier ones; None where that can't be done: the program must go on."""
+        function = call.function
         try:
-            with self._lock:
-                history = self._history_of(call.function)
+            history = self._histories.setdefault(definition_of(function), History(name_of(function)))
             if event.signature is None:
                 event.signature = signature_of(call, history.entries[-1].signature if history.entries else None)
-            if event.kind == "trace" and not history.entries and not history.definition.traces:
-                history.unseen = count_held(call.jit_function)
-            return _Seen(history, event.signature, *history.closest(event.signature, sharing=sharing))
+            closest, differences = history.closest(function, event.signature, sharing=sharing)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
+        return _Seen(function, history, event.signature, closest, differences, event.seconds)
 
-    def _new_trace(self, seen: _Seen, seconds: float, unseen: str = "") -> _Begun:
-        history, definition = seen.history, seen.history.definition
-        with self._lock:
-            definition.traces += 1
-            number = definition.traces
+    def _trace(self, event: Event, seen: _Seen, unseen: str = "", *, held: int = 0, compiled: bool = False) -> None:
+        """A trace that was made for a call."""
+        history, number = seen.history, self._number(seen.history, "trace")
         compared_with = None if seen.closest is None else seen.closest.number
         if history.forgotten:
             unseen = unseen or f"the closest of the last traces; {history.forgotten} before them are not remembered"
-        if seen.closest is None and history.unseen:
-            calls = "a call" if history.unseen == 1 else f"{history.unseen} calls"
-            now = _arguments(seen.signature)
+        if held:
+            calls, now = "a call" if held == 1 else f"{held} calls", _arguments(seen.signature)
             unseen = f"JAX has traces for {calls} from before the block, whose arguments were not seen; now {now}"
-            compared_with, history.unseen = 0, 0
+            compared_with = 0
         of_trace = tuple(difference for difference in seen.differences if not is_placement(difference))
-        entry = history.record(seen.signature, number, compiled=False)
-        if history.function is None:
-            history.function = snapshot(history.reference())
-        definition.last = history.function, entry
-        report = RetraceReport(definition.name, "trace", number, of_trace, compared_with, seconds, caller(), unseen)
-        try:
-            self._begins(definition, report)
-        except TooManyTracesError as error:
-            entry.refusal = str(error)
-            raise
-        return _Begun(history, entry, report, seconds)
-
-    def _compiled_alone(self, seen: _Seen, seconds: float, begun: _Begun | None) -> None:
-        """A compilation without a trace of its own."""
-        entry, definition, unseen = seen.closest, seen.history.definition, ""
-        if entry is None or entry.compiled is None:  # it was traced before the block
-            unseen = f"traced before the block, which was not seen; compiled in it for {_arguments(seen.signature)}"
-        else:
-            first, entry.compiled = not entry.compiled, True
-            if first:
-                return
-        if begun is not None and begun.is_guess and not seen.differences:  # the caches were cleared
-            begun = self._new_trace(seen, seconds)
-            begun.entry.compiled = True
-            self._end(begun)
-            return
-        number = 0 if entry is None else entry.number
-        seen.history.record(seen.signature, number, compiled=True)
-        report = RetraceReport(
-            definition.name, "recompile", definition.compiles, seen.differences, number, seconds, caller(), unseen
+        seen.closest = seen.record(number, compiled=compiled)
+        seen.report = RetraceReport(
+            history.name, "trace", number, of_trace, compared_with, seen.seconds, event.caller, unseen
         )
-        self._begins(definition, report)
-        self._ended(report)
+        self._check(seen.report, number, seen.closest)
+
+    def _recompile(self, event: Event, seen: _Seen) -> None:
+        """A compilation without a trace of its own."""
+        history, entry, unseen = seen.history, seen.closest, ""
+        if entry is None or entry.compiled is None:
+            unseen = f"traced before the block, which was not seen; compiled in it for {_arguments(seen.signature)}"
+        number, compilations = 0 if entry is None else entry.number, history.counts["compile"]
+        seen.record(number, compiled=True)
+        seen.report = RetraceReport(
+            history.name, "recompile", compilations, seen.differences, number, seen.seconds, event.caller, unseen
+        )
+        self._check(seen.report, self._number(history, "recompile"))
 
     def _count(self, event: Event) -> None:
-        """Where no more can be told than the name of what was traced."""
-        is_other = self._concerns is not None and not self._concerns(None, event.name)
-        if is_other or not called_by_the_user():  # what JAX traces for itself, which not every JAX reports
+        """A trace of which no more can be told than the name."""
+        if self._name not in {None, event.name}:
             return
+        number = self._number(self._histories.setdefault(event.name, History(event.name)), "count")
+        report = RetraceReport(event.name, "count", number, seconds=event.seconds, caller=event.caller)
+        self._check(report, number)
+        if report.is_retrace:
+            self._on_report(report)
+
+    def _number(self, history: History, counted: str) -> int:
         with self._lock:
-            self._by_name[event.name] += 1
-            number = self._by_name[event.name]
-        report = RetraceReport(event.name, "count", number, seconds=event.seconds, caller=caller())
-        self._begins(event.name, report)
-        self._ended(report)
+            history.counts[counted] += 1
+            return history.counts[counted]
 
-    def _history_of(self, function: Any) -> History:
-        try:
-            if function not in self._histories:
-                self._histories[function] = self._new_history(function)
-            return self._histories[function]
-        except TypeError:
-            if id(function) not in self._unhashable:
-                self._unhashable[id(function)] = self._new_history(function)
-                weakref.finalize(function, self._unhashable.pop, id(function)).atexit = False
-            return self._unhashable[id(function)]
+    def _check(self, report: RetraceReport, count: int, entry: Entry | None = None) -> None:
+        """Raise where a report is one too many."""
+        limit = self._limits[report.event]
+        if limit is None or count <= limit:
+            return
+        message = too_many(limit, report)
+        self.violations.append(message)
+        if entry is not None:
+            entry.refusal = message
+        raise TooManyTracesError(message)
 
-    def _new_history(self, function: Any) -> History:
-        code, file = definition_of(function)
-        of_files = self._definitions.setdefault(code, {})
-        if file not in of_files:
-            of_files[file] = Definition(name_of(function))
-        return History(function, of_files[file])
+    def _end(self, seen: _Seen | None) -> None:
+        if seen is not None and seen.report is not None and seen.report.is_retrace:
+            self._on_report(dataclasses.replace(seen.report, seconds=seen.seconds))
 
-    def _take(self) -> _Begun | None:
-        return self._begun.pop(threading.get_ident(), None)
 
-    def _end(self, begun: _Begun | None) -> None:
-        if begun is not None and begun.report is not None:
-            self._ended(dataclasses.replace(begun.report, seconds=begun.seconds))
+def _is_one(known: Any, function: Any) -> bool:
+    """Whether two are the very function; a method may have been looked up again."""
+    return known is function or (isinstance(function, types.MethodType) and known == function)
 
 
 def _arguments(signature: Signature) -> str:
@@ -398,8 +321,3 @@ def name_of(function: Any) -> str:
     """The name by which a report calls a function."""
     inner = innermost(function)
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def package_of(function: Any) -> str:
-    """The package that a function is of."""
-    return str(getattr(innermost(function), "__module__", "")).partition(".")[0]

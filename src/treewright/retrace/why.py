@@ -1,15 +1,31 @@
-"""Why two values differ that may look alike: the cause, in words that rest on what was compared, and its remedy."""
+"""Why two statics differ that may look alike: what is kept of each, what differs inside, the cause and its remedy."""
 
+import dataclasses
+import enum
+import functools
 import types
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple
 
-from treewright._core.text import LENGTH, first_names, short_text
-from treewright._trees.diff import alike_reason
-from treewright.retrace.snapshot import Change, Part, Snapshot, alike, changes, snapshot
+import jax
+import numpy as np
 
+from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, state_of
+from treewright._core.jax_private import options_of
+from treewright._core.text import first_names, short_text
+from treewright._trees.diff import ABSENT, alike_reason, same_exactly, same_to_jit
+from treewright.retrace.jax_private import inside_of_boundary, is_of_a_library
+
+_DEPTH = 8  # levels of a value that are kept
+_MOST = 400  # parts of a value that are kept; of what is beyond only the text is
 _SHOWN = 3  # changes that are named
-_OPTAX = "optax"
+_PLAIN = (types.NoneType, types.EllipsisType, types.NotImplementedType, bool, int, float, complex, str, bytes)
+_KEPT = (*_PLAIN, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType, FrozenArray)
+_CHANGEABLE = (list, dict, set, bytearray)
+_ARRAYS = (jax.Array, np.ndarray)
+_ABOUT_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
+_NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 
 # What to do about each cause, and about some kinds of differences; empty where nothing general can be said.
 REMEDIES: Mapping[str, str] = types.MappingProxyType(
@@ -25,13 +41,14 @@ REMEDIES: Mapping[str, str] = types.MappingProxyType(
         "partial made again": "make it once and reuse it",
         "wrapped again": "wrap it once and reuse it",
         "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
-        "no answer": "make it a child, or give its class an __eq__ that answers with a bool",
         "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
         "other attributes": "",
         "same text": "make it once and reuse it",
         "unequal hashes": "give equal values one hash",
         "default passed": "a default that is passed is an argument more: pass it each time or never",
         "other statics": "jit the function once, with one set of static arguments",
+        "dtype": "convert it where it is made",
+        "weak_type": "give the dtype where the array is made: jnp.asarray(x, dtype)",
         "passing": "pass it the same way each time: jit tells by position from by keyword",
         "setting": "set it once, before the first call",
         "option": "jit the function once, with one set of options",
@@ -49,173 +66,288 @@ class Cause(str):
     __slots__ = ("name",)
     name: str
 
-    def __new__(cls, name: str, sentence: str) -> Self:  # noqa: D102
-        cause = super().__new__(cls, sentence)
-        cause.name = name
-        return cause
 
-    def __reduce__(self) -> "tuple[type[Cause], tuple[str, str]]":
-        return Cause, (self.name, str(self))
+def cause(name: str, sentence: str) -> Cause:
+    """A cause of one of the names in `REMEDIES`."""
+    made = Cause(sentence)
+    made.name = name
+    return made
+
+
+# What is kept of a value
+
+
+class Part(NamedTuple):
+    """The key of something that belongs to a callable or an object and is no item of a container."""
+
+    role: Literal["captured", "global", "attribute", "function", "argument", "option", "object"]
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Snapshot:
+    """What is kept of a value that is not plain: no array, and nothing that changes later.
+
+    Attributes:
+        kind: The class of the value.
+        text: The value in one line.
+        parts: What it consists of, kept in the same way: of a container by `jax` keys, of others by `Part`.
+        compared: How `jit` compares such values: by their parts, as objects, or by an `==` of their own.
+        value: The value itself, where it has an `==` of its own.
+        code: Of a Python function.
+    """
+
+    kind: type[Any]
+    text: str
+    parts: Mapping[Any, Any]
+    compared: Literal["parts", "object", "value"]
+    value: Any
+    code: types.CodeType | None
+    address: int
+    reference: weakref.ref[Any] | None
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the value is known to live, so that its parts do too."""
+        return self.reference is not None and self.reference() is not None
+
+    def is_object_of(self, other: "Snapshot") -> bool:
+        """Whether both are of one object. Lists, dicts and the like are told by a number that others may have later."""
+        if self.reference is None or other.reference is None:
+            return self.reference is other.reference and self.address == other.address
+        return self.is_alive and self.reference() is other.reference()
+
+
+def snapshot(value: Any) -> Any:
+    """What to keep of a value; a plain one is kept as it is."""
+    left = iter(range(_MOST))
+
+    def kept(value: Any, depth: int) -> Any:
+        if isinstance(value, _KEPT):
+            return value
+        parts: dict[Any, Any] = {}
+        for key, part in _parts(value).items() if depth else ():
+            if next(left, None) is None:
+                break
+            # What a function among the globals reads in turn may be half a program.
+            is_global = isinstance(key, Part) and key.role == "global" and isinstance(part, types.FunctionType)
+            parts[key] = kept(part, 0 if is_global else depth - 1)
+        return _snapshot_of(value, parts)
+
+    return kept(value, _DEPTH)
+
+
+def _snapshot_of(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
+    kind: Any = type(value)
+    generated = dataclasses.is_dataclass(kind) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
+    is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
+    compared: Literal["parts", "object", "value"] = "value"
+    if generated or is_tuple or kind in {*_CHANGEABLE, frozenset, types.MethodType}:
+        compared = "parts"
+    elif kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
+        compared = "object"
+    function = inside_of_boundary(value)
+    code = function.__code__ if isinstance(function, types.FunctionType) else None
+    try:
+        reference = None if kind in _CHANGEABLE else weakref.ref(value)
+    except TypeError:
+        reference = None
+    return Snapshot(
+        kind, short_text(value), parts, compared, value if compared == "value" else None, code, id(value), reference
+    )
+
+
+def _parts(value: Any) -> Mapping[Any, Any]:
+    if isinstance(value, _ARRAYS):
+        return {}
+    function, wrapped = Part("function", "__wrapped__"), getattr(value, "__wrapped__", None)
+    is_function = isinstance(value, types.FunctionType)
+    if wrapped is not None and (not is_function or is_of_a_library(value)):
+        options = captured(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
+        others = {name: part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS}
+        return {function: wrapped, **_of_role("option", others)}
+    if isinstance(value, types.FunctionType):
+        attributes = {name: getattr(value, name) for name in _ABOUT_FUNCTIONS} | vars(value)
+        attributes.pop("__wrapped__", None)
+        held = _of_role("captured", captured(value) | defaults(value))
+        return held | _of_role("global", globals_read(value)) | _of_role("attribute", attributes)
+    if isinstance(value, functools.partial):
+        args = {f"argument {index}": part for index, part in enumerate(value.args)}
+        return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords)
+    if isinstance(value, types.MethodType):
+        return {Part("function", "__func__"): value.__func__, Part("object", "self"): value.__self__}
+    if isinstance(value, (set, frozenset)):
+        return _of_role("attribute", {text: text for text in sorted(map(short_text, value))})
+    if isinstance(value, bytearray):
+        return {Part("attribute", "content"): bytes(value)}
+    return parts_of(value) or _of_role("attribute", state_of(value))
+
+
+def _of_role(role: Any, named: Mapping[str, Any]) -> dict[Part, Any]:
+    return {Part(role, name): part for name, part in named.items()}
+
+
+# What differs
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether `jit` takes two values for one, which foreign classes have as statics."""
+    if left is right:
+        return True
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
+        return same_to_jit(left, right)
+    if left.compared == "parts":
+        return left.kind is right.kind and _have_same_parts(left, right, same)
+    return same_to_jit(left.value, right.value) if left.compared == "value" else left.is_object_of(right)
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Whether no difference between two values is seen, of those that exact statics tell apart."""
+    if left is right:
+        return True
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
+        return type(left) is type(right) and same_exactly(left, right)
+    if left.kind is not right.kind or _definition(left) != _definition(right):
+        return False
+    if left.code is not None and left.is_object_of(right):
+        return True
+    if left.parts or right.parts:
+        return _have_same_parts(left, right, alike)
+    return left.code is not None or left.is_object_of(right) or (left.compared != "object" and same(left, right))
+
+
+def _definition(value: Snapshot) -> tuple[Any, str]:
+    """The code of a function, with its file: `==` of code leaves that out."""
+    return value.code, "" if value.code is None else value.code.co_filename
+
+
+def _have_same_parts(left: Snapshot, right: Snapshot, compare: Any) -> bool:
+    ours, theirs = left.parts, right.parts
+    return ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
+
+
+class Change(NamedTuple):
+    """A place inside of two values where they differ."""
+
+    key: Any  # the outermost on the way
+    name: str  # the whole way: `f.factor`, `config['rate']`
+    old: Any
+    new: Any
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        where = self.name.lstrip(".") + (" (changed in place)" if self.in_place else "")
+        if self.old is ABSENT or self.new is ABSENT:
+            return f"{where}: {f'{self.new!r} added' if self.old is ABSENT else f'{self.old!r} removed'}"
+        old, new = short_text(self.old), short_text(self.new)
+        return f"{where}: {f'another {new}' if old == new else f'{old} -> {new}'}"
+
+
+def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
+    """The innermost places where two values differ, those that one object changed in place last.
+
+    What a list, dict or set holds may have been changed by the trace itself. Where such a container seems to be one
+    object, that is only said to have changed if its owner lives: else its number may be that of another one.
+    """
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
+        return []
+    found: list[Change] = []
+    for key in dict.fromkeys((*left.parts, *right.parts)):
+        old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
+        one = isinstance(old, Snapshot) and isinstance(new, Snapshot) and old.is_object_of(new)
+        lives = alive or left.is_alive
+        is_unknown = one and issubclass(old.kind, _CHANGEABLE) and not lives
+        if is_unknown or alike(old, new):
+            continue
+        name = str(key).strip("_") if isinstance(key, Part) and key.role == "option" else str(key)
+        for change in changes(old, new, alive=lives) or [Change(key, "", old, new)]:
+            inner = f".{change.name}" if change.name and isinstance(change.key, Part) else change.name
+            found.append(Change(key, f"{name}{inner}", change.old, change.new, one or change.in_place))
+    return sorted(found, key=lambda change: change.in_place)
+
+
+# The cause
 
 
 def cause_of(left: Any, right: Any) -> Cause | None:
     """Why two values differ that may look alike; None where their texts say it all, or nothing is seen."""
     old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
-    cause = _of_classes(old, new) or _of_plain(old, new)
-    if cause is not None or not isinstance(old, Snapshot) or not isinstance(new, Snapshot) or old.kind is not new.kind:
-        return cause
-    for find in (_of_one_object, _of_wrappers, _of_functions, _of_methods, _of_partials, _of_objects):
-        cause = find(old, new)
-        if cause is not None:
-            return cause
-    text = alike_reason(*(value.value for value in (old, new))) if old.compared == "value" else ""
-    return Cause("same text", text) if text else None
-
-
-def _of_classes(old: Any, new: Any) -> Cause | None:
-    both_classes = isinstance(old, type) and isinstance(new, type)
-    a, b = (old, new) if both_classes else (_kind(old), _kind(new))
-    if a is b:
+    if any(isinstance(value, Snapshot) and _WRAPPED in value.parts for value in (old, new)):
+        return _of_wrappers(old, new)
+    kinds = [value.kind if isinstance(value, Snapshot) else type(value) for value in (old, new)]
+    if isinstance(old, type) and isinstance(new, type):
+        kinds = [old, new]
+    if kinds[0] is not kinds[1]:
+        return _of_classes(old, new, *kinds)
+    if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
+        return cause("nan", "NaN equals nothing, not even another NaN")
+    if not isinstance(old, Snapshot) or not isinstance(new, Snapshot):
         return None
+    found = changes(old, new)
+    if old.code is not None and new.code is not None:
+        return _of_functions(old, new, found)
+    if found and old.is_object_of(new) and new.is_alive:
+        return cause("changed in place", f"the same object, changed in place: {_listed(found)}")
+    if Part("function", "func") in old.parts:
+        return _of_partials(old, new, found)
+    if issubclass(old.kind, types.MethodType):
+        of_owner = [change._replace(name=change.name.removeprefix("self.")) for change in found if "." in change.name]
+        is_one = all(change.key.role == "object" for change in found)
+        return cause("other method", f"the same method of another object{_told(of_owner)}") if is_one else None
+    return _of_objects(old, new, found)
+
+
+def why_another(last: Any, this: Any) -> str:
+    """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
+    unseen = "another function object; no difference was seen in what it holds"
+    return cause_of(last, this) or (unseen if short_text(last) == short_text(this) else "")
+
+
+def _of_classes(old: Any, new: Any, a: type[Any], b: type[Any]) -> Cause | None:
     if (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
-        text = "its class statement ran twice, as in a notebook cell that runs again, a reloaded module or a function"
-        return Cause("class made twice", f"two classes are named {a.__qualname__}: {text}")
-    if both_classes or short_text(old) != short_text(new):
+        return cause("class made twice", alike_reason(a, b))
+    if isinstance(old, type) or short_text(old) != short_text(new):
         return None
     names = (a.__qualname__, b.__qualname__)
     if names[0] == names[1]:
         names = (f"{a.__module__}.{names[0]}", f"{b.__module__}.{names[1]}")
-    return Cause("other class", f"same text, but {' -> '.join(names)}")
+    return cause("other class", f"same text, but {' -> '.join(names)}")
 
 
-def _kind(value: Any) -> type[Any]:
-    return value.kind if isinstance(value, Snapshot) else type(value)
+_WRAPPED = Part("function", "__wrapped__")
 
 
-def _of_plain(old: Any, new: Any) -> Cause | None:
-    numbers = (float, complex)
-    if isinstance(old, numbers) and isinstance(new, numbers) and old != old and new != new:  # noqa: PLR0124  NaN
-        return Cause("nan", "NaN equals nothing, not even another NaN")
-    return None
-
-
-def _of_one_object(old: Snapshot, new: Snapshot) -> Cause | None:
-    if old.code is not None or not old.is_object_of(new) or not new.is_alive:
-        return None
-    found = changes(old, new)
-    return Cause("changed in place", f"the same object, changed in place: {_listed(found)}") if found else None
-
-
-# Functions, and what is made of them
-
-
-def _of_functions(old: Snapshot, new: Snapshot) -> Cause | None:
-    if old.code is None or new.code is None:
-        return None
-    if old.code != new.code or old.place != new.place:
-        if old.code.co_qualname != new.code.co_qualname:
-            return None
-        places = dict.fromkeys((old.place, new.place))
-        return Cause("other function", f"two functions, defined at {' and '.join(places)}")
-    is_optax = _OPTAX in old.code.co_filename.replace("\\", "/").split("/")
-    name: str = "optimiser made again" if is_optax else "function made again"
-    return Cause(name, f"made again by the same code ({old.place}){_about_function(old, new)}")
-
-
-def _about_function(old: Snapshot, new: Snapshot) -> str:
-    by_role: dict[str, list[Change]] = {}
-    for change in changes(old, new):
-        by_role.setdefault(change.key.role, []).append(change)
-    verbs = {"captured": ", which captured", "global": ", which reads the global", "attribute": ", with"}
-    said = [f"{verb} {_listed(by_role[role])}" for role, verb in verbs.items() if role in by_role]
-    if said:
-        return " and".join([said[0], *(text.removeprefix(", which").removeprefix(",") for text in said[1:])])
-    held = [key for key in new.parts if key.role in {"captured", "option", "function"}]
-    if held:
-        same = all(alike(old.parts.get(key), new.parts[key]) for key in held)
-        return f", which captured {'the same ' if same else ''}{', '.join(key.name for key in held)}"
-    read = [key.name for key in new.parts if key.role == "global"]
-    return f", which reads the global {', '.join(read)}" if read else ", which captures nothing"
-
-
-def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
-    if not issubclass(old.kind, types.MethodType):
-        return None
-    function, owner = Part("function", "__func__"), Part("object", "self")
-    if not alike(old.parts.get(function), new.parts.get(function)):
-        return None
-    return Cause(
-        "other method", f"the same method of another object{_with(changes(old.parts[owner], new.parts[owner]))}"
-    )
-
-
-def _of_partials(old: Snapshot, new: Snapshot) -> Cause | None:
-    function = Part("function", "func")
-    if function not in old.parts or function not in new.parts:
-        return None
-    ours, theirs = old.parts[function], new.parts[function]
-    names, others = ([key.name for key in side.parts if key != function] for side in (old, new))
-    made = f"a partial of {short_text(ours)} made again"
-    found = [change for change in changes(old, new) if change.key != function]
-    if sorted(names) != sorted(others):
-        found_text = f"with other arguments: {old.text} -> {new.text}"
-    elif found:
-        found_text = f"with {_listed(found)}"
-    elif not alike(ours, theirs):
-        return cause_of(ours, theirs)
-    elif names != others:
-        found_text = f"with keywords in another order: {', '.join(names)} -> {', '.join(others)}"
-    else:
-        same = all(alike(part, new.parts[key]) for key, part in old.parts.items())
-        found_text = "with the same arguments" if same else f"with {', '.join(names)}"
-    return Cause("partial made again", f"{made}, {found_text}")
-
-
-def _of_wrappers(old: Snapshot, new: Snapshot) -> Cause | None:
+def _of_wrappers(old: Any, new: Any) -> Cause | None:
     """Of what `jit`, `grad`, `vmap` and the like make of a function."""
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
-    if not outer and not others:
-        return None
-    is_one = _is_one(function, other)
+    are_objects = isinstance(function, Snapshot) and isinstance(other, Snapshot) and function.compared == "object"
+    is_one = function.is_object_of(other) if are_objects else alike(function, other)
     if not is_one and not alike(function, other):
         return cause_of(function, other)
-    decorated = why_decorated(
-        outer, others, "the same function" if is_one else "a function made again by the same code"
-    )
-    if decorated is not None or not is_one:
-        return decorated or cause_of(function, other)
-    names = ", ".join(map(_decorator, outer))
-    return Cause("wrapped again", f"the same function, wrapped again by {names}")
-
-
-def _is_one(left: Any, right: Any) -> bool:
-    """Whether two values are one, so that they are not why there are two of what was made of them."""
-    if isinstance(left, Snapshot) and isinstance(right, Snapshot) and left.compared == "object":
-        return left.is_object_of(right)
-    return alike(left, right)
+    which = "the same function" if is_one else "a function made again by the same code"
+    names, other_names = (", ".join(map(_decorator, wrappers)) or "none" for wrappers in (outer, others))
+    if names != other_names:
+        return cause("other decorators", f"{which} under other decorators: {names} -> {other_names}")
+    found = [change for pair in zip(outer, others, strict=True) for change in changes(*pair)]
+    options = [change._replace(name=change.name.rpartition(".")[2]) for change in found if change.key.role == "option"]
+    if options:
+        return cause("other decorators", f"{which}, decorated with {_listed(options)}")
+    return cause("wrapped again", f"{which}, wrapped again by {names}") if is_one else cause_of(function, other)
 
 
 def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
     """The wrappers around a function, the outermost first, and the function."""
     wrappers: list[Snapshot] = []
-    key = Part("function", "__wrapped__")
-    while isinstance(value, Snapshot) and key in value.parts:
+    while isinstance(value, Snapshot) and _WRAPPED in value.parts:
         wrappers.append(value)
-        value = value.parts[key]
+        value = value.parts[_WRAPPED]
     return wrappers, value
-
-
-def why_decorated(
-    left: Sequence[Snapshot], right: Sequence[Snapshot], function: str = "the same function"
-) -> Cause | None:
-    """How the wrappers around one function, or two that are alike, differ; None where they do not."""
-    names, others = (", ".join(map(_decorator, wrappers)) or "none" for wrappers in (left, right))
-    if names != others:
-        return Cause("other decorators", f"{function} under other decorators: {names} -> {others}")
-    pairs = zip(left, right, strict=True)
-    options = [change for pair in pairs for change in changes(*pair) if change.key.role == "option"]
-    found = [change._replace(name=change.name.rpartition(".")[2]) for change in options]
-    return Cause("other decorators", f"{function}, decorated with {_listed(found)}") if found else None
 
 
 def _decorator(wrapper: Snapshot) -> str:
@@ -226,58 +358,73 @@ def _decorator(wrapper: Snapshot) -> str:
     return name.partition(".")[0].strip("_")
 
 
-def why_another(last: Any, this: Any) -> str:
-    """How a function differs from an earlier one of its definition, for which `jit` keeps programs apart."""
-    (outer, function), (others, other) = _unwrapped(last), _unwrapped(this)
-    if not _is_one(function, other):
-        unseen = "another function object; no difference was seen in what it holds"
-        return cause_of(function, other) or (unseen if short_text(function) == short_text(other) else "")
-    again = Cause("wrapped again", "the same function, decorated and jitted again")
-    return why_decorated(outer, others) or again
+def _of_functions(old: Any, new: Any, found: Sequence[Change]) -> Cause | None:
+    code: types.CodeType = old.code
+    if _definition(old) != _definition(new):
+        places = " and ".join(dict.fromkeys(map(place_of, (code, new.code))))
+        text = f"two functions, defined at {places}"
+        return cause("other function", text) if code.co_qualname == new.code.co_qualname else None
+    about = _told(found)
+    if not about:
+        held = [key for key in new.parts if key.role == "captured"]
+        read = [key.name for key in new.parts if key.role == "global"]
+        same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in held) else ""
+        about = f", which reads the global {', '.join(read)}" if read else ", which captures nothing"
+        about = f", which captured {same}{', '.join(key.name for key in held)}" if held else about
+    is_optax = "optax" in code.co_filename.replace("\\", "/").split("/")
+    name = "optimiser made again" if is_optax else "function made again"
+    return cause(name, f"made again by the same code ({place_of(code)}){about}")
 
 
-# Objects
+def place_of(code: types.CodeType) -> str:
+    """`train.py:12`, where code is defined."""
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
-def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
+def _of_partials(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause | None:
+    function = Part("function", "func")
+    names, others = ([key.name for key in side.parts if key != function] for side in (old, new))
+    arguments = [change for change in found if change.key != function]
+    if sorted(names) != sorted(others):
+        about = f", with other arguments: {old.text} -> {new.text}"
+    elif arguments:
+        about = _told(arguments)
+    elif not alike(old.parts[function], new.parts[function]):
+        return cause_of(old.parts[function], new.parts[function])
+    elif names != others:
+        about = f", with keywords in another order: {', '.join(names)} -> {', '.join(others)}"
+    else:
+        about = ", with the same arguments" if alike(old, new) else f", with {', '.join(names)}"
+    return cause("partial made again", f"a partial of {short_text(old.parts[function])} made again{about}")
+
+
+def _of_objects(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause | None:
     kind: Any = old.kind
-    found = changes(old, new)
+    about = f"; here {_listed(found)}" if found else ""
     if old.compared == "value":
-        by_attributes = Cause("other attributes", f"here {_listed(found)}") if found and old.text == new.text else None
-        return _of_answer(old, new) or by_attributes
+        if same(old, new) and hash(old.value) != hash(new.value):
+            return cause("unequal hashes", f"{kind.__qualname__}.__eq__ says equal, and their hashes differ")
+        if old.text != new.text:
+            return None
+        text = f"another {kind.__qualname__} with the same text"
+        return cause("other attributes", about[2:]) if about else cause("same text", text)
     is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__  # and not kept by its values
     if old.compared != "object" or not is_one_each or old.is_object_of(new) or kind.__module__.startswith("jax"):
         return None
-    text = f"{kind.__qualname__} has no __eq__, so each instance is a value of its own"
-    if found:
-        return Cause("identity", f"{text}; here {_listed(found)}")
-    same = bool(old.parts) and alike(old, new)
-    return Cause("identity", f"{text}; the attributes of these two are the same" if same else text)
+    if not found and old.parts and alike(old, new):
+        about = "; the attributes of these two are the same"
+    return cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{about}")
 
 
-def _of_answer(old: Snapshot, new: Snapshot) -> Cause | None:
-    """What `==` and `hash` say, of values whose class has its own."""
-    try:
-        equal = bool(old.value == new.value)
-    except Exception as error:  # noqa: BLE001  a user's `__eq__`
-        text = " ".join(str(error).split())[:LENGTH]
-        return Cause("no answer", f"== between them gives no answer: {type(error).__name__}: {text}")
-    if equal and _hash(old.value) != _hash(new.value):
-        return Cause("unequal hashes", f"{old.kind.__qualname__}.__eq__ says equal, and their hashes differ")
-    return None
-
-
-def _hash(value: Any) -> int | None:
-    try:
-        return hash(value)
-    except Exception:  # noqa: BLE001  a user's `__hash__`
-        return None
-
-
-def _with(found: Sequence[Change]) -> str:
-    return f", with {_listed(found)}" if found else ""
+def _told(found: Iterable[Change]) -> str:
+    """`, which captured factor: 1.0 -> 2.0`: changes in the words for what they are in, nothing if there are none."""
+    verbs = {"captured": "which captured", "global": "which reads the global"}
+    by_verb: dict[str, list[Change]] = {}
+    for change in found:
+        by_verb.setdefault(verbs.get(change.key.role, "with"), []).append(change)
+    texts = [f"{verb} {_listed(by_verb[verb])}" for verb in (*verbs.values(), "with") if verb in by_verb]
+    return f", {' and '.join(texts)}" if texts else ""
 
 
 def _listed(found: Iterable[Change]) -> str:
-    """The first changes; those in place last, since the trace itself may have made them."""
-    return first_names(map(str, sorted(found, key=lambda change: change.in_place)), _SHOWN)
+    return first_names(map(str, found), _SHOWN)

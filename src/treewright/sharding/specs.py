@@ -67,6 +67,9 @@ class MeshRules:
             for name, axes in self._axes.items()
         }
         self._used: set[Hashable] = set()
+        named = {axis for axes in self._axes.values() for axis in axes}
+        self.absent = tuple(sorted(named - self.sizes.keys()))  # the mesh axes that the mesh does not have
+        self.all_absent = bool(named) and len(named) == len(self.absent)
         guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
         misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
         if misspelt:
@@ -76,17 +79,6 @@ class MeshRules:
                 f"is an axis of another mesh, give it a name that is less like those of this one."
             )
         self._fits: dict[tuple[Any, ...], Fit] = {}
-
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """The mesh axes that the rules name and the mesh does not have."""
-        return tuple(sorted({axis for axes in self._axes.values() for axis in axes if axis not in self.sizes}))
-
-    @property
-    def all_absent(self) -> bool:
-        """Whether there are several devices, and the rules name mesh axes of which none is in the mesh."""
-        named = {axis for axes in self._axes.values() for axis in axes}
-        return math.prod(self.sizes.values()) > 1 and bool(named) and named.isdisjoint(self.sizes)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -235,7 +227,7 @@ def fitted_leaves(
             f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
             ShardingWarning,
         )
-    if whole and rules.all_absent:
+    if whole and rules.all_absent and math.prod(rules.sizes.values()) > 1:
         warn_user(
             f"The mesh has none of the axes that the rules name ({', '.join(rules.absent)}), so every device holds all "
             f"of each array. The mesh has {axes_text(rules.sizes)}. Name its axes in the rules, or None for an array "

@@ -83,7 +83,9 @@ def saved(state: State, folder: Path) -> State:
         manager.save(3, state, metrics={"loss": 1.0}, items={"batches": 1})
         assert_type(manager.items(3), dict[str, Any])
         newest = manager.restore_latest_valid(like=state)
-        print(newest and newest.tree.params.w)
+        start, state = (newest.step, newest.tree) if newest else (0, state)
+        assert_type(state, State)
+        assert_type(start, int)
         try:
             return manager.restore(like=state)
         except CheckpointMismatchError as error:

@@ -82,14 +82,9 @@ class Given:
 
     g0: str
     g1: int | None
-    g7: np.dtype[Any]
     g10: Callable[[int], int]
     g13: tuple[int, ...]
-    g16: frozenset[str]
-    g25: Frozen
-    g29: Node
     g31: Optimizer
-    g34: FrozenMapping[str, int]
     b0: list[int]
     b1: dict[str, int]
     b6: np.ndarray[Any, Any]
@@ -107,33 +102,18 @@ if TYPE_CHECKING:
         f0: str = static(default_factory=lambda: given.g0)
         d1: int | None = static(default=given.g1)
         f1: int | None = static(default_factory=lambda: given.g1)
-        d7: np.dtype[Any] = static(default=given.g7)
-        f7: np.dtype[Any] = static(default_factory=lambda: given.g7)
         d10: Callable[[int], int] = static(default=given.g10)
         f10: Callable[[int], int] = static(default_factory=lambda: given.g10)
         d13: tuple[int, ...] = static(default=given.g13)
         f13: tuple[int, ...] = static(default_factory=lambda: given.g13)
-        d16: frozenset[str] = static(default=given.g16)
-        f16: frozenset[str] = static(default_factory=lambda: given.g16)
-        d25: Frozen = static(default=given.g25)
-        f25: Frozen = static(default_factory=lambda: given.g25)
-        d29: Node = static(default=given.g29)
-        f29: Node = static(default_factory=lambda: given.g29)
         d31: Optimizer = static(default=given.g31)
         f31: Optimizer = static(default_factory=lambda: given.g31)
-        d34: FrozenMapping[str, int] = static(default=given.g34)
-        f34: FrozenMapping[str, int] = static(default_factory=lambda: given.g34)
 
     Static(given.g0)
     Static(given.g1)
-    Static(given.g7)
     Static(given.g10)
     Static(given.g13)
-    Static(given.g16)
-    Static(given.g25)
-    Static(given.g29)
     Static(given.g31)
-    Static(given.g34)
 
 
 assert_type(Static[tuple[int, ...]]((1, 2)).value, tuple[int, ...])
