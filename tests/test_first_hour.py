@@ -14,6 +14,8 @@ import pytest
 import treewright
 from treewright.errors import missing_extra
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 import traceback, jax, jax.numpy as jnp
 from treewright import Module

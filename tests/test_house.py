@@ -24,17 +24,16 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Names at module level that may change all the same, as "module.name".
 MUTABLE_STATE = {
-    # Locks, and the newest class of each name, so that a cell that runs again replaces its exported class.
-    *("_core.definition._MAKING", "_core.registration._LATEST"),
+    # The latest class of each name, to see that one is made again.
+    "_core.definition._LATEST",
     # What is found once: code never changes, and neither does what a version of JAX has.
     *(
         "_core.functions._code_key",
         "_core.functions.code_key",
         "_core.functions.code_reads",
-        "retrace.jax_private._RELAY",
         "retrace.jax_private._names_of_settings",
     ),
-    *("retrace.jax_private.capabilities", "retrace.jax_private.tells_of_compilations"),
+    *("retrace.jax_private.reads_calls", "retrace.jax_private.tells_of_compilations"),
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

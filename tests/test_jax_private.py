@@ -19,6 +19,7 @@ from treewright._core import jax_private as _jax
 # Untyped and young
 
 
+@pytest.mark.slow
 def test_without_a_public_name_of_jax_the_import_fails() -> None:
     program = """
 import jax, sys

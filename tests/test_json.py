@@ -72,6 +72,7 @@ def test_a_value_comes_back_from_its_form(value: Any) -> None:
     assert repr(back) == repr(value)
 
 
+@pytest.mark.slow
 def test_the_elements_of_a_set_are_written_in_one_order_in_each_process() -> None:
     source = "from treewright._json import encode; print(encode(frozenset({'a', 'b', 'c', 1, (2, None)})))"
     texts = {

@@ -175,15 +175,6 @@ def test_an_output_that_is_a_part_of_the_state_outlives_the_next_call() -> None:
     assert np.asarray(outputs).tolist() == [[1, 0, 7], [2, 1, 7], [3, 2, 7]]
 
 
-def test_the_memory_of_numpy_arrays_is_left_alone() -> None:
-    array = np.zeros(64, np.float32)
-    run = loop(count, {"a": array})
-    run()
-    run()
-
-    assert not array.any()
-
-
 @jax.tree_util.register_pytree_node_class
 class Fragile:
     """An output that JAX can't put together while `broken`: an error that comes when the step has been computed."""

@@ -87,9 +87,8 @@ TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, adopt
-    from treewright._core.converters import AsArray, Converted, Converter
     from treewright._core.definition import Static, pytree_dataclass
-    from treewright._core.fields import StaticValue, buffer, field, static
+    from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
@@ -117,8 +116,7 @@ else:
         homes = {
             "_loop": ("loop",),
             "_core.definition": ("Static", "pytree_dataclass"),
-            "_core.converters": ("AsArray", "Converted", "Converter"),
-            "_core.fields": ("StaticValue", "buffer", "field", "static"),
+            "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
             "_core.registration": ("register_dataclass",),

@@ -24,10 +24,10 @@ import numpy as np
 from treewright._core import functions as inspected
 from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenArray, FrozenMapping
-from treewright._core.functions import found_at, import_path, innermost, is_cached_property, state_of
+from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import is_key_dtype
-from treewright._core.kinds import DATACLASS, FAMILIES, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.kinds import FAMILIES, KINDS, Kind, is_namedtuple, kind_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 
@@ -44,11 +44,6 @@ _LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_para
 # Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
 
 
-def _node_parts(node: Any) -> tuple[Any, ...]:
-    children, statics = flat_form(node)
-    return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
-
-
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
     if not isinstance(cls, type) or not hasattr(cls, "__node_spec__"):
         raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not a node")
@@ -59,7 +54,6 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
     return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
 
 
-_NODE = Kind("node", _node_parts, _make_node)
 _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
         list: Kind("list", list, lambda *items: list(items)),
@@ -67,17 +61,11 @@ _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
         set: Kind("set", set, lambda *items: set(items)),
     }
 )
+_FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
+_KINDS = (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN)
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {
-        kind.name: kind.make
-        for kind in (
-            *(*KINDS.values(), *FAMILIES, *_OF_OTHERS.values()),
-            *(FrozenMapping._kind_, FrozenArray._kind_, _NODE),
-        )
-        if kind.make is not None
-    }
+    {"node": _make_node} | {kind.name: kind.make for kind in _KINDS if kind.make is not None}
 )
-_UNORDERED = frozenset({"frozenset", "set"})
 _OF_CLASS = frozenset({"enum", "namedtuple", "dataclass", "node"})  # whose first part is a class
 
 
@@ -94,60 +82,47 @@ def encode(value: Any, *, describe: bool = False) -> Form:
     Raises:
         StaticSerializationError: If a part has no exact form, unless it is described.
     """
-    return _Encoder(described if describe else _refuse).encode(value)
-
-
-def _refuse(value: Any) -> Form:
+    cls = type(value)
+    is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
+    if cls in _PLAIN and is_plain:
+        return value
+    form = functools.partial(encode, describe=describe)
+    if hasattr(cls, "__node_spec__"):
+        return _form_of_node(value, form)
+    kind = kind_of(cls) or _OF_OTHERS.get(cls)
+    parts = None if kind is None or kind.make is None or _holds_more(value) else kind.parts(value)
+    if kind is not None and parts is not None and (kind.name not in _OF_CLASS or import_path(cls) is not None):
+        is_set = isinstance(value, set | frozenset)
+        return [kind.name, *(sorted(map(form, parts), key=json.dumps) if is_set else map(form, parts))]
+    path = import_path(value)
+    if path is not None:
+        return ["name", ":".join(path)]
+    if describe:
+        return described(value)
     raise StaticSerializationError(
         f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
         f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
     )
 
 
-class _Encoder:
-    """One walk through a value; `opaque` gives the form of what has no exact one."""
-
-    def __init__(self, opaque: Callable[[Any], Form]) -> None:
-        self.opaque = opaque
-
-    def encode(self, value: Any) -> Form:
-        cls = type(value)
-        is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
-        if cls in _PLAIN and is_plain:
-            return value
-        if hasattr(cls, "__node_spec__"):
-            return self.node(value)
-        kind = kind_of(cls) or _OF_OTHERS.get(cls)
-        parts = None if kind is None or kind.make is None or _holds_more(kind, value) else kind.parts(value)
-        if kind is None or parts is None or (kind.name in _OF_CLASS and self.name(cls) is None):
-            return self.name(value) or self.opaque(value)
-        if kind.name in _UNORDERED:
-            return [kind.name, *sorted(map(self.encode, parts), key=json.dumps)]
-        return [kind.name, *map(self.encode, parts)]
-
-    def node(self, node: Any) -> Form:
-        """Its class, its statics, with their fields in the error for one that has no form, and its children."""
-        cls, statics, *children = _node_parts(node)
-        forms: list[Form] = ["tuple"]
-        for name, value in statics:
-            try:
-                forms.append(["tuple", name, self.encode(value)])
-            except StaticSerializationError as error:
-                raise StaticSerializationError(f"{cls.__qualname__}.{name}: {error}") from error
-        return ["node", self.encode(cls), forms, *map(self.encode, children)]
-
-    def name(self, value: Any) -> Form | None:
-        """`["name", "module:qualname"]`, if that leads back to this very object."""
-        path = import_path(value)
-        return None if path is None else ["name", ":".join(path)]
+def _form_of_node(node: Any, form: Callable[[Any], Form]) -> Form:
+    """Its class, its statics, with their fields in the error for one that has no form, and its children."""
+    children, statics = flat_form(node)
+    pairs: list[Form] = ["tuple"]
+    for name, value in zip(statics.names, statics.values, strict=True):
+        try:
+            pairs.append(["tuple", name, form(value)])
+        except StaticSerializationError as error:
+            raise StaticSerializationError(f"{type(node).__qualname__}.{name}: {error}") from error
+    return ["node", form(type(node)), pairs, *map(form, children)]
 
 
-def _holds_more(kind: Kind, value: Any) -> bool:
-    """Whether a value has attributes that its parts leave out."""
-    if kind not in {NAMEDTUPLE, DATACLASS} and type(value) is not functools.partial:
-        return False
-    fields = fields_of(value) if kind is DATACLASS else ()
-    return any(name not in fields and not is_cached_property(type(value), name) for name in state_of(value))
+def _holds_more(value: Any) -> bool:
+    """Whether a tuple, dataclass or partial has attributes that its parts leave out."""
+    cls = type(value)
+    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(cls) else ()
+    may = fields or is_namedtuple(cls) or cls is functools.partial
+    return bool(may) and any(name not in fields and not is_cached_property(cls, name) for name in state_of(value))
 
 
 # Describing
@@ -253,16 +228,12 @@ class _Description:
         return found
 
     def name(self, value: Any) -> str:
-        """The import path of a function or class, with a digest of code of the user's."""
+        """The import path of a function or class, with a digest of the code of a function of the user's."""
         module = str(getattr(value, "__module__", None))
         self.modules.add(module)
         name = f"{module}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-        if isinstance(value, type):
-            code = self.code_of_class(value)
-        else:
-            is_users = isinstance(value, types.FunctionType) and not inspected.library_made(value)
-            code = self.code(value.__code__) if is_users or "<" in name else ""
-        return f"{name}#{code}" if code else name
+        has_code = isinstance(value, types.FunctionType) and ("<" in name or not inspected.library_made(value))
+        return f"{name}#{self.code(value.__code__)}" if has_code else name
 
     def code(self, code: types.CodeType) -> str:
         """A digest of what code does, which is the same in each process and wherever its file lies."""
@@ -270,27 +241,6 @@ class _Description:
             self.code(each) if isinstance(each, types.CodeType) else self.alone(each) for each in code.co_consts
         ]
         return _digest(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
-
-    def code_of_class(self, cls: type[Any]) -> str:
-        """A digest of the functions that the user wrote into a class."""
-        members = [
-            (name, innermost(value.fget if isinstance(value, property) else value))
-            for base in cls.__mro__
-            if not inspected.library_object(base) and not inspected.of_python(base)
-            for name, value in list(vars(base).items())
-        ]
-        codes = [
-            (name, self.code(function.__code__))
-            for name, function in members
-            if isinstance(function, types.FunctionType) and not _is_generated(function)
-        ]
-        return _digest(repr(sorted(codes))) if codes else ""
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Whether `dataclasses`, `NamedTuple` or Treewright wrote it for a class of the user's."""
-    written = function.__code__.co_qualname.startswith("__create_fn__.")
-    return written or function.__code__.co_filename.startswith("<treewright: ") or inspected.library_made(function)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -338,10 +288,7 @@ def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, 
     Raises:
         StaticSerializationError: If the form can't be read, or names something elsewhere, or is a description.
     """
-    return _decode(form, find or (_find_imported if modules is None else _finder(modules)))
-
-
-def _decode(form: Form, find: Find) -> Any:
+    find = find or _finder(modules)
     if type(form) in _PLAIN:
         return form
     if type(form) is not list or not form or type(form[0]) is not str:
@@ -354,7 +301,7 @@ def _decode(form: Form, find: Find) -> Any:
             f"{cut_text(repr(name))} is not a kind of static value that this version of Treewright knows."
         )
     try:
-        return find(str(parts[0])) if name == "name" else _MAKERS[name](*[_decode(part, find) for part in parts])
+        return find(str(parts[0])) if name == "name" else _MAKERS[name](*[decode(part, find=find) for part in parts])
     except (StaticSerializationError, RecursionError):
         raise
     except Exception as error:  # whoever forges a file finds them all
@@ -362,29 +309,24 @@ def _decode(form: Form, find: Find) -> Any:
         raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
 
 
-def _find_imported(name: str) -> Any:
-    module, _, qualname = name.partition(":")
-    value = found_at(module, qualname)
-    if value is None:
-        raise StaticSerializationError(
-            f"{name} was not found. The program needs it as a static value: import {module} before reading it."
-        )
-    return value
-
-
-def _finder(modules: Iterable[str | types.ModuleType]) -> Find:
-    names = {each if isinstance(each, str) else each.__name__ for each in modules}
+def _finder(modules: Iterable[str | types.ModuleType] | None) -> Find:
+    """A function that finds a class or function by its name in some modules, or in all that are imported."""
+    names = {each if isinstance(each, str) else each.__name__ for each in modules or ()}
     for each in names:
         importlib.import_module(each)
 
     def find(name: str) -> Any:
         module, _, qualname = name.partition(":")
-        allowed = module == "builtins" or any(module == each or module.startswith(f"{each}.") for each in names)
-        value = found_at(module, qualname) if allowed else None
-        if value is None:
+        is_inside = module == "builtins" or any(module == each or module.startswith(f"{each}.") for each in names)
+        value = found_at(module, qualname) if is_inside or modules is None else None
+        if value is not None:
+            return value
+        if modules is None:
+            why = f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+        else:
             listed = ", ".join(sorted(names)) or "none"
-            raise StaticSerializationError(f"{name!r} is in none of the modules that may be used ({listed}).")
-        return value
+            why = f"{name!r} is in none of the modules that may be used ({listed})."
+        raise StaticSerializationError(why)
 
     return find
 
@@ -403,7 +345,7 @@ def shown(form: Form) -> str:
         return str(parts[0]) if kind == "described" else parts[0].replace(":", ".").removeprefix("builtins.")
     if kind in _MAKERS and kind not in _OPENED:
         with contextlib.suppress(StaticSerializationError):
-            return text(_decode(form, _find_imported))
+            return text(decode(form))
     name = shown(parts.pop(0)) if kind in _OF_CLASS else kind
     if kind == "node":
         parts = [*parts[0][1:], *parts[1:]]

@@ -212,7 +212,24 @@ def largest_difference(printed: str) -> float:
     return max(map(float, re.findall(DIFFERENCE, printed)))
 
 
-def test_digits_sharded_has_the_parameters_of_one_device_and_is_restored_on_fewer(run: Run, tmp_path: Path) -> None:
+def test_digits_sharded_has_the_parameters_of_one_device_and_is_restored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    from examples import digits_sharded
+
+    # Here, over the four devices that all tests see.
+    digits_sharded.work("tensor", argparse.Namespace(steps=4, save=tmp_path, restore=None))
+    digits_sharded.work("tensor", argparse.Namespace(restore=tmp_path))
+    printed = capsys.readouterr().out
+
+    assert "tensor: 4 steps on 4 devices in 1 processes" in printed
+    assert "every leaf where it belongs: True" in printed
+    assert largest_difference(printed) <= 1e-5  # another model is off by 1e-3
+
+
+@pytest.mark.exhaustive
+def test_digits_sharded_that_two_processes_have_saved_is_restored_on_fewer_devices(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
 
     saved = run("digits_sharded", "--layout", "tensor", "--processes", 2, "--steps", 4, "--save", tmp_path)

@@ -14,6 +14,8 @@ import pytest
 from examples import layers
 from treewright import replace
 
+pytestmark = pytest.mark.slow
+
 KEY, OTHER = jax.random.split(jax.random.key(0))
 PAGE = Path(__file__).parents[2] / "docs" / "layers-to-copy.md"
 

@@ -121,7 +121,7 @@ COLUMNS: dict[str, Callable[[str], Any]] = {
 REFUSALS = (
     r"Mixed is a subclass of the node class \w+ and is not decorated itself",
     r"Mixed is registered with JAX already",
-    r"mutable default <class '.*FieldView'> for field y is not allowed",
+    r"y is a field of a node class, and a node class is a dataclass already",
     r"cannot inherit non-frozen dataclass from a frozen one",
     r"an unfinished Mixed: no __init__ of a node has run",
 )

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import count_traces, trace_counts
-from treewright import Module, TrainState, static
+from tests.conftest import trace_counts
+from treewright import Module, static
 
 optax = pytest.importorskip("optax")
 
@@ -301,43 +301,6 @@ def test_the_exceptions_are_compared_by_identity(name: str) -> None:
 
 PARAMS = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 GRADS = {"kernel": jnp.full((2, 2), 0.1), "bias": jnp.full(2, 0.1)}
-CHANGED: dict[str, str] = {
-    **dict(adamw="mask", add_noise="key", chain="args", freeze="mask", inject_hyperparams="inner_factory"),
-    **dict(join_schedules="boundaries", masked="mask", multi_transform="param_labels", named_chain="args"),
-    **dict(piecewise_constant_schedule="boundaries_and_scales", selective_transform="freeze_mask"),
-    **dict(sgdr_schedule="cosine_kwargs", warmup_cosine_decay_schedule="decay_steps"),
-    **dict(warmup_exponential_decay_schedule="decay_rate"),
-    "contrib.dpsgd": "learning_rate",
-    "contrib.muon": "weight_decay_mask",
-}
-TRAINED: dict[str, tuple[str, Maker, str]] = {
-    **{name: (name, dict, changed) for name, changed in CHANGED.items()},
-    "adam of an array": ("adam", lambda: {"learning_rate": jnp.asarray(0.5)}, "b1"),
-    "adam of a schedule": ("adam", lambda: {"learning_rate": falling()}, "b1"),
-    "labels": ("multi_transform", lambda: {"param_labels": lambda _: {"kernel": "a", "bias": "b"}}, "transforms"),
-}
-
-
-@pytest.mark.parametrize("case", TRAINED)
-def test_a_training_step_is_traced_once_for_an_optimiser_that_is_built_for_each_state(case: str) -> None:
-    name, given, parameter = TRAINED[case]
-    factory = ALL.get(name) or pytest.skip(f"this optax has no {name}")
-    # Gradients of dpsgd have an axis of examples.
-    grads = jax.tree.map(lambda leaf: leaf[None], GRADS) if name == "contrib.dpsgd" else GRADS
-
-    def update(state: TrainState) -> Any:
-        return state.tx.update(grads, state.tx.init(state.params), state.params)[0]
-
-    def state(changed: str = "") -> TrainState:
-        tx = factory.build(changed=changed, given=given())
-        return TrainState(step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=None)
-
-    step = jax.jit(counted := count_traces(update))
-    jax.tree.map(np.testing.assert_array_equal, step(state()), step(state()))
-    assert counted.count == 1
-
-    jax.eval_shape(step, state(parameter))
-    assert counted.count == 2
 
 
 HOLDING = [(name, p) for name in BUILDABLE for p in ALL[name].changeable() if {p, f"{name}.{p}"} & {*CONTAINERS}]

@@ -190,24 +190,6 @@ def test_an_annotation_that_cannot_be_read_is_refused_with_class_and_field(text:
 
 
 @since_3_14
-def test_an_explicit_annotate_that_raises_is_refused_with_the_class() -> None:
-    source = "class C:\n    def __annotate__(format):\n        return {'x': 1 / 0}\nC = node(C)\n"
-
-    made = seen(source, as_node, "annotated")["made"]
-
-    assert made.startswith("NodeDefinitionError: C: the annotation can't be read: evaluating it raised ZeroDivisionErr")
-
-
-@since_3_14
-def test_an_unknown_converter_is_refused_without_quotes_too() -> None:
-    source = "@node\nclass C:\n    x: AsArray\n"
-
-    made = seen(source, as_node, "annotated")["made"]
-
-    assert "C.x: the annotation 'AsArray' can't be resolved when the class is made" in made
-
-
-@since_3_14
 def test_an_unknown_part_leaves_the_converter_of_an_annotation() -> None:
     source = (
         "from treewright import Converter\n@node\nclass C:\n    x: Annotated[Later, Converter(float)]\nx = C(3).x\n"

@@ -133,6 +133,7 @@ def test_another_error_of_a_method_is_left_alone() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_layer_of_another_library_that_jit_would_refuse_is_to_be_adopted() -> None:
     eqx = pytest.importorskip("equinox")

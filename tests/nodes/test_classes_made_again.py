@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 
 import treewright
 from treewright import TrainState, replace
+from treewright.errors import NodeDefinitionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +55,37 @@ def reload(module: Any, **values: Any) -> Any:
     module.path.write_text(SOURCE.format(**values))
     importlib.invalidate_caches()
     return importlib.reload(module)
+
+
+def test_on_the_class_a_field_is_its_view() -> None:
+    class Net(treewright.Module):
+        x: Any
+        y: Any = 2.0
+
+    assert (type(Net.x).__name__, type(Net.y).__name__) == ("FieldView", "FieldView")
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": True}])
+def test_dataclass_above_a_node_class_is_refused_in_clear_words(options: dict[str, bool]) -> None:
+    class Net(treewright.Module):
+        x: Any
+        y: Any = 2.0
+
+    @treewright.pytree_dataclass
+    class Data:
+        x: Any
+
+    class Below(Data):
+        x: Any
+
+    for cls in (Net, Data, Below):
+        with pytest.raises(NodeDefinitionError) as caught:
+            dataclasses.dataclass(**options)(cls)
+        assert str(caught.value) == (
+            "x is a field of a node class, and a node class is a dataclass already. Drop @dataclass, or put "
+            "@pytree_dataclass in its place above a subclass of a decorated class."
+        )
+    assert jax.tree.leaves([Net(1.0), Data(3.0)]) == [1.0, 2.0, 3.0]
 
 
 def update_class(old: type[Any], new: type[Any]) -> None:

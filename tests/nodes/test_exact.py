@@ -8,7 +8,6 @@ import enum
 import fractions
 import functools
 import itertools
-import operator
 import pathlib
 import types
 import uuid
@@ -243,9 +242,6 @@ SAME: dict[str, Callable[[], Any]] = {
     "partial": lambda: functools.partial(note, 1, sep=Decimal(2)),
     "partial of a lambda": lambda: functools.partial(lambda x, y: x, y=(1,)),
     "partial of a partial": lambda: functools.partial(functools.partial(note, 1), 2),
-    "itemgetter": lambda: operator.itemgetter(1, "a"),
-    "attrgetter": lambda: operator.attrgetter("a.b"),
-    "methodcaller": lambda: operator.methodcaller("reshape", (2, 3), order="C"),
     "jitted lambda": lambda: jax.jit(lambda x: x + 1, static_argnums=0),
     "mapped, differentiated and checkpointed lambda": lambda: jax.vmap(jax.grad(jax.checkpoint(lambda x: x * x))),
     "initialiser": lambda: jax.nn.initializers.variance_scaling(0.1, "fan_in", "normal"),
@@ -305,7 +301,6 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "file of a function": tuple(eval(compile("lambda x: x", name, "eval")) for name in ("a.py", "b.py")),
     "attributes of a function": (documented(), with_attributes(documented(), rate=1)),
     "options of jit": (jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 1, static_argnums=0)),
-    "itemgetters": (operator.itemgetter(1), operator.itemgetter(True)),
     "scale of an initialiser": (jax.nn.initializers.normal(0.1), jax.nn.initializers.normal(0.2)),
     "order of a union": (int | float, float | int),
     "types in a parametrised type": (TUPLE[1], TUPLE[True]),

@@ -165,39 +165,44 @@ def test_an_array_anywhere_in_a_default_is_refused(default: Any, what: str) -> N
     )
 
 
-# Arrays in the body
+# Values in the body without an annotation
 
 
 @pytest.mark.parametrize(
-    ("value", "what", "kind"),
+    ("value", "found", "kind"),
     [
-        (jnp.ones(3), "is an array, f32[3]", "jax.Array"),
-        (np.ones(3), "is an array, f64[3](numpy)", "ndarray"),
-        (jax.random.key(0), "is an array, key<fry>[]", "jax.Array"),
-        ([jnp.ones(3)], "is a list that holds an array, f32[3]", "list"),
-        (Inner(jnp.ones(3)), "is a Inner that holds an array, f32[3]", "Inner"),
-        (eqx.nn.LayerNorm(2), "is a LayerNorm that holds an array, f32[2]", "LayerNorm"),
+        (jnp.ones(3), "an array, f32[3],", "jax.Array"),
+        (np.ones(3), "an array, f64[3](numpy),", "ndarray"),
+        (jax.random.key(0), "an array, key<fry>[],", "jax.Array"),
+        ([jnp.ones(3)], "a list that holds f32[3]", "list"),
+        (Inner(jnp.ones(3)), "a Inner that holds f32[3]", "Inner"),
+        (eqx.nn.LayerNorm(2), "a LayerNorm that holds f32[2]", "LayerNorm"),
+        ([], "a list", "list"),
+        ({1: jnp.ones(3), "a": 2}, "a dict", "dict"),  # which is not a tree
+        ({2}, "a set", "set"),
+        (CYCLIC, "a list", "list"),
     ],
 )
-def test_an_array_without_an_annotation_is_refused(value: Any, what: str, kind: str) -> None:
+def test_what_all_instances_would_share_is_refused_without_an_annotation(value: Any, found: str, kind: str) -> None:
     assert refused(w=value) == (
-        f"Net.w {what}, and is not a field: no leaf of an instance, never trained, and a constant in what jit "
-        f"compiles. Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if a constant "
-        f"is meant."
+        f"Net.w is {found} without an annotation, so it is not a field: all instances share it, and what it holds is a "
+        f"constant in what jit compiles.\n"
+        f"  Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if that is meant."
     )
     for annotation in (ClassVar, ClassVar[Any], "ClassVar[jax.Array]", "ClassVar[Unknown]"):
-        for cls in classes(__annotations__={"w": annotation}, w=value):
-            assert jax.tree.leaves(cls()) == []
+        module, decorated = classes(__annotations__={"w": annotation}, w=value)
+        below = [type("Below", (module,), {"w": value}), pytree_dataclass(type("Below", (decorated,), {"w": value}))]
+        assert jax.tree.leaves([cls() for cls in (module, decorated, *below)]) == []
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        *(eqx.nn.Identity(), (1.0, "a", None), np.float32(1.0), Static("train"), Inner(2.0), freeze(np.ones(3))),
-        *(jax.eval_shape(lambda: jnp.ones(3)), CYCLIC, {1: jnp.ones(3), "a": 2}, jnp.tanh, jax.Array),
+        *(2.0, "relu", (1.0, "a", None), np.float32(1.0), frozenset({1}), Static("train"), Inner(2.0)),
+        *(freeze(np.ones(3)), eqx.nn.Identity(), jax.eval_shape(lambda: jnp.ones(3)), jnp.tanh, jax.Array),
     ],
 )
-def test_what_holds_no_array_or_is_no_tree_needs_no_annotation(value: Any) -> None:
+def test_a_constant_of_the_class_needs_no_annotation(value: Any) -> None:
     for cls in classes(w=value):
         assert jax.tree.leaves(cls()) == []
 

@@ -277,6 +277,7 @@ def test_a_config_that_can_change_is_refused_with_the_call_that_makes_it_static(
         Layer(1, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
 def test_a_tracer_is_refused_and_does_not_outlive_its_trace(transform: Callable[[Any], Any]) -> None:
     class Example(Module):

@@ -108,17 +108,6 @@ def test_a_place_that_is_part_of_the_type_is_named(old: Any, new: Any, reason: s
     assert details(explain(double, (old,), (new,)))[1].startswith(f"    {reason}")
 
 
-def test_each_argument_has_a_line_however_many_places_of_another_changed() -> None:
-    def tree(length: int) -> dict[str, Any]:
-        return {f"x{index}": f32(length, index + 1) for index in range(60)}
-
-    lines = str(explain(step, (tree(4), 1.0), (tree(3), jnp.ones(3)))).splitlines()
-
-    assert len(lines) == 52
-    assert lines[3] == "    batch: Python float -> float32[3]"
-    assert lines[-1] == "    ... and 71 more lines"
-
-
 def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
     def nested(tree: Any) -> Any:
         for _ in range(300):

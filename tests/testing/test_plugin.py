@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tomllib
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.test_house import ROOT
 from tests.test_import_cost import modules_added_by, packages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.slow
 
@@ -233,25 +225,6 @@ def test_the_fixture_gives_all_reports(pytester: pytest.Pytester) -> None:
 
 
 # Loading it
-
-
-def loads_jax(folder: Path, *plugins: str) -> bool:
-    """Whether a whole run of pytest, in a process of its own, has imported jax with these plugins."""
-    (folder / "test_it.py").write_text(
-        "import sys\n\ndef test_it():\n    assert 'treewright.testing.plugin' in sys.modules\n"
-        "    assert 'jax' not in sys.modules\n"
-    )
-    names = [option for name in plugins for option in ("-p", name)]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", *names]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode in {0, 1}, ended.stdout
-    assert "1 passed" in ended.stdout or "assert 'jax' not in" in ended.stdout, ended.stdout
-    return ended.returncode == 1
-
-
-def test_a_run_of_pytest_with_the_plugin_imports_no_jax(tmp_path: Path) -> None:
-    assert not loads_jax(tmp_path, "treewright.testing.plugin")
 
 
 def test_the_plugin_adds_a_handful_of_modules_to_pytest() -> None:

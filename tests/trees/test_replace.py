@@ -259,6 +259,7 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anythin
 # In programs
 
 
+@pytest.mark.slow
 def test_it_works_inside_transformations() -> None:
     def step(layer: Layer, x: Any) -> Layer:
         return replace(layer, kernel=layer.kernel * x, bias=x, width=5)

@@ -11,6 +11,8 @@ import pytest
 
 from treewright import Module, buffer, field, node_at, replace, split_key_like, stack, static, unstack
 
+pytestmark = pytest.mark.slow
+
 
 class Layer(Module):
     kernel: Any = field(converter=jnp.asarray)

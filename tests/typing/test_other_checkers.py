@@ -39,3 +39,28 @@ def test_a_program_that_trains_in_a_loop_and_saves_has_no_error(checker: str, ca
     program = (Path(__file__).parent / "cases" / case).read_text(encoding="utf-8")
 
     assert errors(checker, program, tmp_path) == {}
+
+
+ABSTRACT = """
+import abc
+from treewright import Module
+
+class Shape(Module):
+    size: float
+    @abc.abstractmethod
+    def area(self) -> float: ...
+
+class Square(Shape):
+    def area(self) -> float:
+        return self.size
+
+Square(2.0)
+Shape(2.0)
+"""
+
+
+@pytest.mark.parametrize("checker", ["ty", "pyrefly", pytest.param("basedpyright", marks=pytest.mark.exhaustive)])
+def test_an_abstract_module_is_refused_as_at_run_time(checker: str, tmp_path: Path) -> None:
+    assert list(errors(checker, ABSTRACT, tmp_path)) == [15]
+    with pytest.raises(TypeError, match="abstract"):
+        exec(ABSTRACT, {"__name__": __name__})

@@ -14,7 +14,6 @@ from treewright._core.functions import (
     state_of,
 )
 from treewright._core.instance import (
-    LEAVES,
     PAIR,
     Unfinished,
     check,
@@ -31,7 +30,6 @@ from treewright._core.module import Module
 from treewright._core.statics import Statics
 
 __all__ = [
-    "LEAVES",
     "PAIR",
     "FieldSpec",
     "FrozenArray",

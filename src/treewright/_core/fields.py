@@ -1,22 +1,28 @@
-"""Field specifiers, and specs: what a node class and each of its fields consist of."""
+"""Fields: `field`, `static`, `buffer`, annotations that convert, and specs, which sum up a class and its fields."""
 
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import dataclasses
+import functools
+import re
 import sys
 import types
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeAlias, overload
 
-from typing_extensions import TypeVar
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from typing_extensions import TypeAliasType, TypeVar
 
 from treewright._core.functions import public
+from treewright._core.misfits import annotation_text
 from treewright._core.statics import StaticTable
 from treewright._core.text import short_text
-
-if sys.version_info >= (3, 14):
-    pass
+from treewright.errors import NodeDefinitionError, StaticFieldError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -64,68 +70,56 @@ AxisNames: TypeAlias = tuple[str | None, ...]
 Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
-OPTIONS_KEY = "treewright"
+MISSING: Any = dataclasses.MISSING
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
 # decorator of theirs on a subclass.
-STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
-MISSING: Any = dataclasses.MISSING
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FieldOptions:
-    """What Treewright knows of a field beyond `dataclasses.Field`."""
-
-    kind: FieldKind = "child"
-    converter: Callable[[Any], Any] | None = None
-    compare: Compare = "value"
-    sharding: Sharding | None = None
-    stack: Stack | None = None
-    local: bool = False
-    doc: str | None = None
-    foreign: bool = False  # marked by metadata alone, as other libraries do it
-
-
-def options_of(field: "dataclasses.Field[Any]") -> FieldOptions | None:
-    """The options that a specifier wrote, or None for a field without one.
-
-    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
-    the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
-    """
-    try:
-        if not field.metadata:
-            return None
-        options = field.metadata.get(OPTIONS_KEY)
-        if isinstance(options, FieldOptions) and options.kind != "child":
-            return options
-        marked = any(bool(field.metadata.get(mark, not says)) is says for mark, says in STATIC_MARKS.items())
-    except (AttributeError, TypeError):  # dataclasses takes any mapping, and some have no `get`
-        return None
-    if isinstance(options, FieldOptions):
-        return dataclasses.replace(options, kind="static") if marked else options
-    return FieldOptions("static", foreign=True) if marked else None
-
-
+_STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
+_OPTIONS_KEY = "treewright"  # in the metadata of a field: the options that `dataclasses.field` does not know
 _OURS = ("converter", "sharding", "stack", "local", "doc")
+
+
+# Specifiers
 
 
 def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
-    converter = given["converter"]
-    if converter is not None and not callable(converter):
-        raise TypeError(f"converter must be a function of one value, got {short_text(converter)}.")
-    ours = {name: given.pop(name) for name in _OURS if name in given}
+    if given["converter"] is not None and not callable(given["converter"]):
+        raise TypeError(f"converter must be a function of one value, got {short_text(given['converter'])}.")
+    ours: dict[str, Any] = {"kind": kind}
+    for name in _OURS:
+        if name in given:
+            ours[name] = given.pop(name)
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
-    marks: Mapping[str, bool] = STATIC_MARKS if kind == "static" else {}
-    given["metadata"] = {**(given["metadata"] or {}), OPTIONS_KEY: FieldOptions(kind, **ours), **marks}
+    marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
+    given["metadata"] = {**(given["metadata"] or {}), _OPTIONS_KEY: ours, **marks}
     if sys.version_info >= (3, 14):
         given["doc"] = ours["doc"]
     return dataclasses.field(**given)
 
 
-def call_text(name: str, given: Mapping[str, Any]) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{name}({', '.join(f'{option}={short_text(value)}' for option, value in given.items())})"
+def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
+    """The options that a specifier wrote; none for a field without one.
+
+    `metadata={"static": True}` makes a field static as well, as `jax.tree_util.register_dataclass` has it, and so do
+    the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
+    """
+    metadata = field.metadata
+    options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
+    if metadata and options.get("kind", "child") == "child":
+        for mark, says in _STATIC_MARKS.items():
+            if bool(metadata.get(mark, not says)) is says:
+                return {**options, "kind": "static"}
+    return options
+
+
+def specifier_in(value: Any) -> str | None:
+    """`static` for the function itself and for its result; None for any other value."""
+    if type(value) is dataclasses.Field:
+        kind: str = options_of(value).get("kind", "child")
+        return "field" if kind == "child" else kind
+    is_ours = isinstance(value, types.FunctionType) and value in _SPECIFIERS
+    return value.__name__ if is_ours else None
 
 
 # fmt: off
@@ -328,14 +322,201 @@ def buffer(
     return _specify("buffer", locals())
 
 
-def specifier_in(value: Any) -> str | None:
-    """`static` for the function itself and for its result; None for any other value."""
-    if isinstance(value, types.FunctionType):
-        return value.__name__ if value in {field, static, buffer, dataclasses.field} else None
-    if type(value) is not dataclasses.Field:
-        return None
-    options = options_of(value)
-    return "field" if options is None or options.kind == "child" else options.kind
+_SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)
+
+
+# Converters
+
+Given_contra = TypeVar("Given_contra", contravariant=True)
+Kept_co = TypeVar("Kept_co", covariant=True)
+
+
+@public("treewright")
+class Converted(Generic[Given_contra, Kept_co]):
+    """The type of a field that is given one type and keeps another; `Annotated` with the `Converter` between them.
+
+    A default stands in `Converted(...)`, for checkers; at run time that is the default itself.
+
+    Examples:
+        >>> AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: AsArray = Converted(0.0)
+        ...     sizes: AsTuple = static(default=Converted((3, 3)))
+        >>> Layer([1.0, 2.0])
+        Layer(kernel=f32[2], sizes=(3, 3))
+
+    Source: PEP 681, "Descriptor-typed field support".
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, default: Given_contra, /) -> None: ...
+        @overload
+        def __get__(self, node: None, owner: Any, /) -> Self: ...
+        @overload
+        def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
+        def __get__(self, node: Any, owner: Any, /) -> Any: ...
+        def __set__(self, node: object, value: Given_contra, /) -> None: ...
+    else:
+
+        def __new__(cls, default: Any, /) -> Any:
+            """The default, as it is."""
+            return default
+
+
+@public("treewright")
+class Converter:
+    """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
+
+    Args:
+        function: Takes the given value and returns the one to keep.
+
+    Raises:
+        TypeError: If `function` can't be called.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     rate: Annotated[Converted[int, float], Converter(float)]
+        >>> Layer(1).rate
+        1.0
+    """
+
+    __slots__ = ("function",)
+    function: Callable[[Any], Any]
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"Converter takes a function of one value, got {function!r}.")
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"Converter({getattr(self.function, '__qualname__', self.function)})"
+
+
+AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
+
+
+# Annotations
+
+_UNIONS = (typing.Union, types.UnionType)
+_ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
+_MARKS = ("__jax_dataclasses_static_field__", "__static__")  # of jax_dataclasses.Static[...] and flax.nnx.Static[...]
+_UNHASHABLE = (list, dict, set, bytearray, np.ndarray, jax.Array)
+
+
+def resolved(annotation: Any, cls: type[Any]) -> Any:
+    """The type that a string annotation in the body of `cls` names; the string itself where a name is unknown."""
+    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+    if not isinstance(text, str):
+        return annotation
+    module = sys.modules.get(cls.__module__)
+    try:
+        return eval(text, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
+    except Exception:  # noqa: BLE001  a forward reference, or a name that only checkers import
+        return text
+
+
+def _looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable[[Any], Any]], list[str]]:
+    """The type, the converters and the marks of a static that an annotation in the body of `cls` comes to.
+
+    The type is what stands behind strings, aliases of both kinds, `Final`, `ClassVar`, `InitVar`, `Annotated` and
+    `| None`; a text where a name is unknown. A converter inside `| None` leaves a None alone.
+    """
+    converters: list[Callable[[Any], Any]] = []
+    marks: list[Any] = []
+    takes_none = False
+    for _ in range(16):  # `type Tree = Tree | int` has no end
+        annotation = resolved(annotation, cls)
+        origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+        if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
+            annotation = (origin or annotation).__value__
+        elif isinstance(annotation, dataclasses.InitVar):
+            annotation = annotation.type
+        elif origin is Annotated:
+            found = [part.function for part in parts[1:] if isinstance(part, Converter)]
+            converters += [functools.partial(_unless_none, one) for one in found] if takes_none else found
+            marks += ["static" if isinstance(part, str) and part in _MARKS else specifier_in(part) for part in parts]
+            annotation = parts[0]
+        elif origin in {typing.Final, ClassVar}:
+            annotation = parts[0]
+        elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
+            takes_none, annotation = True, parts[parts[0] is types.NoneType]
+        else:
+            break
+    return annotation, converters, list(filter(None, marks))
+
+
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
+    """The converter of a field: the one that its specifier names, or its annotation.
+
+    Raises:
+        NodeDefinitionError: If the annotation names one in a place where none can run, or there are two.
+    """
+    place, given = f"{cls.__qualname__}.{field.name}", options.get("converter")
+    hint, converters, marks = _looked_through(field.type, cls)
+    if marks:
+        raise NodeDefinitionError(
+            f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
+            f"{field.name}: {annotation_text(hint, cls)} = {marks[0]}()."
+        )
+    if isinstance(hint, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", hint):
+        raise NodeDefinitionError(
+            f"{place}: the annotation {hint!r} can't be resolved when the class is made, so its converter would "
+            f"not run. Import what it names at the top of the module, not under TYPE_CHECKING."
+        )
+    parts = typing.get_args(hint)
+    if any(_looked_through(part, cls)[1] for part in parts if not isinstance(part, str)):
+        raise NodeDefinitionError(
+            f"{place}: the converter inside {annotation_text(field.type, cls)} would not run, since it is not about "
+            f"the whole value. Convert the whole: {field.name}: ... = field(converter=...)."
+        )
+    if given is not None:
+        converters.append(given)
+    if len(converters) > 1:
+        raise NodeDefinitionError(
+            f"{place} has {len(converters)} converters, in its annotation and in converter=, and one of them would not "
+            f"run. Make them one function."
+        )
+    if not converters and options.get("kind") != "static" and hasattr(hint, "_is_static_wrapper_"):
+        held = ", ".join(annotation_text(part, cls) for part in parts) or "..."
+        return functools.partial(_only_static, place, f"{field.name}: {held} = static()")
+    return converters[0] if converters else None
+
+
+def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
+    """The converter of a field that is annotated with `... | None`."""
+    return None if value is None else convert(value)
+
+
+def _only_static(place: str, line: str, value: Any) -> Any:
+    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
+    if value is None or hasattr(type(value), "_is_static_wrapper_"):
+        return value
+    raise StaticFieldError(
+        f"{place} is annotated with Static, a node around a static value, and is given {short_text(value)}, which "
+        f"would be a plain child, traced by jit. Write {line} in the class, or give it Static({short_text(value)})."
+    )
+
+
+def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
+    """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
+    hint = _looked_through(annotation, cls)[0]
+    hint = getattr(hint, "array_type", hint)  # jaxtyping's Float[Array, "..."]
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in {tuple, frozenset, *_UNIONS}:
+        if np.dtype in [typing.get_origin(part) or part for part in parts]:
+            return None  # numpy's and jax's DTypeLike, which takes lists among much else
+        try:
+            return next(filter(None, (unhashable_in(part, cls) for part in parts)), None)
+        except RecursionError:  # type Nested = tuple[Nested, ...] | int
+            return None
+    kind: Any = origin or hint
+    if kind is jax.Array:
+        return "jax.Array"
+    is_refused = isinstance(kind, type) and issubclass(kind, _UNHASHABLE) and kind.__hash__ is None
+    return kind.__qualname__ if is_refused else None
 
 
 # Specs
@@ -346,22 +527,23 @@ class FieldSpec:
     """One field. `index` is its place among the children, or among the statics."""
 
     name: str
-    kind: FieldKind
     index: int
     type: Any
-    default: Any
-    default_factory: Any
     init: bool
     repr: bool
     hash: bool
     equal: bool
     kw_only: bool
-    converter: Callable[[Any], Any] | None
-    compare: Compare
-    sharding: Sharding | None
-    stack: Stack | None
-    local: bool
-    doc: str | None
+    default: Any
+    default_factory: Any
+    kind: FieldKind = "child"
+    converter: Callable[[Any], Any] | None = None
+    compare: Compare = "value"
+    sharding: Sharding | None = None
+    stack: Stack | None = None
+    local: bool = False
+    doc: str | None = None
+    is_plain: bool = False  # declared without a specifier
 
     @property
     def is_static(self) -> bool:
@@ -383,26 +565,13 @@ class FieldSpec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without what is MISSING: `pickle` makes another object of it, which no `is` finds.
-        given = {slot: getattr(self, slot) for slot in self.__slots__}
-        return (field_spec, ({slot: value for slot, value in given.items() if value is not MISSING},))
+        given = {slot: getattr(self, slot) for slot in self.__slots__ if getattr(self, slot) is not MISSING}
+        return (_field_spec, (given,))
 
 
-def field_spec(given: dict[str, Any]) -> FieldSpec:
-    """A field that comes back from a pickle, which leaves out what is MISSING."""
+def _field_spec(given: dict[str, Any]) -> FieldSpec:
+    """A field that comes back from a pickle."""
     return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a class: see `pytree_dataclass`."""
-
-    init: bool = True
-    repr: bool = True
-    eq: bool = True
-    order: bool = False
-    unsafe_hash: bool = False
-    kw_only: bool = False
-    match_args: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -415,15 +584,11 @@ class NodeSpec:
     children: tuple[FieldSpec, ...]
     statics: tuple[FieldSpec, ...]
     table: StaticTable
-    keys: tuple[Any, ...]  # of GetAttrKey
     checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
-    options: Options
     has_own_init: bool
-    has_post_init: bool
     runs_post_init: bool  # the constructor does, if it is a generated one
     init_vars: dict[str, Any]  # the default of each, or MISSING
-    plain_children: frozenset[str]  # those without a specifier
-    unseen: list[None]  # one for each of the next nodes whose children are looked at: see `children.py`
+    unseen: list[None]  # one for each of the next nodes whose children are looked at: see `check_children`
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:

@@ -125,13 +125,10 @@ class FrozenArray(np.ndarray[Any, Any]):
         raise TypeError("FrozenArray can't change, so it takes no state. treewright.freeze(array) makes a new one.")
 
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
-        return hash(self.__reduce__()[1])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_frozen_array, (self.dtype, self.shape, self.tobytes()))
+        return hash((self.dtype, self.shape, self.tobytes()))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        return self.__reduce__()
+        return (_frozen_array, (self.dtype, self.shape, self.tobytes()))
 
     def __copy__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Node instances: storage, attribute access, construction, `replace`, registration with JAX.
+"""Node instances: storage, attribute access, construction, `replace`.
 
 An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
 has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
@@ -10,23 +10,17 @@ import dataclasses
 import functools
 import operator
 import sys
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
 
-import jax
-import numpy as np
-
-from treewright._core.children import check_children, contains_itself
 from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
-from treewright._core.jax_private import jax_trees
+from treewright._core.misfits import check_children, contains_itself
 from treewright._core.statics import Statics
 from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
-LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 Pair = tuple[tuple[Any, ...], Statics]
 
 _new: Any = object.__new__
@@ -97,6 +91,7 @@ def is_open(node: Any) -> bool:
 # Attributes
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class FieldView:
     """The attribute of a field, which finds its value by name: in a node of any class of that name.
 
@@ -104,14 +99,25 @@ class FieldView:
     old class, or make an instance of the old class one of the new.
     """
 
-    __slots__ = ("field", "index")
-    # dataclasses refuses a default that can't be hashed, and so a second @dataclass on a node class, which would take
-    # the views for defaults.
-    __hash__ = None  # type: ignore[assignment]
+    field: FieldSpec
+    index: int
+    # To `dataclasses`, which gives it a name, it is a field: as a default it would be lost, and the class with it.
+    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
-    def __init__(self, field: FieldSpec) -> None:
-        self.field = field
-        self.index = field.index
+    @property
+    def name(self) -> str:
+        """That of the field."""
+        return self.field.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        raise NodeDefinitionError(
+            f"{name} is a field of a node class, and a node class is a dataclass already. Drop @dataclass, or put "
+            f"@pytree_dataclass in its place above a subclass of a decorated class."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.field, self.index))
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         if node is None:
@@ -154,7 +160,7 @@ class ChildView(FieldView):
         try:
             return node._node[0][self.index]
         except (TypeError, AttributeError):
-            return FieldView(self.field).__get__(node, owner)  # by name, on the class too: see FieldView
+            return FieldView(self.field, self.index).__get__(node, owner)  # by name, on the class too: see FieldView
 
 
 class StaticView(FieldView):
@@ -166,16 +172,7 @@ class StaticView(FieldView):
         try:
             return node._node[1].values[self.index]
         except (TypeError, AttributeError):
-            return FieldView(self.field).__get__(node, owner)  # by name, on the class too: see FieldView
-
-
-def install_views(spec: NodeSpec, *, by_name: bool) -> None:
-    """Give a class the views of its fields; by name where instances of an earlier class may become its own."""
-    for field in spec.fields:
-        inherited = class_attribute(spec.cls, field.name)
-        kind = FieldView if by_name else StaticView if field.is_static else ChildView
-        if type(inherited) is not kind or inherited.field != field:
-            setattr(spec.cls, field.name, kind(field))
+            return FieldView(self.field, self.index).__get__(node, owner)  # by name, on the class too: see FieldView
 
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
@@ -289,12 +286,8 @@ def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwarg
     return next(filter(None, hints), "")
 
 
-def assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
+def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """What a generated `__init__` does when there is more to it than storing the pair."""
-    build(node, _assign_all, values, post_init)
-
-
-def _assign_all(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     waiting, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
         if name in fields and fields[name].converter is None:
@@ -441,40 +434,6 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
             f"{spec.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
             f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
         )
-
-
-# Registration
-
-
-def flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
-    """The children with their keys, and the statics."""
-    children, statics = node._node
-    match children:
-        case (one, two):  # a `zip` for two takes a fifth longer (benchmarks: flatten with path)
-            first, second = statics.table.keys
-            return ((first, one), (second, two)), statics
-    return zip(statics.table.keys, children), statics  # noqa: B905  strict= takes a third of the time
-
-
-def register(cls: Any) -> None:
-    """Make JAX see instances of `cls` as nodes. Once for each class; nothing here depends on its fields."""
-
-    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks: node).
-    def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
-        node: Any = _new(cls)
-        _store(node, "_node", (children, statics))
-        return node
-
-    def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
-        node: Any = _new(cls)
-        store_in_slot(node, (children, statics))
-        return node
-
-    slot = class_attribute(cls, PAIR)  # a Module has one, and storing past the name is a sixth faster
-    store_in_slot: Any = getattr(slot, "__set__", None)
-    jax_trees.register_pytree_with_keys(
-        cls, flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
-    )
 
 
 P = ParamSpec("P")

@@ -39,12 +39,11 @@ from treewright._core.functions import (
 )
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import DATACLASS, ENUM, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
-from treewright._core.unhashable import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
+from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
-_CALLS = frozenset({functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller})
 _METHODS = frozenset({types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType})
 # Compiled classes, whose subclasses are read by the methods of these.
 _BASES = frozenset(
@@ -69,7 +68,7 @@ def exact_key(value: object, *, content: bool = False) -> Hashable:
 
 def by_identity(value: Any) -> Hashable:
     """The key of this very object; of a method, which is made at each access, that of its function and instance."""
-    is_method = hasattr(value, "__func__") and hasattr(value, "__self__")
+    is_method = hasattr(type(value), "__func__") and hasattr(type(value), "__self__")
     return ("identity", *map(ThisObject, (value.__func__, value.__self__) if is_method else (value,)))
 
 
@@ -102,9 +101,11 @@ class Keys:
             return (cls, value)
         if cls is types.FunctionType:
             return self.whole(value, self.function)
+        if cls is functools.partial:
+            return self.whole(value, self.partial)
         kind = KINDS.get(cls)
         if kind is not None:
-            return self.whole(value, self.call) if cls in _CALLS else self.of_kind(kind, value)
+            return self.of_kind(kind, value)
         if isinstance(value, type):
             return by_identity(value)
         if cls in _METHODS and not library_object(value):
@@ -123,9 +124,9 @@ class Keys:
             return self.of_kind(kind, value)
         base = next((base for base in cls.__mro__ if base in KINDS), None)
         if base is functools.partial:
-            return self.whole(value, self.call)
+            return self.whole(value, self.partial)
         if base is not None and getattr(value, "__dict__", None):
-            refuse_unhashable(value)
+            self.of_kind(KINDS[base], value)  # which refuses what can change
             return self.itself(value)
         if base in _BASES and cls.__eq__ is base.__eq__:
             return (_class_key(cls), self.of_kind(KINDS[base], value))
@@ -169,7 +170,10 @@ class Keys:
         cls: Any = type(value)
         if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
             return self.opaque(value)
-        refuse_unhashable(value)
+        try:
+            hash(value)
+        except Exception as error:
+            raise problem_of(value) from error
         refuse_equality(value)
         is_alias = cls.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)
         return (_class_key(cls), value, repr(value)) if is_alias else (_class_key(cls), value)
@@ -210,7 +214,7 @@ class Keys:
             self.met = {}
             try:
                 return self.whole(value, read)
-            except OpenError:
+            except (OpenError, RecursionError):  # nested deeper than Python's own stack
                 return by_identity(value)
             finally:
                 self.met, self.in_library = None, False
@@ -227,12 +231,11 @@ class Keys:
             return by_identity(value)
         code, closure, given = value.__code__, value.__closure__, value.__defaults__
         named, own = value.__kwdefaults__, value.__dict__
-        # That of a library is this one, since equal code may stand in another file.
-        origin: tuple[Hashable, ...] = (id(code), code) if from_library else self.origin(value)
         before, self.in_library = self.in_library, from_library
         try:
             key = (
-                *origin,
+                # That of a library is this one, since equal code may stand in another file.
+                *((id(code), code, value.__name__) if from_library else self.origin(value)),
                 tuple(map(self.key, given)) if given else (),
                 self.items(named) if named else (),
                 self.items(captured(value)) if closure else (),
@@ -262,16 +265,17 @@ class Keys:
     def items(self, held: Mapping[str, Any]) -> Hashable:
         return (*held, *map(self.key, held.values()))
 
-    def call(self, value: Any) -> Hashable:
-        """A partial, or what `operator` makes like one."""
-        is_partial = isinstance(value, functools.partial)
-        if is_partial and (value.__dict__ or (type(value) is not functools.partial and state_of(value))):
+    def partial(self, value: functools.partial[Any]) -> Hashable:
+        """By its function and arguments, if it has no attributes."""
+        if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
             raise OpenError
-        return self.of_kind(KINDS[functools.partial if is_partial else type(value)], value)
+        return self.of_kind(KINDS[functools.partial], value)
 
     def method(self, value: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
         function, instance = getattr(value, "__func__", None) or value.__name__, value.__self__
+        if instance is None:  # of a function written in C that belongs to no object
+            raise OpenError
         try:
             return (type(value), self.key(instance), self.key(function))
         except (NoExactKeyError, OpenError) as problem:
@@ -351,18 +355,7 @@ def _annotations(value: Any) -> Hashable:
     if annotate is not None:
         return (code_key(id(annotate.__code__), annotate.__code__), *map(ThisObject, captured(annotate).values()))
     given = value.__annotations__
-    try:
-        return tuple([(name, exact_key(item)) for name, item in given.items()]) if given else ()
-    except NoExactKeyError as problem:
-        raise OpenError from problem
-
-
-def refuse_unhashable(value: Any) -> None:
-    """Refuse a value whose `hash` raises."""
-    try:
-        hash(value)
-    except Exception as error:
-        raise problem_of(value) from error
+    return exact_key(tuple(given.items())) if given else ()
 
 
 __all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]

@@ -12,7 +12,6 @@ import enum
 import fractions
 import functools
 import math
-import operator
 import pathlib
 import re
 import types
@@ -145,10 +144,6 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         functools.partial: Kind(
             "partial", lambda value: (value.func, value.args, (*value.keywords.items(),)), _make_partial, _partial_key
         ),
-        **{
-            cls: Kind(cls.__name__, lambda value: value.__reduce__())
-            for cls in (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-        },
         **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},
         dt.date: _by_text(dt.date, dt.date.isoformat, dt.date.fromisoformat),
         dt.timezone: Kind("timezone", lambda value: value.__getinitargs__(), dt.timezone),

@@ -3,23 +3,23 @@
 import dataclasses
 import functools
 import inspect
+import json
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
-import jax
+import jax.export
 
 from treewright._core import methods
-from treewright._core.children import note_settings
-from treewright._core.converters import own_annotations
-from treewright._core.definition import class_options, is_special, make_node_class
-from treewright._core.fields import buffer, field, spec_of, specifier_in, static
+from treewright._core.definition import OPTIONS, make_node_class
+from treewright._core.fields import buffer, field, spec_of, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
-from treewright._core.jax_private import GetAttrKey
+from treewright._core.jax_private import GetAttrKey, jax_trees
 from treewright._core.keys import Keys, NoExactKeyError, exact_key
-from treewright._core.registration import register_function_node, register_once
+from treewright._core.misfits import note_settings
+from treewright._core.registration import register_once
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
 
@@ -30,7 +30,8 @@ class ModuleMethod:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         # What pydoc, doctest and abc look for.
-        functools.update_wrapper(cast("Any", self), function, updated=())
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, function, updated=())
 
     @property
     def __isabstractmethod__(self) -> bool:
@@ -106,45 +107,54 @@ class BoundMethod:
         return keys.whole(self, keys.method)
 
 
-def wrap_methods(cls: type[Any]) -> None:
-    """Make the methods in the class body pytrees: functions, jitted ones too, and `__call__`; no other methods."""
-    fields = own_annotations(cls)
-    for name, value in list(vars(cls).items()):
-        is_method = _is_method(value) and specifier_in(value) is None
-        if (not is_special(name) or name == "__call__") and name not in fields and is_method:
-            setattr(cls, name, ModuleMethod(value))
+def _method_of(value: Any) -> ModuleMethod | None:
+    """What a Module keeps for a function in its body, jitted ones too; None for any other value."""
+    if not isinstance(value, types.FunctionType):
+        wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+        if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
+            return None
+    return ModuleMethod(value)
 
 
-def _is_method(value: object) -> bool:
-    if isinstance(value, types.FunctionType):
-        return True
-    wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-    return wraps_function and hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
+def _function_to_json(function: Any) -> bytes:
+    from treewright._json import encode
+
+    return json.dumps(encode(function)).encode()
 
 
-def _flatten_with_keys(method: BoundMethod) -> tuple[tuple[tuple[Any, Any]], Callable[..., Any]]:
-    return ((_SELF_KEY, method.__self__),), method.__func__
+def _function_from_json(data: bytes | bytearray) -> Any:
+    from treewright._json import decode
 
-
-def _flatten(method: BoundMethod) -> tuple[tuple[Any], Callable[..., Any]]:
-    return (method.__self__,), method.__func__
-
-
-def _unflatten(function: Callable[..., Any], children: Iterable[Any]) -> BoundMethod:
-    (instance,) = children
-    return BoundMethod(function, instance)
+    return decode(json.loads(bytes(data)))
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")
-cast("Any", jax.tree_util).register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
-register_function_node(BoundMethod)
+jax_trees.register_pytree_with_keys(
+    BoundMethod,
+    lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
+    lambda function, children: BoundMethod(function, *children),
+    lambda method: ((method.__self__,), method.__func__),
+)
+jax.export.register_pytree_node_serialization(
+    BoundMethod,
+    serialized_name="treewright.BoundMethod",
+    serialize_auxdata=_function_to_json,
+    deserialize_auxdata=_function_from_json,
+)
+
+
+# For checkers, which else make instances of abstract Modules: at run time Python refuses them without the metaclass.
+if TYPE_CHECKING:
+    from abc import ABC
+else:
+    ABC = object
 
 
 # Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
 # would take a class that is not frozen for unhashable, and so refuse it as a static.
 @public("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
-class Module:
+class Module(ABC):
     """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
 
     A subclass gets an `__init__` from its fields, or writes its own and assigns to them; when that returns, the
@@ -174,23 +184,10 @@ class Module:
 
     __slots__ = (PAIR, "__weakref__")
 
-    def __init_subclass__(
-        cls,
-        *,
-        init: bool = True,
-        repr: bool = True,
-        eq: bool = True,
-        order: bool = False,
-        unsafe_hash: bool = False,
-        frozen: bool = True,
-        match_args: bool = True,
-        kw_only: bool = False,
-        **keywords: Any,
-    ) -> None:
-        options = class_options("Module", cls, locals())
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        options = {option: keywords.pop(option, default) for option, default in OPTIONS.items()}
         super().__init_subclass__(**keywords)
-        wrap_methods(cls)
-        make_node_class(cls, options, is_module=True)
+        make_node_class(cls, options, _method_of)
 
     # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
     # `__init__` of its own: then it finds the one below.

@@ -3,39 +3,30 @@
 import dataclasses
 import itertools
 import json
+import operator
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax.export
 
 from treewright._core.fields import options_of
-from treewright._core.instance import flat_form, from_flat_form, register, with_close_matches
-from treewright._core.jax_private import GetAttrKey, is_tree_node, jax_trees
+from treewright._core.instance import PAIR, flat_form, from_flat_form, with_close_matches
+from treewright._core.jax_private import GetAttrKey, jax_trees
 from treewright._core.statics import Statics, StaticTable, table_in
 from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 C = TypeVar("C", bound=type[Any])
 
+_new: Any = object.__new__
+_store: Any = object.__setattr__
 _MADE_AGAIN = itertools.count(2)  # one for all names: to try the numbers of each took 10 ms for the 1,600th
-# The latest class of each name, to see that one is made again.
-_LATEST: "weakref.WeakValueDictionary[str, type[Any]]" = weakref.WeakValueDictionary()
 
 
-# What can't be registered
-
-
-def refuse_unregistrable(cls: type[Any]) -> None:
-    """Refuse a class that JAX knows already, and a subclass of `list`, `Exception` and the like."""
-    if is_tree_node(cls):
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is registered with JAX already, by another decorator, a call or a base class that "
-            f"registers its subclasses, and JAX keeps one form of each class. Drop that (treewright.Module can stand "
-            f"in the place of such a base), or leave {cls.__name__} as it is: a node may hold it in a field."
-        )
+def refuse_base(cls: type[Any]) -> None:
+    """Refuse a subclass of `list`, `Exception` and the like."""
     for base in cls.__mro__:
         if base is not object and isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
             raise NodeDefinitionError(
@@ -45,39 +36,67 @@ def refuse_unregistrable(cls: type[Any]) -> None:
             )
 
 
+def registered_already(cls: type[Any]) -> NodeDefinitionError:
+    """The error for a class that JAX knows."""
+    return NodeDefinitionError(
+        f"{cls.__qualname__} is registered with JAX already, by another decorator, a call or a base class that "
+        f"registers its subclasses, and JAX keeps one form of each class. Drop that (treewright.Module can stand in "
+        f"the place of such a base), or leave {cls.__name__} as it is: a node may hold it in a field."
+    )
+
+
 # Nodes
 
 
+@dataclasses.dataclass(frozen=True)
 class Registration:
     """The mark of a class that JAX knows; where `cloudpickle` brings the class to a new process, it tells JAX there."""
 
-    def __init__(self, cls: type[Any]) -> None:
-        self.cls = cls
+    cls: type[Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (register_once, (self.cls,))
 
 
+def _flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
+    children, statics = node._node
+    match children:
+        case (one, two):  # a `zip` for two takes a fifth longer (benchmarks: flatten with path)
+            first, second = statics.table.keys
+            return ((first, one), (second, two)), statics
+    return zip(statics.table.keys, children), statics  # noqa: B905  strict= takes a third of the time
+
+
 def register_once(cls: type[Any]) -> Registration:
-    """Register a node class, unless it is."""
-    if "__node_registered__" not in vars(cls):
-        register(cls)
-        register_for_export(cls, lambda statics, children: from_flat_form(cls, (tuple(children), statics)))
-        register_for_flax(cls)
-        cls.__node_registered__ = Registration(cls)
-    registration: Registration = vars(cls)["__node_registered__"]
+    """Make JAX see the instances of a node class, unless it does; nothing here depends on the fields."""
+    if "__node_registered__" in vars(cls):
+        known: Registration = vars(cls)["__node_registered__"]
+        return known
+    slot: Any = getattr(cls, PAIR, None)  # a Module has one, and storing past the name is a sixth faster
+    store_in_slot: Any = getattr(slot, "__set__", None)
+
+    # One store of the pair, not one for each field: 20 children cost what 1 costs (benchmarks: node).
+    def unflatten(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node: Any = _new(cls)
+        _store(node, "_node", (children, statics))
+        return node
+
+    def unflatten_slot(statics: Statics, children: tuple[Any, ...]) -> Any:
+        node: Any = _new(cls)
+        store_in_slot(node, (children, statics))
+        return node
+
+    try:
+        jax_trees.register_pytree_with_keys(
+            cls, _flatten_with_keys, unflatten if slot is None else unflatten_slot, operator.attrgetter(PAIR)
+        )
+    except ValueError:
+        raise registered_already(cls) from None
+    register_for_export(cls, lambda statics, children: from_flat_form(cls, (tuple(children), statics)))
+    if "flax.serialization" in sys.modules:
+        _register_for_flax(cls, sys.modules["flax.serialization"])
+    cls.__node_registered__ = registration = Registration(cls)
     return registration
-
-
-def earlier_class(cls: type[Any]) -> type[Any] | None:
-    """The class of the same name that was made before this one, as before a module is reloaded."""
-    path = f"{cls.__module__}.{cls.__qualname__}"
-    earlier = _LATEST.get(path)
-    _LATEST[path] = cls
-    return earlier
-
-
-# jax.export
 
 
 def register_for_export(cls: type[Any], from_children: Callable[[Any, Iterable[Any]], Any]) -> None:
@@ -87,14 +106,15 @@ def register_for_export(cls: type[Any], from_children: Callable[[Any, Iterable[A
     says no more than that.
     """
     name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
+    register: Any = jax.export.register_pytree_node_serialization
     while True:
         try:
-            jax.export.register_pytree_node_serialization(
+            register(
                 cls,
                 serialized_name=serialized_name,
                 serialize_auxdata=serialize,
                 deserialize_auxdata=lambda data: deserialize(cls, data),
-                from_children=from_children,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+                from_children=from_children,
             )
         except ValueError:  # the name is taken
             serialized_name = f"{name}#{next(_MADE_AGAIN)}"
@@ -120,50 +140,20 @@ def deserialize(cls: type[Any], data: bytes | bytearray) -> Statics:
     from treewright._json import decode
 
     forms, table = json.loads(bytes(data)), table_in(cls)
-    names = () if table is None else table.names
-    if table is None or set(forms) != set(names):
+    assert table is not None
+    if set(forms) != set(table.names):
         raise StaticSerializationError(
             f"The exported program has the static fields {', '.join(forms) or 'none'} of {cls.__qualname__}, which now "
-            f"has {', '.join(names) or 'none'}. Export it again with this version of the class."
+            f"has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
         )
-    return table.intern(tuple(decode(forms[name]) for name in names))
+    return table.intern(tuple([decode(forms[name]) for name in table.names]))
 
 
-def register_function_node(cls: type[Any]) -> None:
-    """The same for a class of ours whose `aux_data` is a function."""
-
-    def serialize_function(function: Any) -> bytes:
-        from treewright._json import encode
-
-        return json.dumps(encode(function)).encode()
-
-    def deserialize_function(data: bytes | bytearray) -> Any:
-        from treewright._json import decode
-
-        return decode(json.loads(bytes(data)))
-
-    jax.export.register_pytree_node_serialization(
-        cls,
-        serialized_name=f"treewright.{cls.__name__}",
-        serialize_auxdata=serialize_function,
-        deserialize_auxdata=deserialize_function,
-    )
-
-
-# flax
-
-
-def register_for_flax(cls: type[Any]) -> None:
-    """Let `flax.serialization` make state dicts of nodes, if the program has imported it before the class is made.
-
-    A state dict holds the children by name; statics stay those of the instance that is restored.
-    """
-    serialization: Any = sys.modules.get("flax.serialization")
-    if serialization is None:
-        return
+def _register_for_flax(cls: type[Any], serialization: Any) -> None:
+    """Let `flax.serialization` make state dicts of nodes: children by name. Statics stay those of the target."""
 
     def to_state_dict(node: Any) -> dict[str, Any]:
-        (children, statics) = flat_form(node)
+        children, statics = flat_form(node)
         return dict(zip(statics.table.children, map(serialization.to_state_dict, children), strict=True))
 
     def from_state_dict(node: Any, state: Any) -> Any:
@@ -224,49 +214,38 @@ def register_dataclass(cls: C, /, *, static: Iterable[str] = ()) -> C:
             f"register_dataclass takes a class that is a dataclass itself, got {short_text(cls)}. Decorate your own "
             f"class with @pytree_dataclass."
         )
-    refuse_unregistrable(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
+    refuse_base(cls)
     wanted = set(static)
-    wrong = sorted(wanted - {*names})
-    if wrong:
-        raise NodeDefinitionError(
-            f"register_dataclass: {cls.__qualname__} has no field {with_close_matches(wrong, names)}. Its "
-            f"fields: {', '.join(names) or 'none'}."
-        )
     options = {field.name: options_of(field) for field in dataclasses.fields(cls)}
-    statics = tuple(
-        name for name, option in options.items() if name in wanted or (option is not None and option.kind == "static")
-    )
-    table = StaticTable(
-        cls,
-        statics,
-        tuple(option is not None and option.compare == "content" for option in map(options.get, statics)),
-        tuple(name for name in names if name not in statics),
-    )
-    _register_as_it_is(cls, table)
-    return cls
-
-
-def _register_as_it_is(cls: type[Any], table: StaticTable) -> None:
-    children, keys = table.children, [GetAttrKey(name) for name in table.children]
-    store: Any = object.__setattr__
+    if wrong := sorted(wanted - options.keys()):
+        raise NodeDefinitionError(
+            f"register_dataclass: {cls.__qualname__} has no field {with_close_matches(wrong, options)}. Its "
+            f"fields: {', '.join(options) or 'none'}."
+        )
+    wanted.update(name for name, option in options.items() if option.get("kind") == "static")
+    statics = tuple(name for name in options if name in wanted)
+    children = tuple(name for name in options if name not in wanted)
+    content = tuple(options[name].get("compare") == "content" for name in statics)
+    table, keys = StaticTable(cls, statics, content, children), [GetAttrKey(name) for name in children]
 
     def flatten(instance: Any) -> tuple[tuple[Any, ...], Statics]:
-        statics = table.find(tuple([getattr(instance, name) for name in table.names]))
-        return tuple([getattr(instance, name) for name in children]), statics
+        values = table.find(tuple([getattr(instance, name) for name in statics]))
+        return tuple([getattr(instance, name) for name in children]), values
 
     def flatten_with_keys(instance: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
-        values, statics = flatten(instance)
-        return zip(keys, values, strict=True), statics
+        values, aux_data = flatten(instance)
+        return zip(keys, values, strict=True), aux_data
 
-    def unflatten(statics: Statics, values: Iterable[Any]) -> Any:
-        instance = object.__new__(cls)
-        for name, value in zip(children, values, strict=True):
-            store(instance, name, value)
-        for name, value in zip(table.names, statics.values, strict=True):
-            store(instance, name, value)
+    def unflatten(aux_data: Statics, values: Iterable[Any]) -> Any:
+        instance = _new(cls)
+        for name, value in zip((*children, *statics), (*values, *aux_data.values), strict=True):
+            _store(instance, name, value)
         return instance
 
-    jax_trees.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    cls.__node_statics__ = table  # pickles of treedefs find it there, and jax.export
+    try:
+        jax_trees.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    except ValueError:
+        raise registered_already(cls) from None
+    setattr(cls, "__node_statics__", table)  # noqa: B010  pickles of treedefs find it there, and jax.export
     register_for_export(cls, unflatten)
+    return cls

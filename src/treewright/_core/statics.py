@@ -115,7 +115,7 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields."""
-        keys = _Keys(tuple([self._key(*column) for column in zip(self.names, values, self.content, strict=True)]))
+        keys = _Keys(tuple(map(self._key, self.names, values, self.content)))
         with self._lock:
             reference = self._statics.get(keys)
             statics = None if reference is None else reference()

@@ -264,7 +264,7 @@ def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
     cls = type(a)
     if cls is type(b) and hasattr(cls, "__node_spec__"):
         (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
-        return zip(spec_of(a).keys, children, others, strict=True) if statics is other_statics else None
+        return zip(spec_of(a).table.keys, children, others, strict=True) if statics is other_statics else None
     if cls is not type(b) or cls not in {list, tuple} or len(a) != len(b):
         return None
     return ((SequenceKey(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if x is not y)

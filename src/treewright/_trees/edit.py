@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
 
 from treewright._core import (
-    LEAVES,
     PAIR,
     Module,
     NodeSpec,
@@ -22,6 +21,7 @@ from treewright._core import (
 from treewright._core.jax_private import Key
 from treewright._core.text import did_you_mean
 from treewright._trees.level import all_entries, level_of, with_changes
+from treewright._trees.sizes import LEAVES
 from treewright.errors import NodeInitError
 
 M = TypeVar("M", bound=Module)

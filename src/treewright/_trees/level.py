@@ -131,7 +131,7 @@ def leaf_type_of(leaf: Any) -> LeafType:
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
     names = statics.names
     if hasattr(kind, "__node_spec__"):
-        keys: Sequence[Any] = spec_of(kind).keys
+        keys: Sequence[Any] = spec_of(kind).table.keys
     else:  # what register_dataclass has registered
         keys = [GetAttrKey(field.name) for field in dataclasses.fields(kind) if field.name not in names]
     named = ((GetAttrKey(name), value) for name, value in zip(names, statics.values, strict=True))

@@ -1,6 +1,7 @@
 """`count`, `nbytes` and `find_aliases`: the sizes of trees, and arrays that stand in several places."""
 
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, overload
 
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import LEAVES, FieldSpec, flat_form, is_node, spec_of
+from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._trees.at import place_of
 from treewright._trees.level import level_of
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
+
+
+LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 
 
 class Item(NamedTuple):

@@ -171,17 +171,14 @@ class Recording:
         OBSERVER.add(watch.hear)
 
     def _hear(self, event: "Event") -> None:
-        from treewright.retrace.watch import definition_of, name_of
-
         if event.kind.startswith("cache"):
             self._cache.setdefault(event.thread, {})[event.kind] = event.seconds
             return
-        function, where = event.name.removeprefix("jit(").removeprefix("jit_").removesuffix(")"), ""
-        if event.is_operation:
-            where = event.caller
-        elif event.call is not None:
-            function, code = name_of(event.call.function), definition_of(event.call.function)[0]
-            where = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if hasattr(code, "co_filename") else ""
+        function, code, where = *event.definition, event.caller if event.is_operation else ""
+        if isinstance(code, tuple) and not event.is_operation:
+            where = f"{Path(code[1]).name}:{code[0].co_firstlineno}"
+        elif code is None:
+            function = function.removeprefix("jit(").removeprefix("jit_").removesuffix(")")
         told = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
         began = (time.monotonic() - self._began - event.seconds) * 1e6
         inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
@@ -214,7 +211,7 @@ class Recording:
         if os.getpid() != process:
             return
         sys.stderr.write(f"\n{self.text()}\n")
-        data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._functions()}
+        data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._rows()}
         data |= {"retraces": [_as_json(report) for report in self._reports], "events": self._spans}
         for file, content in ((options.json, data), (options.trace, {"traceEvents": self._spans})):
             if file is not None:
@@ -241,40 +238,40 @@ class Recording:
             lines.append("Nothing was traced or compiled again.")
         return "\n".join([*lines, *self._lines_outside(), "", *self._cache_lines()])
 
-    def _functions(self) -> list[dict[str, Any]]:
-        """By function, its traces and compilations, and the seconds of both, the longest first."""
+    def _rows(self, *, of_lines: bool = False) -> list[dict[str, Any]]:
+        """By function, or by line outside of jit: traces, compilations and the seconds of both, the longest first."""
         rows: dict[str, dict[str, Any]] = {}
         for span in self._spans:
             name = f"{span['function']} ({span['where']})" if span["where"] else span["function"]
-            name = _OUTSIDE if span["is_operation"] else name
-            counts = {"traces": 0, "compilations": 0, "tracing": 0.0, "compiling": 0.0}
-            row = rows.setdefault(name, {"function": name, **counts})
-            row["traces"] += span["cat"] == "trace"
-            row["compilations"] += span["cat"] == "compile"
+            if span["is_operation"]:
+                name = span["where"] if of_lines else _OUTSIDE
+            elif of_lines:
+                continue
+            zeros = {"traces": 0, "compilations": 0, "tracing": 0.0, "compiling": 0.0}
+            row = rows.setdefault(name, {"function": name, **zeros, "programs": collections.Counter[str]()})
             row["tracing" if span["cat"] == "trace" else "compiling"] += span["own"]
+            row["traces"] += span["cat"] == "trace"
+            if span["cat"] == "compile":
+                row["compilations"] += 1
+                row["programs"][span["function"]] += 1
         return sorted(rows.values(), key=lambda row: -row["tracing"] - row["compiling"])
 
     def _table(self) -> list[str]:
         from treewright._core.text import first_of, table
 
-        rows = self._functions()
-        cells = [[f"{cell:,.2f} s" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows]
-        return first_of(table([list(rows[0]), *cells], right=list(rows[0])[1:]), _ROWS, more="other functions")
+        head = ("function", "traces", "compilations", "tracing", "compiling")
+        rows = [[row[name] for name in head] for row in self._rows()]
+        cells = [[f"{cell:,.2f} s" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+        return first_of(table([head, *cells], right=head[1:]), _ROWS, more="other functions")
 
     def _lines_outside(self) -> Iterator[str]:
-        """The lines outside of jit for which several programs were compiled, those that cost most first."""
-        programs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        seconds: dict[str, float] = collections.defaultdict(float)
-        for span in self._spans:
-            if span["is_operation"]:
-                seconds[span["where"]] += span["own"]
-                programs[span["where"]][span["function"]] += span["cat"] == "compile"
-        several = [place for place in sorted(seconds, key=lambda line: -seconds[line]) if programs[place].total() > 1]
+        several = [row for row in self._rows(of_lines=True) if row["compilations"] > 1]
         if several:
             yield "\nLines outside of jit that compile, each operation by itself; a jitted function is one program:"
-        for place in several[:_LINES]:
-            most = [f"{name} {count} times" if count > 1 else name for name, count in programs[place].most_common(3)]
-            yield f"    {place}: {programs[place].total()} programs ({', '.join(most)}), {seconds[place]:,.2f} s"
+        for row in several[:_LINES]:
+            most = [f"{name} {count} times" if count > 1 else name for name, count in row["programs"].most_common(3)]
+            seconds = row["tracing"] + row["compiling"]
+            yield f"    {row['function']}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
 
     def _cache_lines(self) -> Iterator[str]:
         """What the persistent cache read and missed, and what a smaller minimum would save."""

@@ -13,10 +13,16 @@ from treewright._core import innermost
 from treewright._core.jax_private import is_jitted, options_of
 from treewright._core.text import did_you_mean, short_text
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.jax_private import capabilities, frames_to_the_user, jit_call, tells_of_compilations
+from treewright.retrace.jax_private import (
+    definition_of,
+    frames_to_the_user,
+    jit_call,
+    reads_calls,
+    tells_of_compilations,
+)
 from treewright.retrace.report import Event, RetraceReport
-from treewright.retrace.signature import Signature, call_differences, is_placement, signature_of
-from treewright.retrace.watch import Watch, definition_of, name_of
+from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
+from treewright.retrace.watch import Watch
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
@@ -62,10 +68,10 @@ def explain(
                 f"{short_text(args)}: explain(step, (x,), (y,))."
             )
         signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
-    differences = tuple(call_differences(*signatures))
-    of_trace = tuple(difference for difference in differences if not is_placement(difference))
+    differences = call_differences(*signatures)
+    of_trace = without_placement(differences)
     event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
-    return RetraceReport(name_of(function), event, 0, of_trace or differences, unseen=unseen)
+    return RetraceReport(definition_of(function)[0], event, 0, tuple(of_trace or differences), unseen=unseen)
 
 
 class _Watcher:
@@ -83,30 +89,31 @@ class _Watcher:
 
     def __call__(self, function: F) -> F:
         """The function itself, which is watched for as long as it lives. Decorate it above or below `jit`."""
-        self._made_at, name = None, type(self).__name__
+        self._made_at, watcher = None, type(self).__name__
         if not callable(function):
-            raise TypeError(f"@{name} decorates a function, got {short_text(function)}.")
+            raise TypeError(f"@{watcher} decorates a function, got {short_text(function)}.")
+        name = definition_of(function)[0]
         if self._only is not None:
             raise TypeError(
-                f"{name}(only=...) decorates {name_of(function)}, and a decorator watches its function alone. Drop "
-                f"only=, or write `with {name}(...):` around the calls."
+                f"{watcher}(only=...) decorates {name}, and a decorator watches its function alone. Drop only=, or "
+                f"write `with {watcher}(...):` around the calls."
             )
         inner = weakref.ref(innermost(function))
-        watch = self._start(name_of(function), lambda other: innermost(other) is inner())
+        watch = self._start(name, lambda other: innermost(other) is inner())
         weakref.finalize(innermost(function), watch.stop, stacklevel=1).atexit = False
         return function
 
     def __enter__(self) -> None:
         self._made_at, only = None, self._only
         if only is None:
-            watch = self._start(None, lambda _function: True)
+            watch = self._start(None, None)
         elif isinstance(only, str):
-            watch = self._start(only, lambda function: name_of(function) == only)
+            watch = self._start(only, lambda function: definition_of(function)[0] == only)
         else:
-            watch = self._start(name_of(only), lambda function: definition_of(function) == definition_of(only))
+            watch = self._start(definition_of(only)[0], lambda function: definition_of(function) == definition_of(only))
         self._open.append(watch)
 
-    def _start(self, name: str | None, concerns: Callable[[Any], bool]) -> Watch:
+    def _start(self, name: str | None, concerns: Callable[[Any], bool] | None) -> Watch:
         watch = Watch(name=name, concerns=concerns, **self._options)
         watch.start(stacklevel=3)
         return watch
@@ -214,15 +221,10 @@ class max_traces(_Watcher):  # noqa: N801  it is used like a function
             raise TypeError(f"max_traces takes a number of traces first, got {short_text(given)}. {cure}.")
         super().__init__(only, limit=limit, recompiles=recompiles)
 
-    def _start(self, name: str | None, concerns: Callable[[Any], bool]) -> Watch:
-        if not capabilities().events:
+    def _start(self, name: str | None, concerns: Callable[[Any], bool] | None) -> Watch:
+        if not reads_calls() or (self._options["recompiles"] is not None and not tells_of_compilations()):
             raise RuntimeError(
-                f"max_traces can't count: JAX {jax.__version__} does not tell of traces as Treewright knows it. "
-                f"Update Treewright."
-            )
-        if self._options["recompiles"] is not None and not (capabilities().calls and tells_of_compilations()):
-            raise RuntimeError(
-                f"max_traces can't count recompiles: JAX {jax.__version__} does not tell of compilations, or of what "
-                f"they are for, as Treewright knows it. Drop recompiles=, or update Treewright."
+                f"max_traces can't count: JAX {jax.__version__} does not tell of traces, or of compilations for "
+                f"recompiles=, as Treewright knows it. Update Treewright."
             )
         return super()._start(name, concerns)

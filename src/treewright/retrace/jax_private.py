@@ -1,7 +1,7 @@
 """What of JAX is private or untyped and only retraces need: its events, frames, caches and settings of a trace.
 
 Each says what is lost in a version of JAX without it. What would be lost in silence is tried once in each process, by
-`capabilities`, and a `RetraceWarning` says so. `tests/retrace/test_jax_private.py` takes each away.
+`reads_calls`, and a `RetraceWarning` says so. `tests/retrace/test_jax_private.py` takes each away.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
+from jax._src import config, core, monitoring
 
 from treewright._core import innermost
 from treewright._core.jax_private import options_of, options_record, untyped_jax
@@ -22,11 +23,11 @@ from treewright._core.jax_private import options_of, options_record, untyped_jax
 # Frames of JAX, and their local variables
 
 # The frames that show a call of a jitted function, while it is traced and while it is compiled, and their variables.
-# Without them traces are counted by the function's name, and the report says so.
+# Without them traces are counted by the function's name, if at all, and the report says so; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 CALL_LOCALS = ("fun", "args", "kwargs")
-OPTIONS_LOCALS = ("ji", "jit_info")
+OPTIONS_LOCALS = ("ji", "jit_info")  # of the first, and of the second
 
 # What shows whether a call was traced or got the trace of another: variables of the first frame. The same without them.
 TRACE_LOCALS = ("dbg", "jaxpr")
@@ -80,12 +81,24 @@ class Call:
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
     """A call under the options of `jax.jit`, as `options_of` gives them."""
-    numbers, names = options.get("static_argnums", ()), options.get("static_argnames", ())
-    # Negative numbers count from the last positional argument of the call.
-    places = [number % len(args) for number in numbers if -len(args) <= number < len(args)]
+    statics: set[str | int] = {*options.get("static_argnames", ())}
+    for number in options.get("static_argnums", ()):  # negative ones count from the last positional argument
+        if -len(args) <= number < len(args):
+            statics.add(number % len(args))
     compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
-    statics = frozenset([*places, *names])
-    return Call(function, tuple(args), kwargs, compared | {"jitted": jitted}, statics, jit_function=function)
+    compared["jitted"] = jitted
+    return Call(function, tuple(args), kwargs, compared, frozenset(statics), jit_function=function)
+
+
+def definition_of(function: Any) -> tuple[str, Any]:
+    """The name of a function, and what all functions of one `def` or `lambda` share: their code, and its file.
+
+    The file, because code of the same text and line is equal in all files. Of a callable object, it is the class.
+    """
+    inner = innermost(function)
+    code = getattr(inner, "__code__", None)
+    name = str(getattr(inner, "__name__", type(inner).__name__))
+    return name, type(inner) if code is None else (code, code.co_filename)
 
 
 def frames_to_the_user() -> list[types.FrameType]:
@@ -96,51 +109,44 @@ def frames_to_the_user() -> list[types.FrameType]:
     frames: list[types.FrameType] = []
     frame = inspect.currentframe()
     while frame is not None:
-        package = _package(frame.f_globals)
+        package = _package(frame)
         if package != "treewright":
             frames.append(frame)
         frame = frame.f_back if package in _LIBRARIES else None
     return frames
 
 
-def place_in(frame: types.FrameType) -> str:
-    """The line that a frame is at: `train.py:69 in main`."""
-    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    name = frame.f_code.co_qualname.replace(".<locals>", "")
-    return f"{file}:{frame.f_lineno}" + ("" if name == "<module>" else f" in {name}")
-
-
-def _package(names: Mapping[str, Any]) -> str:
-    return str(names.get("__name__", "")).partition(".")[0]
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def is_of_a_library(function: types.FunctionType) -> bool:
     """Whether one of the libraries that wrap users' functions made this one."""
-    return _package(function.__globals__) in _LIBRARIES
+    return str(function.__globals__.get("__name__", "")).partition(".")[0] in _LIBRARIES
 
 
 def call_in(frames: list[types.FrameType]) -> Call | None:
     """The innermost call of a jitted function in these frames; None where JAX does not show one."""
-    names_of = [frame.f_code.co_name if _package(frame.f_globals) == "jax" else "" for frame in frames]
-    index = next((index for index, name in enumerate(names_of) if name in CALL_FRAMES), None)
-    if index is None:
+    index = 0
+    while frames[index].f_code.co_name not in CALL_FRAMES or _package(frames[index]) != "jax":
+        index += 1
+        if index == len(frames):
+            return None
+    names, is_trace = frames[index].f_locals, frames[index].f_code.co_name == TRACE_FRAME
+    options = options_record(names.get(OPTIONS_LOCALS[not is_trace]))
+    if options is None or not set(CALL_LOCALS) <= set(names):
         return None
-    names, is_trace = frames[index].f_locals, names_of[index] == TRACE_FRAME
-    options = [record for name in OPTIONS_LOCALS if (record := options_record(names.get(name))) is not None]
-    if not options or not names.keys() >= set(CALL_LOCALS):
-        return None
-    function, args, kwargs = (names[name] for name in CALL_LOCALS)
+    function, args, kwargs = [names[name] for name in CALL_LOCALS]
     inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
     if inner is None:
-        call = jit_call(function, args, kwargs, options[0])
+        call = jit_call(function, args, kwargs, options)
         call.outcome = _outcome(function, names) if is_trace else "unknown"
     else:
         call = jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
     call = _as_the_user_wrote_it(call, frames[index:])
     call.jit_function = function
-    # A call that nothing transforms is run by these two.
-    direct = ["_pjit_call_impl_python", "_run_python_pjit"]
-    call.in_transformation = not is_trace and names_of[max(index - 2, 0) : index] != direct
+    # A call that nothing transforms is run by two functions, of which this is the inner one.
+    call.in_transformation = not is_trace and frames[max(index - 2, 0)].f_code.co_name != "_pjit_call_impl_python"
     return call
 
 
@@ -171,7 +177,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
         if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
-        if not names.keys() >= {"args", "kwargs"}:
+        if not {"args", "kwargs"} <= set(names):
             continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
         if module == PMAP and "infer_params" in names:
@@ -209,8 +215,8 @@ def inside_of_boundary(function: Any) -> Any:
 
 
 # Events of tracing and compiling. JAX tells of an outermost trace when it has ended and before anything is compiled, in
-# the thread and on the stack of the call. Without the first, `explain_retraces` warns that it sees nothing, and
-# `max_traces` raises. Without the third they say that they see neither recompiles nor traces under `grad` or `vmap`.
+# the thread and on the stack of the call. Without the first, it is as without the frames. Without the third, blocks say
+# that they see neither recompiles nor traces under `grad` or `vmap`.
 # The others are of the persistent cache. JAX tells nothing of a program that was neither read nor written; without
 # them, the command says nothing of that cache.
 EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache asked", "cache read", "cache written", "cache saved"]
@@ -233,7 +239,8 @@ class Event:
 
     kind: EventKind
     seconds: float
-    name: str = ""  # of the function that was traced, or of the program: `jit(step)`
+    # The name of the function that was traced, or of the program, `jit(step)`, and of a call what is its definition.
+    definition: tuple[str, Any]
     call: Call | None = None  # that it is a part of, where the frames of JAX show it
     is_operation: bool = False  # whether it is JAX's own, such as `jnp.ones`, and no function of the user's
     caller: str = ""  # the nearest line in the user's own code: `train.py:69 in main`
@@ -249,7 +256,7 @@ class Observer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a watch inside
         self._is_registered = False
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # by thread
@@ -257,16 +264,22 @@ class Observer:
     def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
         """What JAX calls at each event."""
         kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
-        if kind is None or not listeners or (kind == "trace" and _is_inner()):
+        if kind is None or not listeners:
             return
-        told = Event(kind, duration_secs, str(details.get("fun_name", "")))
+        if kind == "trace" and jax.__version_info__ < (0, 10) and not core.trace_state_clean():
+            return  # inside of another trace, or of `grad` or `vmap`: of these, later versions do not tell
+        told = Event(kind, duration_secs, (str(details.get("fun_name", "")), None))
         if kind in {"trace", "lower", "compile"}:
             frames = frames_to_the_user()
-            told.call, told.caller = call_in(frames), place_in(frames[-1])
+            told.call, code = call_in(frames), frames[-1].f_code
+            file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+            place = code.co_qualname.replace(".<locals>", "")
+            told.caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
             if told.call is None:
                 modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
                 told.is_operation = any(module.startswith(OPERATIONS) for module in modules)
             else:
+                told.definition = definition_of(told.call.function)
                 package = str(getattr(innermost(told.call.function), "__module__", "")).partition(".")[0]
                 told.is_operation = package in {"jax", "jaxlib", "treewright"}
         for listener in listeners:
@@ -277,8 +290,6 @@ class Observer:
 
         Without the function that is asked here, that goes unseen.
         """
-        from jax._src import monitoring
-
         listeners: Any = getattr(monitoring, "get_event_duration_listeners", None)
         return self._is_registered and (listeners is None or self in listeners())
 
@@ -316,15 +327,6 @@ class Observer:
 OBSERVER = Observer()
 
 
-def _is_inner() -> bool:
-    """Whether a trace is part of another one, or of `grad` or `vmap`. Before 0.10 JAX tells of such traces too."""
-    if jax.__version_info__ >= (0, 10):
-        return False
-    from jax._src import core
-
-    return not core.trace_state_clean()
-
-
 # What JAX's cache of traces holds
 
 CALLS_CACHE = "_infer_params_cached"
@@ -336,10 +338,10 @@ def count_held(function: Any) -> int:
     Without the cache, or its keys as they are now, it is none: then a block can't say of a function's first trace in it
     that the function was compiled before. Of calls under other settings, those that raised are counted too.
     """
-    from jax._src import pjit
-
     count = 0
     with contextlib.suppress(Exception):  # a key of another form
+        from jax._src import pjit
+
         cache, context = getattr(pjit, CALLS_CACHE), _trace_context()
         for known, settings, arguments, _ in cache.cache_keys():
             if known() is function:
@@ -377,28 +379,28 @@ def trace_settings() -> dict[str, Any]:
     Without JAX's `trace_context`, only those in `_KNOWN_SETTINGS` and the mesh are named; without the names of what is
     in it, as in JAX 0.9, the others are told without a name.
     """
-    known = {f"jax.config.{name}": getattr(jax.config, name, None) for name in _KNOWN_SETTINGS}
-    known["the mesh in use"] = untyped_jax.sharding.get_abstract_mesh()
     values, names = _trace_context(), _names_of_settings()
-    named = dict(zip(names, values, strict=True)) if len(names) == len(values) else {UNNAMED_SETTINGS: values}
-    return named | known
+    mesh = {"the mesh in use": untyped_jax.sharding.get_abstract_mesh()}
+    if len(names) == len(values) > 0:
+        return dict(zip(names, values, strict=True)) | mesh
+    return (
+        {UNNAMED_SETTINGS: values}
+        | mesh
+        | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
+    )
 
 
 def _trace_context() -> tuple[Any, ...]:
     """The settings of this thread that are part of the key of each trace."""
-    from jax._src import config as private
-
-    context: Any = getattr(private, "trace_context", tuple[Any, ...])
+    context: Any = getattr(config, "trace_context", tuple[Any, ...])
     values: tuple[Any, ...] = context()
     return values
 
 
 @functools.cache
 def _names_of_settings() -> tuple[str, ...]:
-    from jax._src import config as private
-
     try:
-        names = tuple(getattr(private, "trace_context_names")())  # noqa: B009  untyped
+        names = tuple(getattr(config, "trace_context_names")())  # noqa: B009  untyped
     except (AttributeError, NotImplementedError):
         return ()
     configured = (f"jax.config.{name}" if hasattr(jax.config, name) else name for name in names)
@@ -408,25 +410,17 @@ def _names_of_settings() -> tuple[str, ...]:
 # What can be seen in this version of JAX
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What this version of JAX shows of a trace."""
-
-    events: bool  # whether JAX tells of traces
-    calls: bool  # whether its frames show the call, and whether that was traced
-
-
 # `functools.cache` holds no lock meanwhile: the trace below is an event itself, which others may hear of.
 @functools.cache
-def capabilities() -> Capabilities:
-    """Trace a function, and see what shows."""
+def reads_calls() -> bool:
+    """Trace a function, and see whether JAX tells of it and shows the call, and that it was traced."""
 
     def probe(x: Any) -> Any:
         return x
 
-    traces = [event for event in OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0)) if event.kind == "trace"]
-    calls = [event.call for event in traces if event.call is not None]
-    return Capabilities(bool(traces), any(call.function is probe and call.outcome == "traced" for call in calls))
+    events = OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0))
+    calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
+    return any(call.function is probe and call.outcome == "traced" for call in calls)
 
 
 @functools.cache

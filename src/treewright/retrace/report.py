@@ -141,7 +141,7 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 def place_of(group: list[Difference]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
     kind, path = group[0].kind, ""
-    for same in zip(*(difference.path for difference in group), strict=True):
+    for same in zip(*[difference.path for difference in group], strict=True):
         keys = list(dict.fromkeys(map(str, same)))
         if len(keys) > 1:  # of what is added or removed, the names themselves are what differs
             keys = [f"[{first_names([key.strip('[]') for key in keys])}]" if kind in {"added", "removed"} else "[*]"]

@@ -213,6 +213,6 @@ def _setting(value: Any) -> Any:
     return snapshot(value if axes is None else dict(axes))
 
 
-def is_placement(difference: Difference) -> bool:
-    """Whether `jit` compiles again for this difference, but does not trace."""
-    return difference.kind in {"placement", "option"}
+def without_placement(differences: list[Difference]) -> list[Difference]:
+    """The differences for which `jit` traces; for the others it compiles again, with the same trace."""
+    return [difference for difference in differences if difference.kind not in {"placement", "option"}]

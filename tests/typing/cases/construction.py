@@ -1,5 +1,6 @@
 """What a constructor takes: in order, with defaults, by keyword, through inheritance, in generic classes."""
 
+import abc
 import dataclasses
 from dataclasses import InitVar
 from typing import Any, ClassVar, Generic, TypeVar, assert_type
@@ -56,8 +57,21 @@ class Pair(Module, Generic[T]):
     right: T
 
 
+class Shape(Module):
+    size: float
+
+    @abc.abstractmethod
+    def area(self) -> float: ...
+
+
+class Square(Shape, order=True, eq=True):  # mypy wants both
+    def area(self) -> float:
+        return self.size**2
+
+
 w = jnp.ones(3)
 assert_type(Layer(w), Layer)
+assert Square(2.0) < Square(3.0)
 assert_type(Layer(w, None, "gelu", sizes=(3, 4), mean=1.0, seed=3).kernel, jax.Array)
 assert_type(Layer(w).bias, jax.Array | None)
 assert_type(Layer(w).activation, str)
@@ -92,6 +106,7 @@ def refused() -> list[Any]:
         Layer(w, None, "gelu", 3, (3,)),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Layer(w, sizes=3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Layer(w, steps=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        Shape(2.0),  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
         Layer(w, kernal=w),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Layer(w, seed="no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Named(w),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
