@@ -258,19 +258,10 @@ def test_a_loop_may_go_on_while_its_state_is_written(tmp_path: Path) -> None:
     assert float(run.state["x"].max()) == 2
 
 
-def delete_and_save(manager: CheckpointManager) -> bool:
-    """Whether a step can be saved again where it was deleted."""
-    manager.delete(1)
-    manager.save(1, LIKE)
-    manager.wait()
-    return True
-
-
 CALLS: dict[str, Callable[[CheckpointManager], Any]] = {
     "restore": lambda manager: manager.restore(like=LIKE)["x"].tolist() == [1, 1],
     "restore_latest_valid": lambda manager: manager.restore_latest_valid(like=LIKE) is not None,
     "manifest": lambda manager: manager.manifest().leaves[0].name == "x",
-    "delete": delete_and_save,
 }
 
 

@@ -258,8 +258,8 @@ def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
             handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + (1 << 20)) / 1e9)  # pyright: ignore[reportArgumentType]
             try:
                 with reading(f"Step {folder.name}"):
-                    state: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
-                return arrays | state
+                    read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
+                    return arrays | read
             except CheckpointDamagedError as error:
                 if limit >= whole or "more bytes than we reserved" not in str(error):
                     raise
