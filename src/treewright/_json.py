@@ -209,7 +209,8 @@ class _Description:
         if isinstance(value, functools.partial):
             return self.call(cls, (value.func, *value.args), value.keywords | named)
         if isinstance(value, Mapping):
-            return self.call(cls, tuple(value.items()), named)
+            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
+            return f"{self.name(cls)}({{{items}}})"
         if isinstance(value, tuple | list):
             return self.call(cls, tuple(value), named)
         if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(cls):
