@@ -36,8 +36,9 @@ lint: $(VENV)/dev.installed ## format check, lint and import contracts
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-logo
 
+# All that the ignored folders hold is slow, and to import the libraries that they import takes ten seconds.
 quick: lint ## format check, lint and the quick tests, in half a minute
-	$(BIN)/pytest -m "not slow and not exhaustive" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow and not exhaustive" --ignore=tests/interop --ignore=tests/examples $(PYTEST_ARGS)
 
 # The checkers use one core each, so they run beside the tests; they are waited for if a test fails, too.
 # pytest-cov would read all files twice for its report.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,21 +115,6 @@ def test_apply_gradients_does_what_optax_does_by_hand(params: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, state.opt_state, opt_state)
     assert is_step(state.step, 3)
     assert loss_of(state.params) < loss_of(params)
-
-
-def test_an_optimiser_needs_no_more_than_init_and_update() -> None:
-    class Descent(NamedTuple):
-        rate: float
-
-        def init(self, params: Any) -> Any:
-            return ()
-
-        def update(self, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
-            return jax.tree.map(lambda grad: -self.rate * grad, grads), opt_state
-
-    state = TrainState.create(params={"w": jnp.ones(2)}, tx=Descent(0.25))
-
-    assert jax.jit(training_step)(state).params["w"].tolist() == [0.5, 0.5]
 
 
 # More fields

@@ -154,16 +154,6 @@ def test_it_trains_in_a_train_state_and_is_saved_and_loaded(tmp_path: Path) -> N
         load(tmp_path / "state.safetensors", like=at(state, "params").set(net(jax.nn.gelu)))
 
 
-def test_another_setting_or_function_retraces_and_is_named_by_its_path() -> None:
-    jitted = jax.jit(counted := count_traces(lambda net: net(VECTOR)))
-    jitted(net())
-    jitted(net(jax.nn.gelu))
-
-    assert counted.count == 2
-    (difference,) = diff(net(), net(jax.nn.gelu))
-    assert [jax.tree_util.keystr(part.path) for part in difference.parts] == [".mlp.others['.activation']"]
-
-
 def test_attributes_items_and_methods_are_those_of_the_layer() -> None:
     sequence = adopt(nn.Sequential([linear(), nn.Lambda(jnp.tanh)]))
 

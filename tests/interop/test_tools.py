@@ -56,13 +56,6 @@ def test_chex_compares_nodes_and_names_the_place_of_a_difference() -> None:
 FLOATS = st.floats(-10, 10, width=32)
 
 
-@hypothesis.given(st.builds(Dense, kernel=FLOATS, bias=FLOATS, activation=st.sampled_from(["relu", "tanh"])))
-def test_hypothesis_builds_nodes(dense: Dense) -> None:
-    leaves, structure = jax.tree.flatten(dense)
-
-    assert jax.tree.unflatten(structure, leaves) == dense
-
-
 @pytree_dataclass
 class Point:
     x: float

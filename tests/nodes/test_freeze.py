@@ -180,17 +180,6 @@ def test_as_a_converter_it_makes_a_static_by_content(value: Any, changed: Any) -
 # FrozenMapping
 
 
-def test_a_frozen_mapping_is_a_mapping() -> None:
-    frozen = freeze({"a": 1, "b": [2]})
-
-    assert (frozen["a"], len(frozen), list(frozen), "b" in frozen, "c" in frozen) == (1, 2, ["a", "b"], True, False)
-    assert (list(frozen.items()), list(frozen.values())) == ([("a", 1), ("b", (2,))], [1, (2,)])
-    assert (frozen.get("c", 5), {**frozen}) == (5, {"a": 1, "b": (2,)})
-    assert repr(frozen) == "FrozenMapping({'a': 1, 'b': (2,)})"
-    with pytest.raises(KeyError, match="'c'"):
-        frozen["c"]
-
-
 def test_a_frozen_mapping_equals_mappings_with_the_same_items_in_any_order() -> None:
     one, other = freeze({"a": 1, "b": 2}), freeze({"b": 2, "a": 1})
 

@@ -155,16 +155,6 @@ def test_a_jitted_method_takes_the_instance_as_an_argument() -> None:
     np.testing.assert_array_equal(jax.jit(linear().compiled)(X), [2.0, 40.0])
 
 
-def test_a_jitted_method_can_be_lowered_and_compiled() -> None:
-    model = linear()
-
-    # On the class and on an instance the function is the same, as for any jitted function in a class body.
-    for lowered in (Linear.compiled.lower(model, X), model.compiled.lower(model, X)):
-        np.testing.assert_array_equal(lowered.compile()(model, X), [2.0, 40.0])
-    np.testing.assert_array_equal(jax.jit(model.step).lower(X).compile()(X), [2.0, 40.0])
-    assert Linear.raised.lower(model, X, power=2).compile()(model, X)[1] == 1600.0
-
-
 def test_super_calls_the_method_of_the_base() -> None:
     deep = Deep(linear().kernel)
 

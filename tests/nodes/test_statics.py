@@ -83,15 +83,6 @@ def test_two_statics_are_told_apart_field_by_field() -> None:
     assert counted.count == 6
 
 
-def test_two_hundred_variants_trace_once_each() -> None:
-    jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
-    for _ in range(2):
-        for width in range(200):
-            jitted.trace(Layer(jnp.ones(2), width))  # traces and caches as a call does, and spares the compilation
-
-    assert counted.count == 200
-
-
 # Functions that capture variables
 
 
@@ -117,17 +108,6 @@ def parity(base: int) -> Callable[[int], bool]:
         return n != base and even(n - 1)
 
     return even
-
-
-def unbound(*, bound: bool) -> Callable[[], int]:
-    later = 1
-
-    def function() -> int:
-        return later
-
-    if not bound:
-        del later
-    return function
 
 
 def with_default(default: Any) -> Callable[..., Any]:
@@ -185,12 +165,6 @@ def test_by_content_attributes_of_a_function_count() -> None:
 
     assert trace_counts(Content, *settings) == [1, 1, 2, 2]
     assert trace_counts(Layer, *map(with_attribute, (2.0, 2.0))) == [1, 2]
-
-
-def test_by_content_a_variable_that_is_not_bound_yet_is_no_obstacle() -> None:
-    settings = [unbound(bound=bound) for bound in (False, False, True, False)]
-
-    assert trace_counts(Content, *settings) == [1, 1, 2, 2]
 
 
 def test_a_later_object_is_not_taken_for_a_freed_one_at_the_same_address() -> None:

@@ -6,12 +6,16 @@ import tomllib
 
 import pytest
 
+import treewright
 from tests.test_house import ROOT
 from tests.test_import_cost import modules_added_by, packages
 
 pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
+
+# All that the runs below import, or pytester would forget it after each and JAX meet our classes twice.
+LOADED = [getattr(treewright, name) for name in treewright.__all__]
 
 PLUGIN = ("--disable-plugin-autoload", "-p", "treewright.testing.plugin", "-p", "no:cacheprovider", "--strict-markers")
 HEAD = """

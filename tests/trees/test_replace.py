@@ -191,12 +191,6 @@ def test_every_spelling_derives_again_what_post_init_derives(spelling: Any, cls:
     assert jax.tree.structure(found) == jax.tree.structure(cls(**{"low": 1.0, **changes}))
 
 
-def test_a_field_that_no_constructor_takes_and_post_init_does_not_assign_stays() -> None:
-    started = at(Interval(1.0), lambda interval: interval.steps).set(7)
-    assert replace(started, high=3.0).steps == 7
-    assert replace(started, steps=8, high=3.0) == at(Interval(1.0, 3.0), lambda interval: interval.steps).set(8)
-
-
 def test_a_value_that_post_init_would_assign_again_is_refused_with_the_cure() -> None:
     interval: Any = Interval(1.0)
     with pytest.raises(TypeError, match=r"Interval\.width is derived: __post_init__ has .* lost.*treewright\.at\(node"):

@@ -54,15 +54,6 @@ def test_unstack_and_node_at_give_the_nodes_back() -> None:
     assert jax.jit(lambda index: node_at({"x": np.arange(3)}, index))(2)["x"] == 2
 
 
-def test_random_keys_and_other_trees_are_stacked() -> None:
-    keys = [{"key": jax.random.key(seed)} for seed in range(3)]
-    stacked = stack(keys)
-
-    assert stacked["key"].shape == (3,)
-    assert jnp.array_equal(unstack(stacked)[2]["key"], keys[2]["key"])
-    assert jax.jit(lambda a, b: stack([a, b]))(jnp.ones(2), jnp.zeros(2)).shape == (2, 2)
-
-
 def test_an_ensemble_runs_under_vmap_and_layers_under_scan() -> None:
     nodes = [jax.tree.map(jnp.asarray, replace(layer, bias=None)) for layer in layers()]
     stacked, x = stack(nodes), jnp.ones(2)
