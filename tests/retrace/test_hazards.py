@@ -243,4 +243,5 @@ def test_buffers_that_optax_trains_are_listed_and_what_is_told_leaves_them_alone
     ):
         assert lines((params, state)) == []
     updates, _ = parts.update(jax.tree.map(jnp.ones_like, params), parts.init(params), params)
-    assert optax.apply_updates(params, updates)["norm"].mean.tolist() == [1, 1]
+    updated: Any = optax.apply_updates(params, updates)
+    assert updated["norm"].mean.tolist() == [1, 1]
