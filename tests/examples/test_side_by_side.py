@@ -63,7 +63,7 @@ def test_the_program_of_the_other_library_reaches_what_ours_does(tutorial: str) 
     expected = {
         "first-model": "0.9",
         "language-model": "after:  2.",
-        "reinforcement-learning": "above 90 at the end: True",
+        "reinforcement-learning": "above 70 at the end: True",
         "lora": "of the same class and structure: True",
     }
     assert expected[tutorial] in printed
