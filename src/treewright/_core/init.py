@@ -160,9 +160,10 @@ def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
 def _signature(cls: Any) -> inspect.Signature:
     """The signature of a class, in which a name may still be unknown."""
     if sys.version_info >= (3, 14):
-        return inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
-    # before 3.14
-    return inspect.signature(cls)
+        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+    else:  # before 3.14
+        signature = inspect.signature(cls)
+    return signature
 
 
 @dataclasses.dataclass(frozen=True)
