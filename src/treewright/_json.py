@@ -212,9 +212,10 @@ class _Description:
             return self.call(cls, tuple(value.items()), named)
         if isinstance(value, tuple | list):
             return self.call(cls, tuple(value), named)
-        is_plain = getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(cls)
-        by_text = is_plain or not named or inspected.of_python(cls)
-        return self.call(cls, (_plain_text(value),), {}) if by_text else self.call(cls, (), named)
+        if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(cls):
+            return _plain_text(value)
+        by_text = not named or inspected.of_python(cls)
+        return f"{self.name(cls)}({_plain_text(value)})" if by_text else self.call(cls, (), named)
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
         texts = [*map(self.of, arguments), *(f"{name}={self.of(value)}" for name, value in named.items())]
@@ -247,7 +248,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object by name, without what it only keeps."""
     state = state_of(value).items()
     kept = {name: part for name, part in state if not is_cached_property(type(value), name) and name not in _LEFT_OUT}
-    return {name: kept[name] for name in sorted(kept)}
+    return {name: kept[name] for name in sorted(kept, key=str)}
 
 
 def _plain_text(value: Any) -> str:

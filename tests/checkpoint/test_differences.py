@@ -262,5 +262,11 @@ def test_the_message_of_very_many_differences_can_be_read(tmp_path: Path) -> Non
     assert len(caught.value.differences) == 5000
 
 
+def test_the_cure_for_a_key_is_not_a_cast() -> None:
+    for other in ("uint32[2] (array)", "uint32[4] (key rbg)"):
+        remedy = Mismatch("x", "kind", "uint32[2] (key fry)", other).remedy
+        assert remedy.startswith("A key of another kind: make it in migrate=, by jax.random.wrap_key_data")
+
+
 def test_a_long_path_is_cut_in_a_message() -> None:
     assert str(Mismatch("['" + "x" * 10**6, "missing", "nothing", "y" * 10**6)).count("...") == 2

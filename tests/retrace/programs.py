@@ -96,7 +96,7 @@ def call(f: Any, x: Any) -> Any:
     return f(x) if callable(f) else x
 
 
-def times(factor: float) -> Callable[[Any], Any]:
+def times(factor: Any) -> Callable[[Any], Any]:
     return lambda x: x * factor
 
 

@@ -161,18 +161,15 @@ def test_a_wrong_command_line_is_refused(arguments: Sequence[str], message: str,
 # The report
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A program that retraces, run once with all options, and its folder."""
-    folder = tmp_path_factory.mktemp("watched")
+def test_a_run_is_reported_as_text_as_json_and_as_a_timeline_and_fails_where_it_retraces_too_often(
+    tmp_path: Path,
+) -> None:
     options = ("--json", "report.json", "--trace", "trace.json", "--max-retraces", "0")
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
-    return run(*RETRACES, *options, program(folder), folder=folder, environment=cache), folder
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
 
+    ended = run(*RETRACES, *options, program(tmp_path), folder=tmp_path, environment=cache)
 
-def test_the_report_says_what_was_compiled_for_how_long_and_why_again(watched: Any) -> None:
-    text = watched[0].stderr
-
+    text = ended.stderr
     lines = text.splitlines()
     assert "\ntreewright retraces: program.py ran for " in text
     assert "function                   traces  compilations  tracing  compiling" in lines
@@ -182,33 +179,10 @@ def test_the_report_says_what_was_compiled_for_how_long_and_why_again(watched: A
     assert "step retraced (2nd trace, " in text
     assert "called from program.py:12 in main\n    x: float64[32] -> float64[31]\n" in text
     assert "    program.py:13 in main: 4 programs (broadcast_in_dim 2 times, multiply, add)" in text
-
-
-def test_too_many_retraces_fail_a_program_that_succeeds(watched: Any, tmp_path: Path) -> None:
-    assert watched[0].returncode == 3
-    assert "1 retrace, and --max-retraces allows 0" in watched[0].stderr
-    failing = program(tmp_path, f"{COMPILING}\nraise SystemExit(4)\n")
-    assert run(*RETRACES, "--max-retraces", "0", failing, folder=tmp_path).returncode == 4
-
-
-def test_what_the_persistent_cache_did_is_said_with_the_seconds_that_a_smaller_minimum_saves(watched: Any) -> None:
-    first, folder = watched
-    small = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-
-    filling, reading = (run(*RETRACES, "program.py", folder=folder, environment=small).stderr for _ in range(2))
-
-    assert re.search(r"    missed and not kept: \d+ programs, ", first.stderr)
-    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1) would save up to " in first.stderr
-    assert re.search(r"    missed and kept: [1-9]\d* programs, ", filling)
-    assert re.search(r"    read: [1-9]\d* programs, .*, which saved ", reading)
-
-
-def test_the_report_is_written_as_json_and_as_a_timeline(watched: Any) -> None:
-    report, timeline = (json.loads((watched[1] / name).read_text()) for name in ("report.json", "trace.json"))
-
+    assert re.search(r"    missed and not kept: \d+ programs, ", text)
+    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1) would save up to " in text
+    assert (ended.returncode, "1 retrace, and --max-retraces allows 0" in text) == (3, True)
+    report, timeline = (json.loads((tmp_path / name).read_text()) for name in ("report.json", "trace.json"))
     assert [(each["function"], each["number"]) for each in report["retraces"]] == [("step", 2)]
     [difference] = report["retraces"][0]["differences"]
     assert difference["kind"] == "shape"
@@ -217,6 +191,23 @@ def test_the_report_is_written_as_json_and_as_a_timeline(watched: Any) -> None:
     events = timeline["traceEvents"]
     assert [event["ph"] for event in events] == ["X"] * len(events)
     assert {"trace step", "lower step", "compile step"} <= {event["name"] for event in events}
+
+
+def test_what_the_persistent_cache_kept_and_gave_is_said_and_a_status_of_the_program_stays(tmp_path: Path) -> None:
+    name = program(tmp_path, f"{COMPILING}\nraise SystemExit(4)\n")
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+    filling, reading = (
+        run(*RETRACES, "--max-retraces", limit, name, folder=tmp_path, environment=cache) for limit in ("0", "1")
+    )
+
+    assert re.search(r"    missed and kept: [1-9]\d* programs, ", filling.stderr)
+    assert re.search(r"    read: [1-9]\d* programs, .*, which saved ", reading.stderr)
+    assert (filling.returncode, reading.returncode) == (4, 4)
+    assert "--max-retraces allows" not in reading.stderr
 
 
 def test_a_program_without_jax_is_reported_as_such(tmp_path: Path) -> None:

@@ -211,13 +211,13 @@ if not TYPE_CHECKING_WITH_PYREFLY and not MYPY:
                converter: None = ...) -> Declared: ...
 elif not TYPE_CHECKING_WITH_PYREFLY:
     @overload
-    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+    def static(*, init: bool = ..., repr: bool = ...,
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ...,
                converter: None = ...) -> "Declared | Any": ...
 else:  # pyrefly takes no type from the declaration
     @overload
-    def static(*, init: bool = ..., repr: bool = ...,  # pyright: ignore[reportOverlappingOverload]
+    def static(*, init: bool = ..., repr: bool = ...,
                hash: bool | None = ..., compare: StaticCompare = ..., metadata: Mapping[Any, Any] | None = ...,
                kw_only: bool = ..., doc: str | None = ..., local: bool = ..., converter: None = ...) -> Any: ...
 # fmt: on

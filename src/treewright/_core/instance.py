@@ -102,7 +102,7 @@ class FieldView:
     field: FieldSpec
     index: int
     # To `dataclasses`, which gives it a name, it is a field: as a default it would be lost, and the class with it.
-    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]  # of object
 
     @property
     def name(self) -> str:

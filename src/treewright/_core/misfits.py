@@ -43,20 +43,14 @@ _INSTEAD = types.MappingProxyType(
 _FREEZES = (list, set, MutableMapping, argparse.Namespace, types.SimpleNamespace)
 
 
+@dataclasses.dataclass(eq=False)
 class NoExactKeyError(TypeError):
     """A value that can't be compared exactly: what it is, what would follow, and what to give instead, if anything."""
 
-    def __init__(
-        self,
-        found: str,
-        consequence: str,
-        instead: str | None = f"Give it {_OWN_HASH}",
-        *,
-        freezes: bool = False,
-    ) -> None:
-        super().__init__(found)
-        self.found, self.consequence, self.instead = found, consequence, instead
-        self.freezes = freezes  # whether `freeze` makes that of it
+    found: str
+    consequence: str
+    instead: str | None = f"Give it {_OWN_HASH}"
+    freezes: bool = False  # whether `freeze` makes that of it
 
 
 def problem_of(value: Any) -> NoExactKeyError:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import json
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable
@@ -19,7 +18,7 @@ from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey, jax_trees
 from treewright._core.keys import Keys, NoExactKeyError, exact_key
 from treewright._core.misfits import note_settings
-from treewright._core.registration import register_once
+from treewright._core.registration import from_json, register_once, to_json
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
 
@@ -80,7 +79,7 @@ class BoundMethod:
     def __wrapped__(self) -> Any:
         raise AttributeError("a method has no __wrapped__: its function takes one argument more")
 
-    @property
+    @property  # where object has a plain attribute
     def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__func__.__doc__
 
@@ -116,18 +115,6 @@ def _method_of(value: Any) -> ModuleMethod | None:
     return ModuleMethod(value)
 
 
-def _function_to_json(function: Any) -> bytes:
-    from treewright._json import encode
-
-    return json.dumps(encode(function)).encode()
-
-
-def _function_from_json(data: bytes | bytearray) -> Any:
-    from treewright._json import decode
-
-    return decode(json.loads(bytes(data)))
-
-
 _SELF_KEY: Any = GetAttrKey("__self__")
 jax_trees.register_pytree_with_keys(
     BoundMethod,
@@ -138,8 +125,8 @@ jax_trees.register_pytree_with_keys(
 jax.export.register_pytree_node_serialization(
     BoundMethod,
     serialized_name="treewright.BoundMethod",
-    serialize_auxdata=_function_to_json,
-    deserialize_auxdata=_function_from_json,
+    serialize_auxdata=to_json,
+    deserialize_auxdata=from_json,
 )
 
 

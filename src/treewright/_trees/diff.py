@@ -11,7 +11,7 @@ import numpy as np
 
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
 from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
-from treewright._core.text import LENGTH, counted, cut_text, mesh_text, short_text
+from treewright._core.text import LENGTH, counted, cut_text, first_of, mesh_text, short_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -22,7 +22,6 @@ _BY_VALUE = ("static", "setting", "option", "function")  # of which the values t
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _DEPTH = 8  # levels inside of a static that are searched for what has changed
 _SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
-_SHOWN = 20  # places that `allclose` lists
 
 
 class Absent(enum.Enum):
@@ -92,21 +91,20 @@ class Difference:
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 
-def short_texts(left: Any, right: Any) -> tuple[str, str]:
+def short_texts(left: Any, right: Any) -> Sequence[str]:
     """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
     texts = short_text(left), short_text(right)
     if texts[0] != texts[1]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
-        start = _excerpt_start((left, right), LENGTH // 2)
-        old, new = excerpts((left, right), LENGTH // 2, show=repr)
-        return f"{old} at character {start}", f"{new} at character {start}"
+        return excerpts((left, right), LENGTH // 2, show=repr)
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
 def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
     """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
-    start = _excerpt_start(texts, width)
+    same = len(os.path.commonprefix(texts))  # noqa: RUF071  by characters is what is asked
+    start = max(0, same - width // 3)
     end = start + width
     return [
         text
@@ -114,11 +112,6 @@ def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = s
         else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
         for text in texts
     ]
-
-
-def _excerpt_start(texts: Sequence[str], width: int) -> int:
-    same = os.path.commonprefix(texts)  # noqa: RUF071  by characters is what is asked
-    return max(0, len(same) - width // 3)
 
 
 def shown(tree: Any) -> str:
@@ -164,14 +157,6 @@ def _as_structure(tree: Any) -> Structure:
 # Statics
 
 
-class Comparison(NamedTuple):
-    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
-
-    same: Callable[[Any, Any], bool]
-    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
-    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
-
-
 def same_to_jit(left: Any, right: Any) -> bool:
     """As `jit` compares the statics of foreign classes: identity, then `==`."""
     if left is right:
@@ -190,6 +175,15 @@ def same_exactly(left: Any, right: Any) -> bool:
         return bool(exact_key(left) == exact_key(right))
     except NoExactKeyError:
         return type(left) is type(right) and same_to_jit(left, right)
+
+
+class Comparison(NamedTuple):
+    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
+
+    same: Callable[[Any, Any], bool]
+    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
+    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
+    alike: Callable[[Any, Any], bool] = same_exactly  # of our own nodes, where the keys of two statics do not tell
 
 
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
@@ -296,6 +290,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
     else:  # equal keys of unequal hashes are two statics as well
         keys = zip(old.exact, new.exact, strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
+        changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
     yield from (static_difference((*path, key), value, other, compare) for key, value, other in changed)
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if changed or old.exact is not None or set(names) != set(others):
@@ -328,7 +323,7 @@ def _leaf_difference(
     abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
     if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
         return None
-    return "value", _distance(left, right)
+    return "value", _distance(_content_of(left), _content_of(right))
 
 
 def _difference_of_types(old: LeafType, new: LeafType) -> tuple[DifferenceKind, str]:
@@ -368,11 +363,8 @@ def _content_of(leaf: Any) -> Any:
 
 
 def _distance(left: Any, right: Any) -> str:
-    """How many elements of two arrays differ, and by how much."""
-    left, right = _content_of(left), _content_of(right)
-    if not all(isinstance(leaf, jax.Array | np.ndarray) and _is_numeric(leaf) for leaf in (left, right)):
-        return ""
-    if left.dtype == bool:
+    """How many elements of two arrays differ, and by how much; nothing for what is not a number."""
+    if not (_is_numeric(left) and _is_numeric(right) and hasattr(left, "dtype")) or left.dtype == bool:
         return ""
     _, _, apart, distance = _apart(left, right)
     largest = np.max(distance, where=apart, initial=0.0)
@@ -407,11 +399,8 @@ class Closeness:
         return not self.apart
 
     def __str__(self) -> str:
-        if not self.apart:
-            return "close"
-        places = counted(len(self.apart), "place")
-        more = [f"... and {len(self.apart) - _SHOWN} more"] if len(self.apart) > _SHOWN else []
-        return "\n  ".join([f"not close in {places}:", *self.apart[:_SHOWN], *more])
+        places = f"not close in {counted(len(self.apart), 'place')}:"
+        return "\n  ".join([places, *first_of(self.apart)]) if self.apart else "close"
 
     def __repr__(self) -> str:
         return f"<{self}>"
@@ -466,7 +455,6 @@ def _line(difference: Difference, rtol: float, atol: float) -> str:
 
 
 def _is_numeric(leaf: Any) -> bool:
-    dtype: Any = getattr(leaf, "dtype", None)
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        return bool(jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_)
+        return leaf.dtype == bool or bool(jax.numpy.issubdtype(leaf.dtype, np.number))
     return isinstance(leaf, int | float | complex)

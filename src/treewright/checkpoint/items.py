@@ -197,15 +197,24 @@ def manifest_of_step(folder: Any) -> Manifest:
 
 def arrays_of_step(folder: Any, requests: list[Request]) -> Iterator[Any]:
     """The arrays of a step, verified. Each process reads its own part of them, and nothing is exchanged."""
-    for leaf, sharding in requests:
-        if sharding is not None:
-            sharding.devices_indices_map(leaf.form.shape)  # an error of the target is raised as what it is
+    # An error of the target, such as a sharding that does not divide, is raised here as what it is.
+    mine = [_block_bytes(leaf, sharding) * _local_devices(sharding) for leaf, sharding in requests]
     for part in _parts(requests):
-        arrays = _read(folder, part)
+        arrays = _read(folder, part, sum(mine) // 32)
         for leaf, _ in part:
             array = arrays.pop(leaf.array)
             verify(array, leaf.digests, leaf.path)
             yield array
+
+
+def _block_bytes(leaf: Leaf, sharding: Any) -> int:
+    """The bytes of the largest block of an array that a device, or the host, gets."""
+    shape = leaf.form.shape if sharding is None else sharding.shard_shape(leaf.form.shape)
+    return leaf.form._replace(shape=shape).nbytes
+
+
+def _local_devices(sharding: Any) -> int:
+    return 1 if sharding is None else len(sharding.addressable_devices)
 
 
 def _parts(requests: list[Request]) -> Iterator[list[Request]]:
@@ -225,8 +234,12 @@ def _parts(requests: list[Request]) -> Iterator[list[Request]]:
     yield list(part.values())
 
 
-def _read(folder: Any, requests: list[Request]) -> dict[str, Any]:
-    """Arrays by the names under which they are kept; those without elements, which Orbax does not save, are made."""
+def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
+    """Arrays by the names under which they are kept; those without elements, which Orbax does not save, are made.
+
+    Orbax holds a block three times while it reads it, so it reads no more at once than `enough` bytes, or one block.
+    Where a block of the target cuts several that were saved, it has to read those whole.
+    """
     arrays: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     for leaf, sharding in requests:
@@ -240,6 +253,14 @@ def _read(folder: Any, requests: list[Request]) -> dict[str, Any]:
     if arguments:
         item = dict.fromkeys(arguments, 0)  # of which only the names count
         restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-        with reading(f"Step {folder.name}"):
-            arrays |= ocp.PyTreeCheckpointHandler().restore(epath.Path(folder) / STATE, args=restore)
+        blocks, whole = max(_block_bytes(*request) for request in requests), max(x.leaf.form.nbytes for x in requests)
+        for limit in (max(enough, blocks), max(enough, whole)):
+            handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + (1 << 20)) / 1e9)  # pyright: ignore[reportArgumentType]
+            try:
+                with reading(f"Step {folder.name}"):
+                    read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
+                    return arrays | read
+            except CheckpointDamagedError as error:
+                if limit >= whole or "more bytes than we reserved" not in str(error):
+                    raise
     return arrays

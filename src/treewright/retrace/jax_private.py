@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
-from jax._src import config, core, monitoring
+from jax._src import config, monitoring
 
 from treewright._core import innermost
 from treewright._core.jax_private import options_of, options_record, untyped_jax
@@ -266,8 +266,8 @@ class Observer:
         kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
         if kind is None or not listeners:
             return
-        if kind == "trace" and jax.__version_info__ < (0, 10) and not core.trace_state_clean():
-            return  # inside of another trace, or of `grad` or `vmap`: of these, later versions do not tell
+        if kind == "trace" and jax.__version_info__ < (0, 10) and _is_inner():
+            return
         told = Event(kind, duration_secs, (str(details.get("fun_name", "")), None))
         if kind in {"trace", "lower", "compile"}:
             frames = frames_to_the_user()
@@ -325,6 +325,17 @@ class Observer:
 
 
 OBSERVER = Observer()
+
+
+def _is_inner() -> bool:
+    """Whether what is traced is part of another trace. JAX 0.9 tells of such traces too, later releases do not."""
+    functions: list[Any] = []
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == TRACE_FRAME and _package(frame) == "jax":
+            functions.append(frame.f_locals.get("fun"))
+        frame = frame.f_back
+    return any(function is not functions[0] for function in functions)
 
 
 # What JAX's cache of traces holds

@@ -14,7 +14,7 @@ from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
-from treewright.retrace.why import Part, Snapshot, alike, cause, cause_of, same, snapshot
+from treewright.retrace.why import Part, Snapshot, alike, cause, cause_of, kind_of, same, snapshot
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
 _DEVICES = 8  # devices that are named
@@ -24,16 +24,12 @@ _DEVICES = 8  # devices that are named
 class Signature:
     """What `jit` looks at in a call. It keeps no array, and nothing in it changes later."""
 
-    traced: Mapping[str, Level | LeafType]  # the trees of the arguments that are traced, by name
-    compared: Mapping[str, Any]  # the arguments that are compared instead, by name
+    arguments: Mapping[str, Any]  # by name: the trees of those that are traced, and what is kept of static ones
+    statics: frozenset[str]  # the arguments that are static
     passed: Mapping[str, str]  # how each argument was passed
     settings: Mapping[str, Any]  # of JAX
     options: Mapping[str, Any]  # of `jit`
     defaults: frozenset[str] = frozenset()  # the parameters that have a default
-
-    def argument(self, name: str) -> Any:
-        """What is kept of an argument; `ABSENT` if the call has none of this name."""
-        return self.traced[name] if name in self.traced else self.compared.get(name, ABSENT)
 
 
 # Signatures
@@ -45,22 +41,24 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
         parameters = list(inspect.signature(call.function).parameters.values())
     except (TypeError, ValueError):  # built-in functions
         parameters = []
-    traced: dict[str, Level | LeafType] = {}
-    compared: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    statics: list[str] = []
     passed: dict[str, str] = {}
     for place, (name, given, way) in enumerate(_named(parameters, call)):
         value = given.tree if isinstance(given, FlatTree) else given
         passed[name] = way
         if call.is_static(name, place):
-            compared[name] = snapshot(value)
+            statics.append(name)
+            arguments[name] = snapshot(value)
         else:
-            traced[name] = _remembered(value, None if like is None else like.traced.get(name), call)
+            arguments[name] = _remembered(value, None if like is None else like.arguments.get(name), call)
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
     of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state
     defaults = frozenset([par.name for par in parameters if par.default is not par.empty])
-    return Signature(traced, compared, passed, settings, {} if of_loop else call.options, defaults)
+    options = {} if of_loop else call.options
+    return Signature(arguments, frozenset(statics), passed, settings, options, defaults)
 
 
 def _named(parameters: list[inspect.Parameter], call: Call) -> Iterator[tuple[str, Any, str]]:
@@ -153,8 +151,8 @@ def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Ke
     return ({}, {}) if is_told else (left.parts, right.parts)
 
 
-_WITHOUT_REASONS = Comparison(same, _parts_of_both, lambda _left, _right: "")  # to count: in a third of the time
-_WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(left, right) or "")
+_WITHOUT_REASONS = Comparison(same, _parts_of_both, lambda _left, _right: "", alike)  # to count: in a third of the time
+_WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
 
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
@@ -176,24 +174,20 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
 
 def _of_arguments(old: Signature, new: Signature, compare: Comparison) -> Iterator[Difference]:
     for name in dict.fromkeys((*old.passed, *new.passed)):
-        a, b = old.argument(name), new.argument(name)
+        a, b = (side.arguments.get(name, ABSENT) for side in (old, new))
         if a is ABSENT or b is ABSENT:
             passed = cause("default passed", "") if name in new.defaults else ""
             yield Difference((name,), a, b, "added" if a is ABSENT else "removed", passed)
-        elif (name in old.traced) is not (name in new.traced):
-            ways = ("static before, and traced now", "traced before, and static now")
-            yield Difference((name,), a, b, "class", cause("other statics", ways[name in old.traced]))
+        elif (name in old.statics) is not (name in new.statics):
+            ways = ("traced before, and static now", "static before, and traced now")
+            yield Difference((name,), a, b, "class", cause("other statics", ways[name in old.statics]))
         else:
-            if name in old.compared and not (_kind(a) is _kind(b) and same(a, b)):
+            if name in old.statics and not (kind_of(a) is kind_of(b) and same(a, b)):
                 yield static_difference((name,), a, b, compare)
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
-            if name in old.traced:
+            if name not in old.statics:
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
-
-
-def _kind(value: Any) -> type[Any]:
-    return value.kind if isinstance(value, Snapshot) else type(value)
 
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -42,7 +42,7 @@ class Entry:
     reference: weakref.ref[Any]  # to the function
     function: Any  # its snapshot
     signature: Signature
-    number: int  # of the trace; 0 if that was made before the block
+    number: int  # of the trace; 0 before it is known, and if the trace was made before the block
     compiled: bool | None  # None: before the block, if at all
     refusal: str = ""  # the message with which this trace was refused
 
@@ -92,7 +92,7 @@ class History:
 class _Seen:
     """A call that JAX traces or compiles, and the closest earlier one."""
 
-    function: Any
+    reference: weakref.ref[Any]  # to the function
     history: History
     signature: Signature
     closest: Entry | None
@@ -104,9 +104,10 @@ class _Seen:
 
     def record(self, number: int, *, compiled: bool | None) -> Entry:
         """Remember the call, so that later ones are compared with it."""
-        history, calls = self.history, self.history.calls_of(self.function)
-        described = calls[0].function if calls else snapshot(self.function)
-        entry = Entry(weakref.ref(self.function), described, self.signature, number, compiled)
+        function, history = self.reference(), self.history
+        calls = history.calls_of(function)
+        described = calls[0].function if calls else snapshot(function)
+        entry = Entry(self.reference, described, self.signature, number, compiled)
         history.forgotten += len(history.entries) == _SIGNATURES
         history.entries.append(entry)
         return entry
@@ -198,7 +199,7 @@ class Watch:
 
     def _hear_compilation(self, event: Event, call: Call) -> None:
         seen = self._begun.pop(event.thread, None)
-        if seen is not None and seen.history is self._history(event):
+        if seen is not None and seen.reference() is call.function:
             seen.seconds += event.seconds
         else:
             self._end(seen)
@@ -227,10 +228,11 @@ class Watch:
             history = self._history(event)
             if event.signature is None:
                 event.signature = signature_of(call, history.entries[-1].signature if history.entries else None)
+            reference = weakref.ref(function)
             closest, found = history.closest(function, event.signature, sharing=sharing)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
             return None
-        return _Seen(function, history, event.signature, closest, found, without_placement(found), event.seconds)
+        return _Seen(reference, history, event.signature, closest, found, without_placement(found), event.seconds)
 
     def _history(self, event: Event) -> History:
         name, definition = event.definition
@@ -249,7 +251,7 @@ class Watch:
             calls, now = "a call" if held == 1 else f"{held} calls", _arguments(seen.signature)
             unseen = f"JAX has traces for {calls} from before the block, whose arguments were not seen; now {now}"
             compared_with = 0
-        seen.closest = seen.record(seen.history.counts["trace"] + 1, compiled=compiled)
+        seen.closest = seen.record(0, compiled=compiled)
         self._report(event, seen.history, "trace", seen, compared_with=compared_with, unseen=unseen)
 
     def _report(
@@ -272,11 +274,12 @@ class Watch:
             history.name, kind, number, tuple(found), compared_with, event.seconds, event.caller, unseen
         )
         limit = self._limits[kind]
-        if limit is not None and count > limit:
-            self.violations.append(too_many(limit, report))
-            if seen is not None and seen.closest is not None and kind == "trace":
-                seen.closest.refusal = self.violations[-1]
-            raise TooManyTracesError(self.violations[-1])
+        refusal = too_many(limit, report) if limit is not None and count > limit else ""
+        if kind == "trace" and seen is not None and seen.closest is not None:
+            seen.closest.number, seen.closest.refusal = number, refusal
+        if refusal:
+            self.violations.append(refusal)
+            raise TooManyTracesError(refusal)
         if seen is not None:
             seen.report = report
         elif report.is_retrace:
@@ -291,7 +294,7 @@ def _arguments(signature: Signature) -> str:
     """`x: float32[2] (committed to cpu:0), n: 3`."""
     texts: list[str] = []
     for name in signature.passed:
-        value = signature.argument(name)
+        value = signature.arguments[name]
         placement = getattr(value, "placement", None)
         texts.append(f"{name}: {value!r}" + ("" if placement is None else f" ({placement})"))
     return ", ".join(texts) or "no arguments"

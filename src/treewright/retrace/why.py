@@ -143,6 +143,11 @@ def snapshot(value: Any) -> Any:
     return kept(value, _DEPTH)
 
 
+def kind_of(value: Any) -> type[Any]:
+    """The class of a value of which this is kept."""
+    return value.kind if isinstance(value, Snapshot) else type(value)
+
+
 def _snapshot_of(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     kind: Any = type(value)
     generated = dataclasses.is_dataclass(kind) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
@@ -280,11 +285,9 @@ def cause_of(left: Any, right: Any) -> Cause | None:
     old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
     if any(isinstance(value, Snapshot) and _WRAPPED in value.parts for value in (old, new)):
         return _of_wrappers(old, new)
-    kinds = [value.kind if isinstance(value, Snapshot) else type(value) for value in (old, new)]
-    if isinstance(old, type) and isinstance(new, type):
-        kinds = [old, new]
-    if kinds[0] is not kinds[1]:
-        return _of_classes(old, new, *kinds)
+    classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (kind_of(old), kind_of(new))
+    if classes[0] is not classes[1]:
+        return _of_classes(old, new, *classes)
     if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
         return cause("nan", "NaN equals nothing, not even another NaN")
     if not isinstance(old, Snapshot) or not isinstance(new, Snapshot):
@@ -314,9 +317,7 @@ def _of_classes(old: Any, new: Any, a: type[Any], b: type[Any]) -> Cause | None:
         return cause("class made twice", alike_reason(a, b))
     if isinstance(old, type) or short_text(old) != short_text(new):
         return None
-    names = (a.__qualname__, b.__qualname__)
-    if names[0] == names[1]:
-        names = (f"{a.__module__}.{names[0]}", f"{b.__module__}.{names[1]}")
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in (a, b)]
     return cause("other class", f"same text, but {' -> '.join(names)}")
 
 
