@@ -28,7 +28,7 @@ def interface_of(name: str, value: Any) -> list[str]:
         return [f"{name} (of JAX's)"]  # whose parameters change with its releases
     lines = [f"{name}{_parameters(value)}"]
     if isinstance(value, type):
-        inherited = set(dir(np.ndarray)) if issubclass(value, np.ndarray) else set[str]()
+        inherited = {name for base in (np.ndarray, dict) if issubclass(value, base) for name in dir(base)}
         members = sorted({member for member in dir(value) if not member.startswith("_")} - inherited)
         lines += [f"  {name}.{member}{_parameters(getattr(value, member, None))}" for member in members]
     return lines

@@ -163,7 +163,10 @@ def test_each_slip_is_answered_as_the_table_says(table: Path, tmp_path_factory: 
 def compare(table: Path, found: str) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS"):
         table.write_text(found, encoding="utf-8")
-    assert found == table.read_text(encoding="utf-8"), f"{table} differs; UPDATE_SNAPSHOTS=1 writes it anew"
+    expected = table.read_text(encoding="utf-8")
+    if sys.version_info >= (3, 13):  # where the guess is Python's, and left out above
+        expected = re.sub(r"(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected, flags=re.M)
+    assert found == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 writes it anew"
 
 
 def raised_on_purpose(error: BaseException) -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REFUSED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
 # How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
-FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 160, (3, 14): 173, (3, 15): 176}
+FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 159, (3, 14): 172, (3, 15): 175}
 
 
 def source_files() -> dict[str, Path]:

@@ -148,6 +148,12 @@ def _check_class(cls: type[Any], options: Mapping[str, bool], *, is_module: bool
             f"changes in place would change under a running transformation. treewright.replace(node, field=...) gives "
             f"a changed copy."
         )
+    for option in ("slots", "weakref_slot"):
+        if options[option]:
+            raise NodeDefinitionError(
+                f"{'Module' if is_module else 'pytree_dataclass'}({option}=True) for {cls.__qualname__}: a node keeps "
+                f"its fields in one flattened pair, and can be weakly referenced as it is. Drop {option}=True."
+            )
     refuse_base(cls)
     if "__dataclass_params__" in vars(cls):
         if is_tree_node(cls):
@@ -458,7 +464,7 @@ def _install_methods(draft: _Draft) -> None:
             continue
         if not is_module or _is_of_dataclass(cls, name):
             setattr(cls, name, method)
-    if not is_module and "replace" not in body and "replace" not in inherited:
+    if not is_module and "replace" not in {*body, *inherited, *draft.annotations}:
         setattr(cls, "replace", replace)  # noqa: B010  no checker knows it
     is_abstract = any(getattr(base, "__abstractmethods__", ()) for base in cls.__bases__)
     if is_abstract or any(getattr(value, "__isabstractmethod__", False) for value in body.values()):
@@ -488,6 +494,8 @@ def pytree_dataclass(
     frozen: bool = True,
     match_args: bool = True,
     kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
 ) -> Callable[[C], C]: ...
 @dataclass_transform(
     frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field)
@@ -504,6 +512,8 @@ def pytree_dataclass(
     frozen: bool = True,
     match_args: bool = True,
     kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
 ) -> Any:
     """Make a class a pytree node: its fields are children, those marked `static()` go to `aux_data`.
 
@@ -521,6 +531,8 @@ def pytree_dataclass(
         frozen: Always true.
         match_args: Generate `__match_args__`.
         kw_only: All fields of this class are taken by keyword.
+        slots: Always false: a node keeps its fields in one flattened pair. `dataclasses.make_dataclass` passes it.
+        weakref_slot: Always false: a node can be weakly referenced as it is.
 
     Raises:
         NodeDefinitionError: If the class can't be a node; the message names the field or option and the cure.

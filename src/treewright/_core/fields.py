@@ -105,7 +105,10 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     the marks of other libraries, such as `{"pytree_node": False}`, as `flax.struct.field` writes it.
     """
     metadata = field.metadata
-    options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
+    try:
+        options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
+    except AttributeError:  # dataclasses takes any mapping, and some have no `get`
+        return {}
     if metadata and options.get("kind", "child") == "child":
         for mark, says in _STATIC_MARKS.items():
             if bool(metadata.get(mark, not says)) is says:
@@ -431,7 +434,10 @@ def _looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable
         annotation = resolved(annotation, cls)
         origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
         if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
-            annotation = (origin or annotation).__value__
+            try:
+                annotation = (origin or annotation).__value__
+            except NameError:  # of a name that is unknown yet
+                break
         elif isinstance(annotation, dataclasses.InitVar):
             annotation = annotation.type
         elif origin is Annotated:

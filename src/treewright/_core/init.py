@@ -157,9 +157,17 @@ def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
         init.__annotations__ = {**types, "return": None}
 
 
+def _signature(cls: Any) -> inspect.Signature:
+    """The signature of a class, in which a name may still be unknown."""
+    if sys.version_info >= (3, 14):
+        return inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+    # before 3.14
+    return inspect.signature(cls)
+
+
 @dataclasses.dataclass(frozen=True)
 class Docstring:
-    """The docstring of a class, made when it is read: its signature if it has none, and a section for the fields."""
+    """The docstring of a class, made when first read: its signature if it has none, and a section for the fields."""
 
     written: str | None
 
@@ -167,10 +175,12 @@ class Docstring:
         doc = self.written
         if doc is None:
             doc = cls.__name__
-            with contextlib.suppress(TypeError, ValueError, NameError):  # a name that is unknown yet, from 3.14 on
-                doc += str(inspect.signature(cls)).replace(" -> None", "")
+            with contextlib.suppress(TypeError, ValueError):
+                doc += str(_signature(cls)).replace(" -> None", "")
         documented = [field_ for field_ in cls.__node_spec__.fields if field_.doc is not None]
         if not documented:
+            cls.__doc__ = doc
             return doc
         lines = [f"    {one.name}: {inspect.cleandoc(one.doc)}".replace("\n", "\n        ") for one in documented]
-        return "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
+        cls.__doc__ = doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
+        return doc

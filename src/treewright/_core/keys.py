@@ -13,6 +13,7 @@ import datetime as dt
 import decimal
 import functools
 import operator
+import pathlib
 import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -175,6 +176,10 @@ class Keys:
         except Exception as error:
             raise problem_of(value) from error
         refuse_equality(value)
+        if isinstance(value, Mapping):  # such as flax's FrozenDict: its `==` takes 1 for True, and forgets the order
+            return (_class_key(cls), value, *[(self.key(name), self.key(value[name])) for name in value])
+        if isinstance(value, pathlib.PurePath):  # from Python 3.12 on its `==` asks its `__str__`
+            return (_class_key(cls), value, type(value).parts.__get__(value))
         is_alias = cls.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)
         return (_class_key(cls), value, repr(value)) if is_alias else (_class_key(cls), value)
 
