@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 STUBTEST := --mypy-config-file pyproject.toml --allowlist tests/typing/stubtest.txt --ignore-missing-stub \
-    --ignore-unused-allowlist --ignore-disjoint-bases treewright.train treewright.typed jaxlib._jax
+    --ignore-disjoint-bases treewright jaxlib._jax
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

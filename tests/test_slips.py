@@ -165,7 +165,7 @@ def compare(table: Path, found: str) -> None:
         table.write_text(found, encoding="utf-8")
     expected = table.read_text(encoding="utf-8")
     if sys.version_info >= (3, 13):  # where the guess is Python's, and left out above
-        expected = re.sub(r"(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected, flags=re.M)
+        expected = re.sub(r"(?m)(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected)
     assert found == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 writes it anew"
 
 

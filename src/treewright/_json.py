@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from treewright._core import functions as inspected
 from treewright._core.fields import spec_of
@@ -199,8 +200,8 @@ class _Description:
         """The class of a value, and what it holds."""
         if hasattr(value, "__func__") and hasattr(value, "__self__"):
             return self.call(cls, (value.__func__, value.__self__), {})
-        if callable(value) and getattr(value, "__wrapped__", None) is not None:
-            return self.call(cls, (value.__wrapped__, _plain_text(inspected.jit_options(value))), named)
+        if callable(value) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
+            return self.call(cls, (wrapped, _plain_text(inspected.jit_options(value))), named)
         if isinstance(value, set | frozenset):
             return f"{self.name(cls)}({', '.join(sorted(map(self.alone, value)))})"
         if hasattr(cls, "__node_spec__"):
@@ -209,10 +210,11 @@ class _Description:
         if isinstance(value, functools.partial):
             return self.call(cls, (value.func, *value.args), value.keywords | named)
         if isinstance(value, Mapping):
-            return self.call(cls, tuple(value.items()), named)
+            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
+            return f"{self.name(cls)}({{{items}}})"
         if isinstance(value, tuple | list):
             return self.call(cls, tuple(value), named)
-        if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(cls):
+        if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(type(value)):
             return _plain_text(value)
         by_text = not named or inspected.of_python(cls)
         return f"{self.name(cls)}({_plain_text(value)})" if by_text else self.call(cls, (), named)
@@ -262,7 +264,7 @@ def _plain_text(value: Any) -> str:
 
 def _array_digest(value: Any) -> str:
     """Empty for an array of which this process has only a part, or whose values are gone or yet to come."""
-    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(value, Tracer) or not getattr(value, "is_fully_addressable", True):
         return ""
     if getattr(value, "is_deleted", bool)():
         return "(deleted)"

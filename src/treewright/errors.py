@@ -152,9 +152,9 @@ class ShardingWarning(UserWarning):
 
 
 class ProcessMismatchError(RuntimeError):
-    """The processes of one run hold different trees or programs, or some did not come to say what they hold.
+    """The processes of one run hold or save different trees or programs, or some did not come to say what they hold.
 
-    Every process raises it, before any has computed.
+    Every process raises it, before any has computed or written.
 
     Going on, a collective would wait without end, or each process would silently train with settings of its own.
     """

@@ -227,8 +227,8 @@ def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
     trained = partition(grads, trainable)[0]
     lines = _misfits("params", weights, trained)
     if lines:
-        is_pair = isinstance(grads, tuple) and len(grads) == 2
-        is_result = is_pair and not _misfits("", weights, partition(grads[1], trainable)[0])
+        pair: Any = grads if isinstance(grads, tuple) and len(grads) == 2 else None
+        is_result = pair is not None and not _misfits("", weights, partition(pair[1], trainable)[0])
         cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if is_result else ""
         return f"grads is not a tree like params, so no update can be computed. From params to grads:{lines}{cure}"
     for path, leaf in jax_trees.tree_leaves_with_path(trained):

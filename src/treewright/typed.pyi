@@ -235,6 +235,7 @@ else:
             keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Jit: ...
 
 # pyright lets functions alone override methods, so there the result is one, without `.lower`.
+# It finds that these and the last two overlap, as is meant.
 if not TYPE_CHECKING_WITH_PYREFLY and not MYPY and sys.version_info.major < 3:
     @overload
     def jit_method(fun: Callable[P, R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,
@@ -242,22 +243,23 @@ if not TYPE_CHECKING_WITH_PYREFLY and not MYPY and sys.version_info.major < 3:
                    donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
                    compiler_options: dict[str, Any] | None = ...) -> Callable[P, R]: ...
     @overload
-    def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
-                   static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
-                   donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
-                   compiler_options: dict[str, Any] | None = ...) -> _Keeps: ...
+    def jit_method(*, in_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]  # the last one overlaps
+                   out_shardings: Any = ..., static_argnums: Numbers = ..., static_argnames: Names = ...,
+                   donate_argnums: Numbers = ..., donate_argnames: Names = ..., keep_unused: bool = ...,
+                   inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Keeps: ...
 
 @overload
-def jit_method(fun: Callable[Concatenate[Any, P], R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
-               static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
-               donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
+def jit_method(fun: Callable[Concatenate[Any, P], R], /,  # pyright: ignore[reportOverlappingOverload]  # see above
+               *, in_shardings: Any = ..., out_shardings: Any = ..., static_argnums: Numbers = ...,
+               static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
+               keep_unused: bool = ..., inline: bool = ...,
                compiler_options: dict[str, Any] | None = ...) -> JittedMethod[P, R]:
     """`jax.jit` for a method that overrides another one, jitted or not, or is overridden."""
 @overload
-def jit_method(*, in_shardings: Any = ..., out_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]
-               static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
-               donate_argnames: Names = ..., keep_unused: bool = ..., inline: bool = ...,
-               compiler_options: dict[str, Any] | None = ...) -> _JitMethod: ...
+def jit_method(*, in_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]  # see above
+               out_shardings: Any = ..., static_argnums: Numbers = ..., static_argnames: Names = ...,
+               donate_argnums: Numbers = ..., donate_argnames: Names = ..., keep_unused: bool = ...,
+               inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _JitMethod: ...
 
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so

@@ -322,7 +322,8 @@ def test_a_forged_manifest_gives_a_tree_or_an_error_of_ours_and_runs_and_imports
     before = set(sys.modules)
     forge(path, json.dumps(changed_anywhere(document_in(path), data.draw)))
 
-    for options in ({"like": like}, {"modules": models}):
+    each: list[dict[str, Any]] = [{"like": like}, {"modules": models}]
+    for options in each:
         try:
             load(path, **options)
         except (CheckpointError, MemoryError):

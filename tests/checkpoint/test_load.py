@@ -90,10 +90,11 @@ def moved(cls: Any, module: str) -> Any:
 
 
 def test_fields_in_another_order_are_found_by_name(engine: Any) -> None:
-    before, after = (
+    classes: list[Any] = [
         type("Both", (Module,), {"__annotations__": dict.fromkeys(order, Any), "__checkpoint_name__": "Both"})
         for order in ("ab", "ba")
-    )
+    ]
+    before, after = classes
     engine.save(before(a=1, b=2))
 
     assert engine.load(like=after(a=0, b=0)) == after(a=1, b=2)

@@ -22,7 +22,7 @@ from tests.retrace.support import fresh
 from treewright import Module, TrainState, freeze, static
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 __all__ = ["AxisType", "SingleDeviceSharding", "TrainState", "freeze", "functools", "jnp", "math", "nnx", "optax"]
 
@@ -47,7 +47,7 @@ def under(setting: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def updated(name: str, value: Any) -> Iterator[None]:
+def updated(name: str, value: Any) -> Generator[None]:
     before, update = getattr(jax.config, name), jax.config.update
     update(name, value)  # type: ignore[no-untyped-call]
     yield

@@ -250,9 +250,9 @@ def static(
         init: As for `field`.
         repr: As for `field`.
         hash: As for `field`.
-        compare: How functions that capture variables are compared. `"value"`: by identity, so that one made anew is
-            another static. `"content"`: by their code and by what they captured, so that a rebuilt
-            `optax.adam(1e-3)` is the same static; only for functions whose captured variables are not bound anew.
+        compare: How functions that capture variables are compared. `"value"`: yours by identity, so that one made anew
+            is another static; those that a library made, such as `optax.adam(1e-3)`, by what they captured.
+            `"content"`: yours too; only for functions whose captured variables are not bound anew.
             `False` leaves the field out of `==` and `hash` of the node, as for `field`, and of nothing else: `jit`
             always compares it. `True` is `"value"`.
         metadata: As for `field`.

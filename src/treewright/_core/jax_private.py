@@ -54,7 +54,7 @@ def is_tree_node(cls: type[Any]) -> bool:
 # Young. `import treewright` fails in a JAX without these.
 
 typeof: Any = jax.typeof
-_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]
+_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]  # `import jax` imports jax.ref too
 
 
 def is_ref_type(aval: Any) -> bool:

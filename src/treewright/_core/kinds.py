@@ -26,6 +26,7 @@ import numpy as np
 _LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
 _sharding: Any = jax.sharding
 _complex: Any = complex
+_longdouble: Any = np.longdouble  # to numpy's annotations an alias with type arguments, which isinstance can't take
 
 
 class Kind(NamedTuple):
@@ -74,7 +75,7 @@ def _scalar_key(value: Any, _: object) -> Hashable:
         return (_scalar_key(value.real, _), _scalar_key(value.imag, _))
     if value != value:  # noqa: PLR0124
         return (value.dtype, "nan")
-    return (value.dtype, str(value) if isinstance(value, np.longdouble) else value.tobytes())  # which is padded
+    return (value.dtype, str(value) if isinstance(value, _longdouble) else value.tobytes())  # which is padded
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:

@@ -30,12 +30,12 @@ def portable(value: Any) -> Any:
     kind: Any = type(value)
     if kind in {list, tuple}:
         return kind(map(portable, value))
+    if kind is dict:
+        return dict(zip(value, map(portable, value.values()), strict=True))
+    if type(value) is functools.partial and not vars(value):
+        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return kind._make(map(portable, value))
-    if kind is dict:
-        return dict(zip(value, map(portable, value.values()), strict=True))  # pyright: ignore[reportAttributeAccessIssue]
-    if kind is functools.partial and not vars(value):
-        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))  # pyright: ignore[reportAttributeAccessIssue]
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"

@@ -179,7 +179,8 @@ class _Walk:
             case Mapping() if isinstance(value, dict) or hasattr(kind, "_kind_"):  # FrozenMapping
                 opening, closing = ("{", "}") if kind is dict else (f"{name}({{", "})")
                 return opening, pairs(((self.text(key), item) for key, item in value.items()), sign=": "), closing
-        return None
+            case _:
+                return None
 
     def whole(self, value: Any) -> str:
         """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""

@@ -62,6 +62,18 @@ class Fit(TypedDict, total=False):
     modules: Modules
 
 
+class CheckedFit(TypedDict):
+    """All options of `Fit`, checked and with defaults."""
+
+    part: str | None
+    on_static: Literal["error", "warn", "ignore"]
+    allow_cast: bool
+    strict: bool
+    renamed: Mapping[str, str] | None
+    migrate: Callable[[dict[str, Any]], Mapping[str, Any]] | None
+    modules: Modules
+
+
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "part": None,
@@ -75,7 +87,7 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
+def checked_options(like: Any, options: Mapping[str, Any]) -> CheckedFit:
     """The options, with defaults.
 
     Raises:
@@ -94,7 +106,7 @@ def checked_options(like: Any, options: Mapping[str, Any]) -> Fit:
         if name == "modules":
             raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
         raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
-    checked = cast("Fit", {**_DEFAULTS, **options})
+    checked = cast("CheckedFit", {**_DEFAULTS, **options})
     if checked["on_static"] not in {"error", "warn", "ignore"}:
         raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
     return checked
@@ -110,7 +122,7 @@ class Request(NamedTuple):
 Read = Callable[[list[Request]], Iterator[Any]]  # an engine: verified arrays, in the order in which they are asked for
 
 
-def restored(manifest: Manifest, read: Read, like: Any, options: Fit) -> Any:
+def restored(manifest: Manifest, read: Read, like: Any, options: CheckedFit) -> Any:
     """The tree of a checkpoint, or a part of it, into `like` or from its records alone.
 
     Raises:
@@ -140,7 +152,7 @@ def restored(manifest: Manifest, read: Read, like: Any, options: Fit) -> Any:
     return filled(migrated, like, options)
 
 
-def filled(values: Mapping[str, Any], like: T, options: Fit) -> T:
+def filled(values: Mapping[str, Any], like: T, options: CheckedFit) -> T:
     """A tree like `like` with copies of these values, by flat name.
 
     Raises:
@@ -205,7 +217,7 @@ def _renamed(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
 # Into a tree
 
 
-def _into_tree(manifest: Manifest, read: Read, like: T, options: Fit) -> T:
+def _into_tree(manifest: Manifest, read: Read, like: T, options: CheckedFit) -> T:
     target = parts_to_save(like, abstract=True)
     allowed = _allowed_differences(manifest, target, options)
     wanted: list[tuple[Leaf, Target]] = []
@@ -222,7 +234,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Fit) -> T:
     return tree
 
 
-def _allowed_differences(manifest: Manifest, target: Parts, options: Fit) -> list[Mismatch]:
+def _allowed_differences(manifest: Manifest, target: Parts, options: CheckedFit) -> list[Mismatch]:
     """The differences that the options let through. All others are refused at once.
 
     A manifest without leaves is one whose leaves are still to come.
@@ -258,7 +270,7 @@ def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None
         )
 
 
-def _warn_of(allowed: Sequence[Mismatch], options: Fit) -> None:
+def _warn_of(allowed: Sequence[Mismatch], options: CheckedFit) -> None:
     """Warn of what the options let through; with `on_static="ignore"`, not of statics."""
     shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.soft or one.kind == "static")]
     if shown:

@@ -88,7 +88,9 @@ def entries_of(parts: Parts) -> dict[str, str]:
 class ManifestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc]
     """Writes the manifest. Digests are taken in the background, of the memory on the host that Orbax writes from."""
 
-    async def async_save(self, directory: Any, args: "SaveManifest") -> list[Any]:
+    async def async_save(  # pyright: ignore[reportIncompatibleMethodOverride]  # without the deprecated `item`
+        self, directory: Any, args: "SaveManifest"
+    ) -> list[Any]:
         """Look at the blocks now, and digest them later."""
         # numpy shows the copies that Orbax has just made on the host; on the CPU, the very memory of the arrays.
         blocks = {
@@ -100,7 +102,7 @@ class ManifestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc]
         return [future.CommitFutureAwaitingContractedSignals(_write(directory, args, blocks), name="manifest")]
 
 
-@ocp.args.register_with_handler(ManifestHandler, for_save=True, for_restore=True)  # pyright: ignore[reportArgumentType]
+@ocp.args.register_with_handler(ManifestHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What the handler is given."""
@@ -255,7 +257,8 @@ def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
         restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
         blocks, whole = max(_block_bytes(*request) for request in requests), max(x.leaf.form.nbytes for x in requests)
         for limit in (max(enough, blocks), max(enough, whole)):
-            handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + (1 << 20)) / 1e9)  # pyright: ignore[reportArgumentType]
+            gigabytes: Any = (limit + (1 << 20)) / 1e9  # Orbax annotates int, and computes with fractions too
+            handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
             try:
                 with reading(f"Step {folder.name}"):
                     read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)

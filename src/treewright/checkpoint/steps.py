@@ -224,9 +224,12 @@ class CheckpointManager:
     def _opened(self) -> Any:
         """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
         if self._saver is None:
+            # Any: Orbax's types have only its own policies, and ranks that are never None.
+            policy: Any = SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy
+            rank: Any = self._rank
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy,
-                best_fn=self._rank,  # so that metrics are written
+                preservation_policy=policy,
+                best_fn=rank,  # so that metrics are written
                 lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
                 todelete_subdir=_THROWN_OUT,

@@ -106,7 +106,7 @@ class _Walk:
         self.problems: list[str] = []
         known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
         paths: dict[str, str] = {}  # by name, of all places
-        waiting = [(tree, "", "", type(None))]
+        waiting: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
         while waiting:
             part, name, path, parent = waiting.pop()
             level = None if isinstance(part, known_leaves) else level_of(part)
@@ -285,7 +285,10 @@ class Decoder:
                 return lambda children: make(zip(keys, children, strict=True))
             case "namedtuple" | "node":
                 return self.class_maker(branch, self.find(branch.cls))
-        raise CheckpointError(f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...).")
+            case _:
+                raise CheckpointError(
+                    f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...)."
+                )
 
     def class_maker(self, branch: Branch, cls: Any) -> Any:
         """A function from the children of a node or named tuple to it. No `__init__` and no converter runs."""

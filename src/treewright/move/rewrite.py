@@ -186,7 +186,7 @@ class Rewriter(cst.CSTTransformer):
                 is_field = isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name)
                 field = field_of(node, line, self._program) if is_field else None
                 if field is not None:
-                    name = f"{node.name}.{line.target.value}"  # pyright: ignore[reportAttributeAccessIssue]
+                    name = f"{node.name}.{line.target.value}"  # pyright: ignore[reportAttributeAccessIssue]  # a Name
                     for text, undecided in field.notes():
                         self._source.note(line, f"{name} {text}", node.origin, undecided=undecided)
                     yield line, field

@@ -160,8 +160,8 @@ class explain_retraces(_Watcher):  # noqa: N801  it is used like a function
     are counted by the name of the function; the report and a `RetraceWarning` say so.
 
     Args:
-        on_report: Called with each `RetraceReport`. By default they go to the logger `treewright.retrace` and to
-            standard error, but only once where the logging writes to standard error too.
+        on_report: Called with each `RetraceReport`. By default they go to the logger `treewright.retrace`, and so
+            to standard error where the program has set up no logging.
         only: The one function to watch in a block, or its name; all of them by default.
 
     Examples:

@@ -150,7 +150,7 @@ def kind_of(value: Any) -> type[Any]:
 
 def _snapshot_of(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     kind: Any = type(value)
-    generated = dataclasses.is_dataclass(kind) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
+    generated = dataclasses.is_dataclass(type(value)) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
     is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
     compared: Literal["parts", "object", "value"] = "value"
     if generated or is_tuple or kind in {*_CHANGEABLE, frozenset, types.MethodType}:

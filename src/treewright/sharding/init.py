@@ -141,7 +141,7 @@ def _plan(fn: Callable[..., Any], given: tuple[Any, Any], mesh: AnyMesh, rules: 
     places = [place for place, (_, leaf) in enumerate(arguments) if isinstance(leaf, jax.Array | np.ndarray)]
     arrays = [_on_auto_axes(arguments[place][1]) for place in places]
     paths = [arguments[place][0] for place in places]
-    names = [f"argument {getattr(step, 'key', None) or step.idx}{path_text(rest)}" for _, step, *rest in paths]  # pyright: ignore[reportArgumentType]
+    names = [f"argument {getattr(step, 'key', None) or step.idx}{path_text(tuple(rest))}" for _, step, *rest in paths]
 
     def leaves_of(arrays: list[Any]) -> list[Any]:
         filled = dict(enumerate(leaf for _, leaf in arguments)) | dict(zip(places, arrays, strict=True))
