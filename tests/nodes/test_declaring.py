@@ -89,7 +89,7 @@ def test_specifiers_take_what_dataclasses_field_takes() -> None:
 def test_the_decorator_takes_what_dataclass_takes() -> None:
     wanted = inspect.signature(dataclasses.dataclass).parameters
     ours = inspect.signature(pytree_dataclass).parameters
-    assert set(ours) == set(wanted) - {"slots", "weakref_slot"}
+    assert set(ours) == set(wanted)
     defaults = {name: parameter.default for name, parameter in ours.items() if name not in {"cls", "frozen"}}
     assert defaults == {name: wanted[name].default for name in defaults}
 

@@ -98,7 +98,7 @@ def test_static_takes_no_sharding() -> None:
 
 
 def test_a_field_annotated_anew_does_not_lose_its_names_in_silence() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Example.kernel is annotated anew without field\(\), so its"):
+    with pytest.raises(NodeDefinitionError, match=r"Example.kernel is annotated anew without field\(\), so every"):
         declare(1.0, Layer)
 
 
