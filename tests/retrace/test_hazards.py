@@ -232,12 +232,15 @@ def test_buffers_that_optax_trains_are_listed_and_what_is_told_leaves_them_alone
     ]
     assert found[0].endswith(
         "f32[2]: optax keeps it for a buffer, so Adam and weight decay change that buffer; make the optimiser's state "
-        "for partition(params, trainable)[0], give optax.masked(tx, trainable), or use a TrainState"
+        "for partition(params, trainable)[0], use optax.partition({True: tx, False: optax.set_to_zero()}, trainable), "
+        "or a TrainState"
     )
-    masked: Any = optax.masked(tx, trainable)
+    parts: Any = optax.partition({True: tx, False: optax.set_to_zero()}, trainable)
     for state in (
         tx.init(partition(params, trainable)[0]),
-        masked.init(params),
+        parts.init(params),
         TrainState.create(params=params, tx=tx),
     ):
         assert lines((params, state)) == []
+    updates, _ = parts.update(jax.tree.map(jnp.ones_like, params), parts.init(params), params)
+    assert optax.apply_updates(params, updates)["norm"].mean.tolist() == [1, 1]

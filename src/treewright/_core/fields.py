@@ -3,6 +3,7 @@
 # What is not for mypy it finds unreachable.
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
+import contextlib
 import dataclasses
 import functools
 import re
@@ -434,10 +435,8 @@ def _looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable
         annotation = resolved(annotation, cls)
         origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
         if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
-            try:
+            with contextlib.suppress(NameError):  # of a name that is unknown yet
                 annotation = (origin or annotation).__value__
-            except NameError:  # of a name that is unknown yet
-                break
         elif isinstance(annotation, dataclasses.InitVar):
             annotation = annotation.type
         elif origin is Annotated:
@@ -523,9 +522,6 @@ def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
         return "jax.Array"
     is_refused = isinstance(kind, type) and issubclass(kind, _UNHASHABLE) and kind.__hash__ is None
     return kind.__qualname__ if is_refused else None
-
-
-# Specs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

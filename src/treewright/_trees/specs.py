@@ -113,7 +113,8 @@ def _is_static(place: Place) -> bool:
 def trainable(tree: T) -> T:
     """A mask of the same treedef: `False` for what is in a `buffer()` field, `True` for every other leaf.
 
-    For `partition`, and for optax without `TrainState`, which knows no buffers: `optax.masked(tx, trainable)`.
+    For `partition`, and for optax without `TrainState`, which knows no buffers:
+    `optax.partition({True: tx, False: optax.set_to_zero()}, trainable)`.
 
     Examples:
         >>> class Norm(Module):

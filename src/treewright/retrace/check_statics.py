@@ -137,7 +137,8 @@ def _of_trained(place: Place) -> list[Hazard]:
         return []
     text = (
         "optax keeps it for a buffer, so Adam and weight decay change that buffer; make the optimiser's state for "
-        "partition(params, trainable)[0], give optax.masked(tx, trainable), or use a TrainState"
+        "partition(params, trainable)[0], use optax.partition({True: tx, False: optax.set_to_zero()}, trainable), or a "
+        "TrainState"
     )
     return [Hazard(place.path, place.value, "buffer", text)]
 
