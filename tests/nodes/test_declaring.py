@@ -94,6 +94,12 @@ def test_the_decorator_takes_what_dataclass_takes() -> None:
     assert defaults == {name: wanted[name].default for name in defaults}
 
 
+@pytest.mark.parametrize("option", ["slots", "weakref_slot"])
+def test_a_node_has_no_slots(option: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=rf"pytree_dataclass\({option}=True\) for Slotted: .*Drop {option}"):
+        pytree_dataclass(**{option: True})(type("Slotted", (), {}))
+
+
 def test_metadata_static_is_honoured_as_in_jax_and_written_for_other_tools() -> None:
     class Layer(Module):
         w: Any

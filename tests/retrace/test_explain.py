@@ -126,6 +126,7 @@ def gone(*references: weakref.ref[Any]) -> bool:
     return all(reference() is None for reference in references)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x), jax.eval_shape])
 def test_no_array_is_kept_alive(run: Callable[[Any, Any], object]) -> None:
     jitted = jax.jit(fresh(double))

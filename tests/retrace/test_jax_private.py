@@ -69,6 +69,7 @@ def test_in_this_version_of_jax_nothing_is_missing() -> None:
         assert jax_private.count_held(jitted.__wrapped__) == 1
 
 
+@pytest.mark.slow
 def test_a_watch_whose_own_look_is_the_first_trace_of_jax_ends_and_needs_no_device() -> None:
     program = """
 import jax, treewright
@@ -220,6 +221,7 @@ def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
         treewright.max_traces(0, only="power").__enter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("EQUINOX_JIT", "static[1][1]"), ("FLAX_NNX", "model._graphdef")])
 def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_these(
     name: str, others: str, monkeypatch: pytest.MonkeyPatch

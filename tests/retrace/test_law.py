@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 
 import treewright
@@ -194,6 +195,7 @@ def run_between(program: Program, jitted: Any) -> None:
             jax.eval_shape(lambda x: x * 2, np.ones(3))
 
 
+@pytest.mark.slow
 @given(program=programs())
 def test_a_report_names_exactly_what_has_changed(program: Program) -> None:
     told: list[RetraceReport] = []
