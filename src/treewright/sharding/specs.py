@@ -68,8 +68,8 @@ class MeshRules:
         }
         self._used: set[Hashable] = set()
         named = {axis for axes in self._axes.values() for axis in axes}
-        self.absent = tuple(sorted(named - self.sizes.keys()))  # the mesh axes that the mesh does not have
-        self.all_absent = bool(named) and len(named) == len(self.absent)
+        self.absent: tuple[str, ...] = tuple(sorted(named - self.sizes.keys()))  # the axes that the mesh does not have
+        self.all_absent: bool = bool(named) and len(named) == len(self.absent)
         guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
         misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
         if misspelt:
