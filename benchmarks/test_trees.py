@@ -114,7 +114,7 @@ WALK = {
     "treewright.count, by class": "treewright.count(net, by='class')",
     "treewright.partition, trainable": "treewright.partition(net, treewright.trainable)",
     "treewright.summary": "treewright.summary(net)",
-    "treewright.summary, as text": "treewright.summary(net).plain",
+    "treewright.summary, as text": "str(treewright.summary(net))",
 }
 
 
@@ -166,7 +166,8 @@ class OwnInit(Module):
 class PlainOwnInit:
     """The same, no tree to JAX."""
 
-    __init__ = vars(OwnInit)["__init__"]
+    def __init__(self, kernel: Any, bias: Any, name: str, width: int) -> None:
+        self.kernel, self.bias, self.name, self.width = kernel, bias, name, width
 
 
 def equinox_own_init() -> Any:
