@@ -88,6 +88,14 @@ def test_the_elements_of_a_set_are_written_in_one_order_in_each_process() -> Non
     assert len(texts) == 1
 
 
+class Named(dict[str, Any]):
+    """A dict with an attribute."""
+
+    def __init__(self, name: str, **items: Any) -> None:
+        super().__init__(items)
+        self.name = name
+
+
 CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an array as the rate": (lambda: optax.adam(jnp.float32(1e-3)), lambda: optax.adam(jnp.float32(0.5))),
     "a schedule object": (lambda: optax.sgd(Warmup(10)), lambda: optax.sgd(Warmup(1000))),
@@ -108,6 +116,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "the object of a method": (lambda: Warmup(1).halved, lambda: Warmup(2).halved),
     "the method of an object": (lambda: Warmup(1).halved, lambda: Warmup(1).__call__),
+    "an attribute of a dict": (lambda: Named("p", rate=1), lambda: Named("q", rate=1)),
 }
 
 

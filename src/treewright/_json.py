@@ -211,7 +211,10 @@ class _Description:
             return self.call(cls, (value.func, *value.args), value.keywords | named)
         if isinstance(value, Mapping):
             items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
-            return f"{self.name(cls)}({{{items}}})"
+            # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
+            named = named if isinstance(value, dict) else {}
+            more = "".join([f", {name}={self.of(part)}" for name, part in named.items()])
+            return f"{self.name(cls)}({{{items}}}{more})"
         if isinstance(value, tuple | list):
             return self.call(cls, tuple(value), named)
         if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(type(value)):
