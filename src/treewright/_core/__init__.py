@@ -23,9 +23,10 @@ from treewright._core.instance import (
     replace,
     with_fields,
 )
-from treewright._core.keys import NoExactKeyError, exact_key
+from treewright._core.keys import exact_key
 from treewright._core.kinds import parts_of
 from treewright._core.methods import leaves_equal
+from treewright._core.misfits import NoExactKeyError
 from treewright._core.module import Module
 from treewright._core.statics import Statics
 

@@ -179,9 +179,8 @@ class Docstring:
             with contextlib.suppress(TypeError, ValueError):
                 doc += str(_signature(cls)).replace(" -> None", "")
         documented = [field_ for field_ in cls.__node_spec__.fields if field_.doc is not None]
-        if not documented:
-            cls.__doc__ = doc
-            return doc
-        lines = [f"    {one.name}: {inspect.cleandoc(one.doc)}".replace("\n", "\n        ") for one in documented]
-        cls.__doc__ = doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
+        if documented:
+            lines = [f"    {one.name}: {inspect.cleandoc(one.doc)}".replace("\n", "\n        ") for one in documented]
+            doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
+        cls.__doc__ = doc
         return doc

@@ -40,7 +40,7 @@ from treewright._core.functions import (
 )
 from treewright._core.jax_private import is_key_dtype
 from treewright._core.kinds import DATACLASS, ENUM, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
-from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality, unanswered
+from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
@@ -361,6 +361,3 @@ def _annotations(value: Any) -> Hashable:
         return (code_key(id(annotate.__code__), annotate.__code__), *map(ThisObject, captured(annotate).values()))
     given = value.__annotations__
     return exact_key(tuple(given.items())) if given else ()
-
-
-__all__ = ["NoExactKeyError", "exact_key", "problem_of", "unanswered"]

@@ -22,7 +22,8 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
-from treewright._core.keys import Keys, NoExactKeyError, compared_by_itself, exact_key, problem_of
+from treewright._core.keys import Keys, compared_by_itself, exact_key
+from treewright._core.misfits import NoExactKeyError, problem_of
 from treewright._core.statics import Statics, table_in
 from treewright._core.text import array_text, node_repr, short_text
 from treewright.errors import TracedComparisonError

@@ -155,9 +155,12 @@ def contains_itself(node: Any, name: str) -> NodeInitError:
 
 def _misfit(cls: type[Any], field: Any, value: Any) -> str | None:
     """What to say of a child; None for one that is fine."""
-    place, kind, annotation = f"{cls.__qualname__}.{field.name}", type(value), annotation_text(field.type, cls)
+    place, kind = f"{cls.__qualname__}.{field.name}", type(value)
     cure = f"Make a tuple of it where it is given: {field.name} = tuple(...)."
-    if kind is list and annotation.startswith("tuple["):
+    if kind is list:
+        annotation = annotation_text(field.type, cls)
+        if not annotation.startswith("tuple["):
+            return None
         return (
             f"{place} is annotated with {annotation} and was given a list: to JAX another tree, so jit traces again, "
             f"and the nodes are not equal.\n{cure}"
@@ -175,7 +178,8 @@ def _misfit(cls: type[Any], field: Any, value: Any) -> str | None:
     elif not isinstance(value, _ITERABLES):
         default = function_text(field.default) or short_text(field.default)
         option = "" if field.default is dataclasses.MISSING else f"default={default}"
-        cure = f"If it is a setting, make it static:\n  {field.name}: {annotation} = static({option})\n"
+        line = f"{field.name}: {annotation_text(field.type, cls)} = static({option})"
+        cure = f"If it is a setting, make it static:\n  {line}\n"
         if dataclasses.is_dataclass(kind):
             cure += f"If it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass.\n"
         cure += "If it is to be a leaf all the same, declare it with field()."

@@ -16,8 +16,8 @@ from treewright._core.fields import buffer, field, spec_of, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
 from treewright._core.jax_private import GetAttrKey, jax_trees
-from treewright._core.keys import Keys, NoExactKeyError, exact_key
-from treewright._core.misfits import note_settings
+from treewright._core.keys import Keys, exact_key
+from treewright._core.misfits import NoExactKeyError, note_settings
 from treewright._core.registration import from_json, register_once, to_json
 from treewright._core.statics import StaticTable
 from treewright._core.text import text

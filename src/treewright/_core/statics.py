@@ -13,7 +13,8 @@ from typing import Any
 
 from treewright._core.functions import CONSTANTS, class_attribute, import_path
 from treewright._core.jax_private import GetAttrKey
-from treewright._core.keys import NoExactKeyError, compared_by_itself, exact_key, problem_of
+from treewright._core.keys import compared_by_itself, exact_key
+from treewright._core.misfits import NoExactKeyError, problem_of
 from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError

@@ -36,7 +36,6 @@ HazardKind = Literal[
 ]
 
 _DEPTH = 6  # levels of a value that are looked into
-_CALLED = 20  # functions that are looked into for the globals that they read
 _ARRAYS = (jax.Array, np.ndarray)
 _FINE = (types.NoneType, type, enum.Enum, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, complex)
 _CONTAINERS = (tuple, frozenset, list, dict, set, bytearray)
