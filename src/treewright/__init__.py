@@ -92,8 +92,8 @@ if TYPE_CHECKING:
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
-    from treewright._core.registration import register_dataclass
     from treewright._loop import loop
+    from treewright._register import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
@@ -119,7 +119,7 @@ else:
             "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
-            "_core.registration": ("register_dataclass",),
+            "_register": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

@@ -4,18 +4,18 @@
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import contextlib
+import copyreg
 import dataclasses
 import functools
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeAlias, overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
@@ -23,7 +23,7 @@ from treewright._core.functions import public
 from treewright._core.misfits import annotation_text
 from treewright._core.statics import StaticTable
 from treewright._core.text import short_text
-from treewright.errors import NodeDefinitionError, StaticFieldError
+from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -72,6 +72,8 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 MISSING: Any = dataclasses.MISSING
+if sys.version_info < (3, 15):  # else a pickle of a class has a copy of it, which no `is` finds
+    copyreg.pickle(type(MISSING), lambda _: "MISSING")
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
 # decorator of theirs on a subclass.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
@@ -86,10 +88,16 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     if given["converter"] is not None and not callable(given["converter"]):
         raise TypeError(f"converter must be a function of one value, got {short_text(given['converter'])}.")
-    ours: dict[str, Any] = {"kind": kind}
-    for name in _OURS:
-        if name in given:
-            ours[name] = given.pop(name)
+    ours: dict[str, Any] = {"kind": kind, **{name: given.pop(name) for name in _OURS if name in given}}
+    names, stack = ours.get("sharding"), ours.get("stack")
+    is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
+    if not (names is None or is_names or callable(names)):
+        raise TypeError(
+            f"sharding={names!r} is not a tuple with a name or None for each axis of the array, such as "
+            f'("embed", None).'
+        )
+    if not (stack is None or isinstance(stack, str) or callable(stack)):
+        raise TypeError(f'stack={stack!r} is not the name of one leading axis, such as "layers".')
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
@@ -407,10 +415,64 @@ AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.as
 _UNIONS = (typing.Union, types.UnionType)
 _ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
 _MARKS = ("__jax_dataclasses_static_field__", "__static__")  # of jax_dataclasses.Static[...] and flax.nnx.Static[...]
-_UNHASHABLE = (list, dict, set, bytearray, np.ndarray, jax.Array)
 
 
-def resolved(annotation: Any, cls: type[Any]) -> Any:
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
+    """The converter of a field that the body of `cls` declares: of its specifier, or in its annotation.
+
+    Raises:
+        NodeDefinitionError: If the annotation names a converter that would not run, or marks a static.
+    """
+    place = f"{cls.__qualname__}.{field.name}"
+    converters = [options["converter"]] if options.get("converter") else []
+    for part, is_whole in _metadata(field.type, cls):
+        kind = "static" if isinstance(part, str) and part in _MARKS else specifier_in(part)
+        if kind is not None:
+            raise NodeDefinitionError(
+                f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
+                f"{field.name}: ... = {kind}()."
+            )
+        if isinstance(part, Converter):
+            converters.append(part.function)
+            if not is_whole or len(converters) > 1:
+                raise NodeDefinitionError(
+                    f"{place}: a converter in {annotation_text(field.type, cls)} would not run. A field has one, for "
+                    f"its whole value, with names that are known when the class is made and not only to checkers. "
+                    f"Write {field.name}: ... = field(converter=...)."
+                )
+    return converters[0] if converters else None
+
+
+def _metadata(annotation: Any, cls: type[Any], *, is_whole: bool = True, depth: int = 8) -> Iterator[tuple[Any, bool]]:
+    """What `Annotated` adds to an annotation in the body of `cls`, and whether to the type of the whole value.
+
+    That is behind strings, aliases of both kinds, `Final` and `| None`, where a converter leaves a None alone. `depth`
+    ends an alias that names itself.
+    """
+    annotation = _resolved(annotation, cls)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if isinstance(annotation, str):
+        if re.search(r"\b(AsArray|Convert(er|ed))\b", annotation):
+            yield Converter(str), False  # an unknown one
+    elif isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
+        with contextlib.suppress(NameError):  # of a name that is unknown yet
+            parts = ((origin or annotation).__value__,)
+    elif origin is Annotated:
+        yield from ((part, is_whole) for part in parts[1:])
+        parts = parts[:1]
+    elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
+        for part, of_whole in _metadata(parts[parts[0] is types.NoneType], cls, is_whole=is_whole, depth=depth - 1):
+            leaves_none = isinstance(part, Converter)
+            yield (Converter(functools.partial(_unless_none, part.function)) if leaves_none else part), of_whole
+        parts = ()
+    elif origin is not typing.Final:
+        is_whole, parts = False, (annotation.type,) if isinstance(annotation, dataclasses.InitVar) else parts
+    for part in parts if depth else ():
+        if not isinstance(part, str):  # of a Literal
+            yield from _metadata(part, cls, is_whole=is_whole, depth=depth - 1)
+
+
+def _resolved(annotation: Any, cls: type[Any]) -> Any:
     """The type that a string annotation in the body of `cls` names; the string itself where a name is unknown."""
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     if not isinstance(text, str):
@@ -422,106 +484,12 @@ def resolved(annotation: Any, cls: type[Any]) -> Any:
         return text
 
 
-def _looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable[[Any], Any]], list[str]]:
-    """The type, the converters and the marks of a static that an annotation in the body of `cls` comes to.
-
-    The type is what stands behind strings, aliases of both kinds, `Final`, `ClassVar`, `InitVar`, `Annotated` and
-    `| None`; a text where a name is unknown. A converter inside `| None` leaves a None alone.
-    """
-    converters: list[Callable[[Any], Any]] = []
-    marks: list[Any] = []
-    takes_none = False
-    for _ in range(16):  # `type Tree = Tree | int` has no end
-        annotation = resolved(annotation, cls)
-        origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-        if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
-            with contextlib.suppress(NameError):  # of a name that is unknown yet
-                annotation = (origin or annotation).__value__
-        elif isinstance(annotation, dataclasses.InitVar):
-            annotation = annotation.type
-        elif origin is Annotated:
-            found = [part.function for part in parts[1:] if isinstance(part, Converter)]
-            converters += [functools.partial(_unless_none, one) for one in found] if takes_none else found
-            marks += ["static" if isinstance(part, str) and part in _MARKS else specifier_in(part) for part in parts]
-            annotation = parts[0]
-        elif origin in {typing.Final, ClassVar}:
-            annotation = parts[0]
-        elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
-            takes_none, annotation = True, parts[parts[0] is types.NoneType]
-        else:
-            break
-    return annotation, converters, list(filter(None, marks))
-
-
-def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
-    """The converter of a field: the one that its specifier names, or its annotation.
-
-    Raises:
-        NodeDefinitionError: If the annotation names one in a place where none can run, or there are two.
-    """
-    place, given = f"{cls.__qualname__}.{field.name}", options.get("converter")
-    hint, converters, marks = _looked_through(field.type, cls)
-    if marks:
-        raise NodeDefinitionError(
-            f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
-            f"{field.name}: {annotation_text(hint, cls)} = {marks[0]}()."
-        )
-    if isinstance(hint, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", hint):
-        raise NodeDefinitionError(
-            f"{place}: the annotation {hint!r} can't be resolved when the class is made, so its converter would "
-            f"not run. Import what it names at the top of the module, not under TYPE_CHECKING."
-        )
-    parts = typing.get_args(hint)
-    if any(_looked_through(part, cls)[1] for part in parts if not isinstance(part, str)):
-        raise NodeDefinitionError(
-            f"{place}: the converter inside {annotation_text(field.type, cls)} would not run, since it is not about "
-            f"the whole value. Convert the whole: {field.name}: ... = field(converter=...)."
-        )
-    if given is not None:
-        converters.append(given)
-    if len(converters) > 1:
-        raise NodeDefinitionError(
-            f"{place} has {len(converters)} converters, in its annotation and in converter=, and one of them would not "
-            f"run. Make them one function."
-        )
-    if not converters and options.get("kind") != "static" and hasattr(hint, "_is_static_wrapper_"):
-        held = ", ".join(annotation_text(part, cls) for part in parts) or "..."
-        return functools.partial(_only_static, place, f"{field.name}: {held} = static()")
-    return converters[0] if converters else None
-
-
 def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
     """The converter of a field that is annotated with `... | None`."""
     return None if value is None else convert(value)
 
 
-def _only_static(place: str, line: str, value: Any) -> Any:
-    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
-    if value is None or hasattr(type(value), "_is_static_wrapper_"):
-        return value
-    raise StaticFieldError(
-        f"{place} is annotated with Static, a node around a static value, and is given {short_text(value)}, which "
-        f"would be a plain child, traced by jit. Write {line} in the class, or give it Static({short_text(value)})."
-    )
-
-
-def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
-    """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
-    hint = _looked_through(annotation, cls)[0]
-    hint = getattr(hint, "array_type", hint)  # jaxtyping's Float[Array, "..."]
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in {tuple, frozenset, *_UNIONS}:
-        if np.dtype in [typing.get_origin(part) or part for part in parts]:
-            return None  # numpy's and jax's DTypeLike, which takes lists among much else
-        try:
-            return next(filter(None, (unhashable_in(part, cls) for part in parts)), None)
-        except RecursionError:  # type Nested = tuple[Nested, ...] | int
-            return None
-    kind: Any = origin or hint
-    if kind is jax.Array:
-        return "jax.Array"
-    is_refused = isinstance(kind, type) and issubclass(kind, _UNHASHABLE) and kind.__hash__ is None
-    return kind.__qualname__ if is_refused else None
+# What is known of a class and its fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -564,16 +532,6 @@ class FieldSpec:
     def value_in(self, pair: tuple[Any, Any]) -> Any:
         """The field's value in an instance's `(children, statics)`."""
         return pair[1].values[self.index] if self.is_static else pair[0][self.index]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without what is MISSING: `pickle` makes another object of it, which no `is` finds.
-        given = {slot: getattr(self, slot) for slot in self.__slots__ if getattr(self, slot) is not MISSING}
-        return (_field_spec, (given,))
-
-
-def _field_spec(given: dict[str, Any]) -> FieldSpec:
-    """A field that comes back from a pickle."""
-    return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -8,17 +8,15 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
-import jax.export
-
 from treewright._core import methods
 from treewright._core.definition import OPTIONS, make_node_class
 from treewright._core.fields import buffer, field, spec_of, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
-from treewright._core.jax_private import GetAttrKey, jax_trees
+from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import Keys, exact_key
 from treewright._core.misfits import NoExactKeyError, note_settings
-from treewright._core.registration import from_json, register_once, to_json
+from treewright._core.registration import register_for_export, register_once, register_with_jax
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
 
@@ -116,18 +114,13 @@ def _method_of(value: Any) -> ModuleMethod | None:
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")
-jax_trees.register_pytree_with_keys(
+register_with_jax(
     BoundMethod,
     lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
     lambda function, children: BoundMethod(function, *children),
     lambda method: ((method.__self__,), method.__func__),
 )
-jax.export.register_pytree_node_serialization(
-    BoundMethod,
-    serialized_name="treewright.BoundMethod",
-    serialize_auxdata=to_json,
-    deserialize_auxdata=from_json,
-)
+register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")
 
 
 # For checkers, which else make instances of abstract Modules: at run time Python refuses them without the metaclass.
@@ -195,7 +188,7 @@ class Module(ABC):
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
         replace = methods.replace
-        locals().update({**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS})
+        locals().update(methods.METHODS)
 
 
 class _Bare(Module):
@@ -214,5 +207,4 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
 _module: Any = Module
 _module.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), (), ()))
 _module.__init__ = _init
-_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
 register_once(Module)
