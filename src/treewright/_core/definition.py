@@ -94,13 +94,13 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
     _refuse_names(draft)
     _read_fields(draft)
-    init, keeps_init, is_sealing = _init_of(draft)
+    init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
     _install_views(spec, inherited)
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
-    elif cls.__init__ is not init or not is_sealing:
-        cls.__init__ = init if is_sealing else sealing(init)
+    elif cls.__init__ is not init:
+        cls.__init__ = init
     _install_methods(draft, wrap_method)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
@@ -112,7 +112,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 def _refuse_class(cls: type[Any], options: Mapping[str, bool], *, is_module: bool) -> None:
     """Refuse what no node class can be."""
     for option, reason in _FIXED_OPTIONS.items():
-        if options[option] is not OPTIONS[option]:
+        if options[option] != OPTIONS[option]:
             way = "Module" if is_module else "pytree_dataclass"
             raise NodeDefinitionError(f"{way}({option}={options[option]}) for {cls.__qualname__}: {reason}")
     refuse_base(cls)
@@ -181,7 +181,9 @@ def _slip_in_constant(draft: _Draft, name: str, value: Any) -> str | None:
         call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
         cure = f"For a new default repeat the annotation:\n  {line}\nFor a constant write {name}: ClassVar = ..."
-        return f"would hide an inherited field. {'Rename it.' if hasattr(type(value), '__get__') else cure}"
+        if hasattr(type(value), "__get__"):
+            cure = "Rename it, or let the base declare it as an abstract property or method."
+        return f"would hide an inherited field. {cure}"
     is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and type(value) is not FrozenArray
     if hidden is MISSING and is_shared:
         kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
@@ -322,18 +324,17 @@ def _install_views(spec: NodeSpec, inherited: Mapping[str, Any]) -> None:
     cls.__node_fields__ = spec.by_name
 
 
-def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool, bool]:
-    """The `__init__` that Python would run, whether a user wrote it and it stays, and whether it seals the node."""
-    for base in draft.cls.__mro__:
+def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
+    """The `__init__` that Python would run, and that seals the node; and whether a user wrote it and it stays."""
+    for base in draft.cls.__mro__[:-1]:
         init: Any = vars(base).get("__init__")
         if init is None or getattr(init, "__module__", None) in _PLACEHOLDERS:
             continue
         known = vars(base).get("__node_spec__")
-        if base is draft.cls or known is None:
-            is_own = base is draft.cls or (draft.is_module and base is not object and not _is_generated(init))
-            return init, is_own, base is object
-        return init, draft.is_module and known.has_own_init, True
-    raise AssertionError("object has an __init__")
+        if known is not None:
+            return init, draft.is_module and known.has_own_init
+        return sealing(init), base is draft.cls or (draft.is_module and not _is_generated(init))
+    return object.__init__, False
 
 
 def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) -> None:
