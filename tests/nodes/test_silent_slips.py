@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -62,35 +62,6 @@ def test_a_comma_after_a_specifier_is_refused(specifier: Any) -> None:
             f"Net.n has {specifier.__name__} as default with a comma or brackets around it, which would be a leaf.\n"
             f"  Write n: int = {specifier.__name__}()"
         )
-
-
-@pytest.mark.parametrize(
-    ("mark", "kind"),
-    [
-        (static(), "static"),
-        (buffer, "buffer"),
-        ("__jax_dataclasses_static_field__", "static"),
-        ("__static__", "static"),
-    ],
-)
-def test_the_kind_of_a_field_in_its_annotation_is_refused(mark: Any, kind: str) -> None:
-    assert refused(__annotations__={"n": Annotated[int, mark]}) == (
-        f"Net.n is marked in its annotation, where nothing reads it, and would be a plain child. Write n: ... = "
-        f"{kind}()."
-    )
-    for cls in classes(__annotations__={"n": Annotated[int, "metres", 3], "m": Annotated[int, "__data__"]}):
-        assert jax.tree.leaves(cls(1, 2)) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "mark"), [("jax_dataclasses", "__jax_dataclasses_static_field__"), ("flax.nnx", "__static__")]
-)
-def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
-    library = pytest.importorskip(name)
-    if not hasattr(library, "Static"):
-        pytest.skip(f"{name} has no Static")
-
-    assert library.Static[int].__metadata__ == (mark,)
 
 
 # Defaults

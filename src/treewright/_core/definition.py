@@ -45,14 +45,6 @@ _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 _FIELD, _INIT_VAR = getattr(dataclasses, "_FIELD"), getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
 # The latest class of each name, to see that one is made again.
 _LATEST: "weakref.WeakValueDictionary[str, type[Any]]" = weakref.WeakValueDictionary()
-_FIXED_OPTIONS = MappingProxyType(
-    {
-        "frozen": "a node that changes in place would change under a running transformation. "
-        "treewright.replace(node, field=...) gives a changed copy.",
-        "slots": "a node keeps its fields in one flattened pair. Drop it.",
-        "weakref_slot": "a node can be weakly referenced as it is. Drop it.",
-    }
-)
 _ONE_FORM = "the class would have two forms that could disagree; mark static fields with static()"
 _NEVER_OVERRIDDEN = MappingProxyType(
     {
@@ -111,15 +103,20 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 
 def _refuse_class(cls: type[Any], options: Mapping[str, bool], *, is_module: bool) -> None:
     """Refuse what no node class can be."""
-    for option, reason in _FIXED_OPTIONS.items():
+    for option in ("frozen", "slots", "weakref_slot"):
         if options[option] != OPTIONS[option]:
-            way = "Module" if is_module else "pytree_dataclass"
-            raise NodeDefinitionError(f"{way}({option}={options[option]}) for {cls.__qualname__}: {reason}")
+            raise NodeDefinitionError(
+                f"{'Module' if is_module else 'pytree_dataclass'}({option}={options[option]}) for {cls.__qualname__}: "
+                f"a node is frozen, since one that changes in place would change under a running transformation, and "
+                f"keeps its fields in one flattened pair. Drop {option}=...; treewright.replace(node, field=...) gives "
+                f"a changed copy."
+            )
     refuse_base(cls)
     if "__dataclass_params__" in vars(cls):
         raise NodeDefinitionError(
-            f"{cls.__qualname__} is a dataclass already, as every node class is: by another decorator, or as a Module. "
-            f"Drop one of both. Options of a Module stand in the class statement: class Net(Module, kw_only=True)."
+            f"{cls.__qualname__} is a dataclass already, and so is every node class. Drop what made it one: another "
+            f"decorator, a base class that decorates its subclasses, or this decorator on a Module, whose options "
+            f"stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
         )
     for name, reason in _NEVER_OVERRIDDEN.items():
         if name in vars(cls):
@@ -333,7 +330,9 @@ def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
         known = vars(base).get("__node_spec__")
         if known is not None:
             return init, draft.is_module and known.has_own_init
-        return sealing(init), base is draft.cls or (draft.is_module and not _is_generated(init))
+        code = getattr(inspect.unwrap(init), "__code__", None)
+        is_written = code is None or not code.co_qualname.startswith("__create_fn__.")  # by dataclasses
+        return sealing(init), is_written and (base is draft.cls or draft.is_module)
     return object.__init__, False
 
 
@@ -350,8 +349,8 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
         unsaid = is_asked and name == "__hash__" and "__eq__" in body and body.get(name, name) is None
         if name in body and not unsaid:
             continue
-        is_written = inherited is not ours and inherited is not pythons and not _is_generated(inherited)
-        keeps = is_written and not unsaid and (draft.is_module or not is_asked)
+        keeps = not (inherited is ours or inherited is pythons or unsaid or _is_of_dataclass(cls, name))
+        keeps = keeps and (draft.is_module or not is_asked)
         method = inherited if keeps else ours if is_asked else pythons
         if vars(cls).get(name, inherited) is not method:
             setattr(cls, name, method)
@@ -365,12 +364,10 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
     abc.update_abstractmethods(cls)
 
 
-def _is_generated(method: Any) -> bool:
-    """Whether `dataclasses` wrote a method."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is not None and (
-        code.co_qualname.startswith("__create_fn__.") or code.co_filename == dataclasses.__file__
-    )
+def _is_of_dataclass(cls: type[Any], name: str) -> bool:
+    """Whether a class inherits a method from a dataclass that is not a node, whose methods read other attributes."""
+    writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
+    return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
 
 # Decorated classes

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 import jax
@@ -414,62 +414,48 @@ AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.as
 
 _UNIONS = (typing.Union, types.UnionType)
 _ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
-_MARKS = ("__jax_dataclasses_static_field__", "__static__")  # of jax_dataclasses.Static[...] and flax.nnx.Static[...]
 
 
 def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
     """The converter of a field that the body of `cls` declares: of its specifier, or in its annotation.
 
     Raises:
-        NodeDefinitionError: If the annotation names a converter that would not run, or marks a static.
+        NodeDefinitionError: If the annotation names a converter that would not run.
     """
-    place = f"{cls.__qualname__}.{field.name}"
-    converters = [options["converter"]] if options.get("converter") else []
-    for part, is_whole in _metadata(field.type, cls):
-        kind = "static" if isinstance(part, str) and part in _MARKS else specifier_in(part)
-        if kind is not None:
-            raise NodeDefinitionError(
-                f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
-                f"{field.name}: ... = {kind}()."
-            )
-        if isinstance(part, Converter):
-            converters.append(part.function)
-            if not is_whole or len(converters) > 1:
-                raise NodeDefinitionError(
-                    f"{place}: a converter in {annotation_text(field.type, cls)} would not run. A field has one, for "
-                    f"its whole value, with names that are known when the class is made and not only to checkers. "
-                    f"Write {field.name}: ... = field(converter=...)."
-                )
+    given = options.get("converter")
+    converters = [*([] if given is None else [given]), *_converters(field.type, cls)]
+    if None in converters or len(converters) > 1:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name}: a converter in {annotation_text(field.type, cls)} would not run. A "
+            f"field has one, for its whole value, with names that are known when the class is made and not only to "
+            f"checkers. Write {field.name}: ... = field(converter=...)."
+        )
     return converters[0] if converters else None
 
 
-def _metadata(annotation: Any, cls: type[Any], *, is_whole: bool = True, depth: int = 8) -> Iterator[tuple[Any, bool]]:
-    """What `Annotated` adds to an annotation in the body of `cls`, and whether to the type of the whole value.
+def _converters(annotation: Any, cls: type[Any], depth: int = 8) -> list[Callable[[Any], Any] | None]:
+    """The converters in an annotation, None for one that is not about the whole value, or unknown.
 
-    That is behind strings, aliases of both kinds, `Final` and `| None`, where a converter leaves a None alone. `depth`
-    ends an alias that names itself.
+    They are found behind strings, aliases of both kinds, `Final` and `| None`, and leave that None alone. `depth` ends
+    an alias that names itself.
     """
     annotation = _resolved(annotation, cls)
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    below = functools.partial(_converters, cls=cls, depth=depth - 1)
     if isinstance(annotation, str):
-        if re.search(r"\b(AsArray|Convert(er|ed))\b", annotation):
-            yield Converter(str), False  # an unknown one
-    elif isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
+        return [None] if re.search(r"\b(AsArray|Convert(er|ed))\b", annotation) else []
+    if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
         with contextlib.suppress(NameError):  # of a name that is unknown yet
-            parts = ((origin or annotation).__value__,)
-    elif origin is Annotated:
-        yield from ((part, is_whole) for part in parts[1:])
-        parts = parts[:1]
-    elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
-        for part, of_whole in _metadata(parts[parts[0] is types.NoneType], cls, is_whole=is_whole, depth=depth - 1):
-            leaves_none = isinstance(part, Converter)
-            yield (Converter(functools.partial(_unless_none, part.function)) if leaves_none else part), of_whole
-        parts = ()
-    elif origin is not typing.Final:
-        is_whole, parts = False, (annotation.type,) if isinstance(annotation, dataclasses.InitVar) else parts
-    for part in parts if depth else ():
-        if not isinstance(part, str):  # of a Literal
-            yield from _metadata(part, cls, is_whole=is_whole, depth=depth - 1)
+            return below((origin or annotation).__value__) if depth > 0 else []
+    if origin is Annotated:
+        return [*below(parts[0]), *[part.function for part in parts[1:] if isinstance(part, Converter)]]
+    if origin is typing.Final:
+        return below(parts[0])
+    if origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
+        found = below(parts[parts[0] is types.NoneType])
+        return [convert and functools.partial(_unless_none, convert) for convert in found]
+    inside = (annotation.type,) if isinstance(annotation, dataclasses.InitVar) else parts
+    return [None for part in inside if not isinstance(part, str) and below(part)]  # a string of a Literal
 
 
 def _resolved(annotation: Any, cls: type[Any]) -> Any:

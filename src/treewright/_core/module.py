@@ -51,8 +51,8 @@ class BoundMethod:
     __self__: Any
 
     def __init__(self, function: Callable[..., Any], instance: Any) -> None:
-        object.__setattr__(self, "__func__", function)
-        object.__setattr__(self, "__self__", instance)
+        self.__func__ = function
+        self.__self__ = instance
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython and pytest leave the frame out
@@ -65,9 +65,6 @@ class BoundMethod:
     def __getattr__(self, name: str) -> Any:
         # As types.MethodType does: __name__, __doc__ and the attributes of a jitted function are the function's.
         return getattr(self.__func__, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"cannot assign {name!r} to the method {self!r}; assign it to the function.")
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -207,4 +204,5 @@ def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
 _module: Any = Module
 _module.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), (), ()))
 _module.__init__ = _init
+_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
 register_once(Module)
