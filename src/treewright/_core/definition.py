@@ -56,7 +56,6 @@ _NEVER_OVERRIDDEN = MappingProxyType(
         "tree_unflatten": _ONE_FORM,
     }
 )
-_RESERVED = frozenset({PAIR, "tree_flatten", "tree_unflatten"})
 
 
 class _Draft(NamedTuple):
@@ -78,7 +77,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     `dataclasses`.
     """
     is_module = wrap_method is not None
-    _refuse_class(cls, options, is_module=is_module)
+    _refuse_class(cls, options)
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
@@ -101,15 +100,14 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 # 1. What the user wrote
 
 
-def _refuse_class(cls: type[Any], options: Mapping[str, bool], *, is_module: bool) -> None:
+def _refuse_class(cls: type[Any], options: Mapping[str, bool]) -> None:
     """Refuse what no node class can be."""
     for option in ("frozen", "slots", "weakref_slot"):
         if options[option] != OPTIONS[option]:
             raise NodeDefinitionError(
-                f"{'Module' if is_module else 'pytree_dataclass'}({option}={options[option]}) for {cls.__qualname__}: "
-                f"a node is frozen, since one that changes in place would change under a running transformation, and "
-                f"keeps its fields in one flattened pair. Drop {option}=...; treewright.replace(node, field=...) gives "
-                f"a changed copy."
+                f"{option}={options[option]} for {cls.__qualname__}: a node is frozen, since one that changes in place "
+                f"would change under a running transformation, and keeps its fields in one flattened pair. Drop "
+                f"{option}=...; treewright.replace(node, field=...) gives a changed copy."
             )
     refuse_base(cls)
     if "__dataclass_params__" in vars(cls):
@@ -126,7 +124,7 @@ def _refuse_class(cls: type[Any], options: Mapping[str, bool], *, is_module: boo
 def _refuse_names(draft: _Draft) -> None:
     """Refuse names and values of the body that Python takes without a word, and that mean something else."""
     for name in draft.annotations:
-        if name in _RESERVED or (name == "replace" and draft.is_module) or _is_special(name):
+        if name in {PAIR, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
             raise NodeDefinitionError(
                 f"{draft.cls.__qualname__} can't have a field {name}: every node uses this name itself. Rename it."
             )
@@ -352,13 +350,15 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
         keeps = not (inherited is ours or inherited is pythons or unsaid or _is_of_dataclass(cls, name))
         keeps = keeps and (draft.is_module or not is_asked)
         method = inherited if keeps else ours if is_asked else pythons
-        if vars(cls).get(name, inherited) is not method:
+        if name in vars(cls):  # by `dataclasses`
+            delattr(cls, name)
+        if inherited is not method:
             setattr(cls, name, method)
     if not draft.is_module and "replace" not in {*body, *draft.inherited, *draft.annotations}:
         cls.replace = replace
-    for name, value in body.items() if wrap_method is not None else ():
+    for name, value in body.items():
         is_method = name not in draft.annotations and (name == "__call__" or not _is_special(name))
-        if is_method and (method := wrap_method(value)) is not None:
+        if wrap_method is not None and is_method and (method := wrap_method(value)) is not None:
             setattr(cls, name, method)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)
