@@ -378,14 +378,12 @@ class Converted(Generic[Given_contra, Kept_co]):
 
 
 @public("treewright")
+@dataclasses.dataclass(frozen=True, repr=False)
 class Converter:
     """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
 
     Args:
         function: Takes the given value and returns the one to keep.
-
-    Raises:
-        TypeError: If `function` can't be called.
 
     Examples:
         >>> @pytree_dataclass
@@ -395,13 +393,7 @@ class Converter:
         1.0
     """
 
-    __slots__ = ("function",)
     function: Callable[[Any], Any]
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        if not callable(function):
-            raise TypeError(f"Converter takes a function of one value, got {function!r}.")
-        self.function = function
 
     def __repr__(self) -> str:
         return f"Converter({getattr(self.function, '__qualname__', self.function)})"
