@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import functools
 import inspect
 import typing
 import weakref
@@ -83,7 +82,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
         inherited.update(vars(base))
     annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
-    _refuse_names(draft)
+    _refuse_slips(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
@@ -121,7 +120,7 @@ def _refuse_class(cls: type[Any], options: Mapping[str, bool]) -> None:
             raise NodeDefinitionError(f"{cls.__qualname__} defines {name} itself. Remove it: {reason}.")
 
 
-def _refuse_names(draft: _Draft) -> None:
+def _refuse_slips(draft: _Draft) -> None:
     """Refuse names and values of the body that Python takes without a word, and that mean something else."""
     for name in draft.annotations:
         if name in {PAIR, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
@@ -129,11 +128,7 @@ def _refuse_names(draft: _Draft) -> None:
                 f"{draft.cls.__qualname__} can't have a field {name}: every node uses this name itself. Rename it."
             )
     for name, value in draft.body.items():
-        slip = None
-        if name in draft.annotations:
-            slip = _slip_in_default(draft, name, value)
-        elif not _is_special(name):
-            slip = _slip_in_constant(draft, name, value)
+        slip = None if _is_special(name) else _slip_in(draft, name, value)
         if slip is not None:
             raise NodeDefinitionError(f"{draft.cls.__qualname__}.{name} {slip}")
 
@@ -142,45 +137,30 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _slip_in_default(draft: _Draft, name: str, value: Any) -> str | None:
-    """What is wrong with the default of a field: a specifier that makes no field, or a method or property."""
-    default: Any = value.default if type(value) is dataclasses.Field else value
-    is_wrapped = type(default) in {tuple, list} and len(default) == 1
-    specifier = specifier_in(default[0] if is_wrapped else default)
-    if specifier is not None:
-        slip = "a comma or brackets around it" if is_wrapped else "no parentheses"
-        annotation = annotation_text(draft.annotations[name], draft.cls)
-        return (
-            f"has {specifier} as default with {slip}, which would be a leaf.\n  Write {name}: {annotation} = "
-            f"{specifier}()"
-        )
-    is_abstract = getattr(default, "__isabstractmethod__", False)  # which a subclass overrides
-    is_property = isinstance(default, property | functools.cached_property) and not is_abstract
-    if is_property or getattr(default, "__qualname__", None) == f"{draft.cls.__qualname__}.{name}":
-        kind = "property" if is_property else "method"
-        return (
-            f"is a field and a {kind} of one name, so the {kind} would become the field's default. Rename one of them."
-        )
-    return None
+def _slip_in(draft: _Draft, name: str, value: Any) -> str | None:
+    """What is wrong with a value: it is no field though it looks like one, hides a field, or can be changed in place.
 
-
-def _slip_in_constant(draft: _Draft, name: str, value: Any) -> str | None:
-    """What is wrong with a value without an annotation: it hides a field, or can be changed in place.
-
-    Numbers, strings and the like are constants of the class, as in Python; so is what a base has under the name.
+    Numbers, strings and the like without an annotation are constants of the class, as in Python; so is what a base has
+    under the name.
     """
     hidden = draft.inherited.get(name, MISSING)
-    if type(value) is dataclasses.Field:
-        return None  # `dataclasses` refuses it
-    if isinstance(hidden, FieldView):
+    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and type(value) is not FrozenArray
+    if name in draft.annotations:
+        default: Any = value.default if type(value) is dataclasses.Field else value
+        specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
+        if specifier is not None:
+            return (
+                f"has {specifier} as default, without parentheses or with a comma after them, which would be a leaf.\n"
+                f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
+            )
+    elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # which `dataclasses` refuses
         call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
         cure = f"For a new default repeat the annotation:\n  {line}\nFor a constant write {name}: ClassVar = ..."
         if hasattr(type(value), "__get__"):
             cure = "Rename it, or let the base declare it as an abstract property or method."
         return f"would hide an inherited field. {cure}"
-    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and type(value) is not FrozenArray
-    if hidden is MISSING and is_shared:
+    elif hidden is MISSING and is_shared:
         kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
         return (
             f"is {short_text(value)} without an annotation, so it is not a field: all instances share it, and what it "
