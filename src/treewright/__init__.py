@@ -86,8 +86,8 @@ __all__ = [
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
-    from treewright._adopt import Adopted, adopt
-    from treewright._core.definition import Static, pytree_dataclass
+    from treewright._adopt import Adopted, Static, adopt
+    from treewright._core.definition import pytree_dataclass
     from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
@@ -115,7 +115,7 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_core.definition": ("Static", "pytree_dataclass"),
+            "_core.definition": ("pytree_dataclass",),
             "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
@@ -129,7 +129,7 @@ else:
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
             "_core.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
-            "_adopt": ("Adopted", "adopt"),
+            "_adopt": ("Adopted", "Static", "adopt"),
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),

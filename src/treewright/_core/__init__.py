@@ -1,6 +1,17 @@
 """A class and its instances: what the rest of the package uses of it."""
 
-from treewright._core.fields import FieldSpec, NodeSpec, StaticValue, buffer, field, options_of, spec_of, static
+from treewright._core.definition import pytree_dataclass
+from treewright._core.fields import (
+    AnyStatic,
+    FieldSpec,
+    NodeSpec,
+    StaticValue,
+    buffer,
+    field,
+    options_of,
+    spec_of,
+    static,
+)
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import (
     captured,
@@ -34,6 +45,7 @@ from treewright._core.statics import Statics, StaticTable, table_in
 
 __all__ = [
     "PAIR",
+    "AnyStatic",
     "FieldSpec",
     "FrozenArray",
     "FrozenMapping",
@@ -63,6 +75,7 @@ __all__ = [
     "options_of",
     "parts_of",
     "public",
+    "pytree_dataclass",
     "refuse_base",
     "register_for_export",
     "register_with_jax",

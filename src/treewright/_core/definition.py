@@ -7,7 +7,7 @@ import typing
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar, dataclass_transform, overload
+from typing import Any, NamedTuple, TypeVar, dataclass_transform, overload
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from treewright._core.fields import (
     MISSING,
     FieldSpec,
     NodeSpec,
-    S,
     buffer,
     converter_of,
     field,
@@ -26,7 +25,6 @@ from treewright._core.fields import (
     static,
 )
 from treewright._core.freeze import FrozenArray
-from treewright._core.functions import public
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import PAIR, ChildView, FieldView, StaticView, replace, sealing
 from treewright._core.methods import METHODS
@@ -436,29 +434,3 @@ def pytree_dataclass(
 
 
 OPTIONS: Mapping[str, bool] = MappingProxyType(pytree_dataclass.__kwdefaults__ or {})
-
-
-@pytree_dataclass
-@public("treewright")
-class Static(Generic[S]):
-    """A node without leaves that holds one static value, for places that have no field to mark.
-
-    Attributes:
-        value: Anything that a static field can hold.
-
-    Raises:
-        StaticFieldError: If the value can't be static.
-
-    Examples:
-        >>> settings = {"scale": 2.0, "mode": Static("train")}
-        >>> jax.tree.leaves(settings)
-        [2.0]
-        >>> settings["mode"].value
-        'train'
-    """
-
-    value: S = static()
-
-    def __bool__(self) -> bool:
-        """That of the value, so that a flag can be asked as it is: `if settings["train"]:`."""
-        return bool(self.value)
