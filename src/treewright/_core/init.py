@@ -31,14 +31,10 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     """
     cls = spec.cls
     helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": build, "__assign__": assign}
-    me, types = "self", dict[str, Any]()
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
             raise NodeDefinitionError(f"{cls.__qualname__} has a field {argument.name!r}, which is not an identifier.")
-        if argument.name == "self":
-            me = "__self__"
-        if argument.init:
-            types[argument.name] = argument.type
+    me = "__self__" if "self" in spec.by_name or "self" in spec.init_vars else "self"
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
@@ -51,7 +47,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     init: Callable[..., None] = made["make"](**helpers)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    _annotate(init, cls, types)
+    _annotate(init, cls, {argument.name: argument.type for argument in arguments if argument.init})
     return init
 
 
