@@ -74,8 +74,8 @@ Stack: TypeAlias = str | Callable[[Any], str | None]
 MISSING: Any = dataclasses.MISSING
 if sys.version_info < (3, 15):  # else a pickle of a class has a copy of it, which no `is` finds
     copyreg.pickle(type(MISSING), lambda _: "MISSING")
-# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
-# decorator of theirs on a subclass.
+# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for
+# their decorators on a dataclass with fields of ours.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
 _OPTIONS_KEY = "treewright"  # in the metadata of a field: the options that `dataclasses.field` does not know
 _OURS = ("converter", "sharding", "stack", "local", "doc")
