@@ -35,12 +35,16 @@ RUNS: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "inside a tuple": tuple[AsArray, ...],
     "inside a list of an alias": list[Alias],
-    "deep inside": dict[str, tuple[Final[AsArray], int]],
+    "deep inside": dict[str, tuple[list[AsArray], int]],
     "one of two": AsArray | tuple[int, ...],
     "of an InitVar": InitVar[AsArray],
     "of a name that only checkers know": "tw.AsArray",
     "inside a name that only checkers know": "Final[Unknown[AsArray]]",
     "two": Annotated[Any, Converter(int), Converter(float)],
+    "a specifier": Annotated[int, static()],
+    "a specifier without its parentheses": Final[Annotated[int, static]],
+    "of jax_dataclasses.Static": Annotated[int, "__jax_dataclasses_static_field__"],
+    "of flax.nnx.Static": Optional[Annotated[int, "__static__"]],  # noqa: UP045
 }
 
 
@@ -62,15 +66,26 @@ def test_a_none_that_the_annotation_allows_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("annotation", REFUSED.values(), ids=REFUSED)
-def test_where_it_would_not_run_the_class_is_refused(annotation: Any) -> None:
+def test_where_it_would_not_be_read_the_class_is_refused(annotation: Any) -> None:
     message = (
-        r"Net\.x: a converter in .* would not run\. A field has one, for its whole value, .* Write x: \.\.\. = "
-        r"field\(converter=\.\.\.\)\."
+        r"Net\.x: not all of .* would be read\. An annotation may hold one converter, for the whole value, .* Write x: "
+        r"\.\.\. = field\(converter=\.\.\.\), or static\(\)\."
     )
     with pytest.raises(NodeDefinitionError, match=message):
         made(annotation)
     with pytest.raises(NodeDefinitionError, match=message):
         type("Net", (Module,), {"__annotations__": {"x": AsArray}, "x": field(converter=jnp.asarray)})
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"), [("jax_dataclasses", "__jax_dataclasses_static_field__"), ("flax.nnx", "__static__")]
+)
+def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
+    library = pytest.importorskip(name)
+    if not hasattr(library, "Static"):
+        pytest.skip(f"{name} has no Static")
+
+    assert library.Static[int].__metadata__ == (mark,)
 
 
 def test_an_unknown_name_and_an_endless_alias_are_no_converters() -> None:

@@ -178,7 +178,7 @@ def test_a_value_that_would_hide_a_field_is_refused(name: str, value: Any, cure:
 def test_a_constant_of_the_class_takes_the_place_of_a_field() -> None:
     class Known(Shape):
         mode: ClassVar[str] = "b"  # type: ignore[misc]  # pyright: ignore[reportIncompatibleVariableOverride]
-        scale: ClassVar[Any] = 3.0  # type: ignore[misc]  # pyright: ignore[reportIncompatibleVariableOverride]
+        scale: ClassVar[Any] = 3.0  # type: ignore[misc]
 
     class Deeper(Known):
         depth: Any = 4.0

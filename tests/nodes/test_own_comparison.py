@@ -113,7 +113,7 @@ def test_a_mixin_counts_by_its_place_among_the_bases() -> None:
 
 
 def test_methods_that_dataclasses_generated_for_a_base_are_generated_for_a_node() -> None:
-    @dataclasses.dataclass(frozen=True)
+    @dataclasses.dataclass
     class Plain:
         value: Any
 

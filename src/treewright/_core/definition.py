@@ -185,6 +185,8 @@ def _read_fields(draft: _Draft) -> None:
         if name not in draft.body and hasattr(type(base), "__get__"):  # a property, or a field that keeps its default
             default = base.field.default if isinstance(base, FieldView) else MISSING
             setattr(cls, name, dataclasses.field(default=default))
+    params = [vars(base)["__dataclass_params__"] for base in cls.__mro__ if "__dataclass_params__" in vars(base)]
+    are_frozen = {param.frozen for param in params}
     cls.__doc__ = "placeholder"  # else dataclasses builds one from the signature, which is made later
     dataclasses.dataclass(
         init=False,
@@ -192,11 +194,11 @@ def _read_fields(draft: _Draft) -> None:
         eq=options["order"] and options["eq"],  # which order asks for
         order=options["order"],
         unsafe_hash=options["unsafe_hash"],
-        frozen=hasattr(cls, "__dataclass_fields__"),  # as its bases must be; without any, it would only take time
+        frozen=True in are_frozen,  # dataclasses asks for what its bases are; where there is none, it only takes time
         match_args=options["match_args"],
         kw_only=options["kw_only"],
     )(cls)
-    cls.__dataclass_params__.frozen = True
+    cls.__dataclass_params__.frozen = False not in are_frozen
 
 
 # 3. The spec

@@ -77,6 +77,7 @@ if sys.version_info < (3, 15):  # else a pickle of a class has a copy of it, whi
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for
 # their decorators on a dataclass with fields of ours.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
+_MARKS_IN_ANNOTATIONS = ("__jax_dataclasses_static_field__", "__static__")  # jax_dataclasses.Static, flax.nnx.Static
 _OPTIONS_KEY = "treewright"  # in the metadata of a field: the options that `dataclasses.field` does not know
 _OURS = ("converter", "sharding", "stack", "local", "doc")
 
@@ -126,12 +127,13 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
 
 
 def specifier_in(value: Any) -> str | None:
-    """`static` for the function itself and for its result; None for any other value."""
+    """`static` for the function itself, its result and the marks of others' `Static[...]`; None for any other value."""
     if type(value) is dataclasses.Field:
         kind: str = options_of(value).get("kind", "child")
         return "field" if kind == "child" else kind
-    is_ours = isinstance(value, types.FunctionType) and value in _SPECIFIERS
-    return value.__name__ if is_ours else None
+    if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
+        return value.__name__
+    return "static" if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS else None
 
 
 # fmt: off
@@ -412,21 +414,21 @@ def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mappi
     """The converter of a field that the body of `cls` declares: of its specifier, or in its annotation.
 
     Raises:
-        NodeDefinitionError: If the annotation names a converter that would not run.
+        NodeDefinitionError: If the annotation holds a converter or a specifier that would not be read.
     """
     given = options.get("converter")
     converters = [*([] if given is None else [given]), *_converters(field.type, cls)]
     if None in converters or len(converters) > 1:
         raise NodeDefinitionError(
-            f"{cls.__qualname__}.{field.name}: a converter in {annotation_text(field.type, cls)} would not run. A "
-            f"field has one, for its whole value, with names that are known when the class is made and not only to "
-            f"checkers. Write {field.name}: ... = field(converter=...)."
+            f"{cls.__qualname__}.{field.name}: not all of {annotation_text(field.type, cls)} would be read. An "
+            f"annotation may hold one converter, for the whole value, with names that are known when the class is made "
+            f"and not only to checkers, and no specifier. Write {field.name}: ... = field(converter=...), or static()."
         )
     return converters[0] if converters else None
 
 
 def _converters(annotation: Any, cls: type[Any], depth: int = 8) -> list[Callable[[Any], Any] | None]:
-    """The converters in an annotation, None for one that is not about the whole value, or unknown.
+    """The converters in an annotation; None for one that is not about the whole value or unknown, and for a specifier.
 
     They are found behind strings, aliases of both kinds, `Final` and `| None`, and leave that None alone. `depth` ends
     an alias that names itself.
@@ -440,7 +442,8 @@ def _converters(annotation: Any, cls: type[Any], depth: int = 8) -> list[Callabl
         with contextlib.suppress(NameError):  # of a name that is unknown yet
             return below((origin or annotation).__value__) if depth > 0 else []
     if origin is Annotated:
-        return [*below(parts[0]), *[part.function for part in parts[1:] if isinstance(part, Converter)]]
+        named = [part for part in parts[1:] if isinstance(part, Converter) or specifier_in(part)]
+        return [*below(parts[0]), *[part.function if isinstance(part, Converter) else None for part in named]]
     if origin is typing.Final:
         return below(parts[0])
     if origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
