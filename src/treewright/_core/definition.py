@@ -185,8 +185,9 @@ def _read_fields(draft: _Draft) -> None:
         if name not in draft.body and hasattr(type(base), "__get__"):  # a property, or a field that keeps its default
             default = base.field.default if isinstance(base, FieldView) else MISSING
             setattr(cls, name, dataclasses.field(default=default))
-    params = [vars(base)["__dataclass_params__"] for base in cls.__mro__ if "__dataclass_params__" in vars(base)]
-    are_frozen = {param.frozen for param in params}
+    are_frozen = {
+        vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
+    }
     cls.__doc__ = "placeholder"  # else dataclasses builds one from the signature, which is made later
     dataclasses.dataclass(
         init=False,
