@@ -13,11 +13,12 @@ from jax.core import Tracer
 from treewright._core.fields import FieldSpec, spec_of
 from treewright._core.instance import (
     PAIR,
+    Unfinished,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    is_open,
+    stored,
     replace,
     set_attribute,
 )
@@ -194,7 +195,7 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
 
 def exact_key_of(self: Any, keys: Keys) -> Hashable:
     """A node as a static of another: by class, statics and the exact keys of its children."""
-    if is_open(self):
+    if isinstance(stored(self), Unfinished):
         raise problem_of(self)
     children, statics = flat_form(self)
     cls: Any = type(self)
