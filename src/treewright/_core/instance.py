@@ -195,8 +195,11 @@ class StaticView(FieldView):
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
-    form = stored(node)
-    if isinstance(form, tuple):
+    try:
+        form = _read(node, PAIR)  # without a call for each `self.x = x` (benchmarks: node, own __init__)
+    except AttributeError:
+        form = stored(node)
+    if type(form) is tuple:
         raise frozen_error(node, name, "assign to")
     values = form.values_of(node)
     field: FieldSpec | None = node.__node_fields__.get(name)
@@ -288,8 +291,12 @@ def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwarg
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """What a generated `__init__` does when there is more to it than storing the pair."""
+    waiting, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
-        set_attribute(node, name, value)
+        if name in fields and fields[name].converter is None:
+            waiting[name] = value
+        else:
+            set_attribute(node, name, value)
     if post_init is not None:
         node.__post_init__(*post_init)
 

@@ -14,7 +14,7 @@ from typing import Any
 from treewright._core.functions import CONSTANTS, class_attribute, import_path
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import compared_by_itself, exact_key
-from treewright._core.misfits import NoExactKeyError, problem_of
+from treewright._core.misfits import NoExactKeyError
 from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
@@ -145,7 +145,7 @@ class StaticTable:
         self.known[key] = weakref.ref(statics, forget)
 
     def _refusal(self, name: str, value: object, problem: NoExactKeyError) -> StaticFieldError:
-        is_whole = problem.found in {problem_of(value).found, text_with_class(value)}
+        is_whole = problem.value is value
         inside = "" if is_whole else f", inside of {text_with_class(value)}"
         cures = [f"{problem.instead}."] if problem.instead else []
         if self.owner.__module__.partition(".")[0] != "treewright":  # whose fields nobody else declares
