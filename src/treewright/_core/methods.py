@@ -18,9 +18,9 @@ from treewright._core.instance import (
     flat_form,
     from_flat_form,
     is_node,
-    stored,
     replace,
     set_attribute,
+    stored,
 )
 from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._core.keys import Keys, compared_by_itself, exact_key
