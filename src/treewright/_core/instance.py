@@ -196,12 +196,13 @@ class StaticView(FieldView):
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
     try:
-        form = _read(node, PAIR)  # without a call for each `self.x = x` (benchmarks: node, own __init__)
+        form = _read(node, PAIR)
     except AttributeError:
         form = stored(node)
     if type(form) is tuple:
         raise frozen_error(node, name, "assign to")
-    values = form.values_of(node)
+    # No call for each `self.x = x` in an `__init__` (benchmarks: node, own __init__).
+    values = node.__dict__ if type(form) is Unfinished and form.takes_values else form.values_of(node)
     field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
@@ -306,8 +307,8 @@ def _seal(node: Any, spec: NodeSpec) -> None:
     waiting, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
         _complete(spec, waiting)
-    children = tuple([waiting[name] for name in table.children])
-    statics = table.find(tuple([waiting[name] for name in table.names]))
+    children = tuple(map(waiting.__getitem__, table.children))
+    statics = table.find(tuple(map(waiting.__getitem__, table.names)))
     waiting.clear()
     _store(node, PAIR, (children, statics))
 

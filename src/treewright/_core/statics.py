@@ -116,7 +116,13 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields."""
-        keys = _Keys(tuple(map(self._key, self.names, values, self.content)))
+        of_values: list[Hashable] = []
+        for name, value, content in zip(self.names, values, self.content, strict=True):
+            try:
+                of_values.append(exact_key(value, content=content))
+            except NoExactKeyError as problem:
+                raise self._refusal(name, value, problem) from None
+        keys = _Keys(tuple(of_values))
         with self._lock:
             reference = self._statics.get(keys)
             statics = None if reference is None else reference()
@@ -127,12 +133,6 @@ class StaticTable:
                 if all(map(_found_by_value, values, keys.of_values)):
                     self._remember(statics)
         return statics
-
-    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001
-        try:
-            return exact_key(value, content=content)
-        except NoExactKeyError as problem:
-            raise self._refusal(name, value, problem) from None
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
