@@ -199,7 +199,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
         form = _read(node, PAIR)
     except AttributeError:
         form = stored(node)
-    if type(form) is tuple:
+    if isinstance(form, tuple):
         raise frozen_error(node, name, "assign to")
     # No call for each `self.x = x` in an `__init__` (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and form.takes_values else form.values_of(node)
