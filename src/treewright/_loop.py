@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 
 from treewright._core import innermost, public
 from treewright._core.jax_private import jax_trees, path_text, typeof, untyped_jax
-from treewright._core.text import first_of, short_text
+from treewright._core.text import short_text
+from treewright._lines import first_of
 from treewright._trees.diff import Difference, differences
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
