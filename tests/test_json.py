@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another module": (["name", "os:system"], r"^'os:system' is in none of the modules that may be used \(optax\)\.$"),
     "a class that is none": (
         ["dataclass", ["name", "builtins:print"]],
-        r"^\['dataclass', \['name', 'builtins:print'\], \.\.\.\] can't be read: builtin_function_or_method is not",
+        r"^\['dataclass', \['name', 'builtins:print'\], \.\.\.\] can't be read: print is not a frozen",
     ),
     "other fields": (
         ["namedtuple", ["name", "optax:EmptyState"], 1],

@@ -27,8 +27,8 @@ from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenArray, FrozenMapping
 from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
-from treewright._core.jax_private import is_key_dtype
-from treewright._core.kinds import FAMILIES, KINDS, Kind, is_namedtuple, kind_of
+from treewright._core.jax_private import numbers_of
+from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 
@@ -45,16 +45,17 @@ _LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_para
 # Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
 
 
+def _node_parts(node: Any) -> tuple[Any, ...]:
+    children, statics = flat_form(node)
+    return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
+
+
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
-    if not isinstance(cls, type) or not hasattr(cls, "__node_spec__"):
-        raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not a node")
     spec, values = spec_of(cls), dict(statics)
-    names = [field.name for field in spec.statics]
-    if {*values} != {*names} or len(children) != len(spec.children):
-        raise ValueError(f"{cls.__qualname__} has other fields now")
-    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
+    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
 
 
+_NODE = Kind("node", _node_parts, _make_node)
 _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
         list: Kind("list", list, lambda *items: list(items)),
@@ -63,11 +64,30 @@ _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     }
 )
 _FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
-_KINDS = (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN)
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {"node": _make_node} | {kind.name: kind.make for kind in _KINDS if kind.make is not None}
+    {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN, _NODE)}
 )
-_OF_CLASS = frozenset({"enum", "namedtuple", "dataclass", "node"})  # whose first part is a class
+# Whose first part is a class: what it has to be, and whether it has the fields of the other parts.
+_OF_CLASS: Mapping[str, tuple[str, Callable[..., bool]]] = types.MappingProxyType(
+    {
+        "enum": ("an enum", lambda *_: True),
+        "namedtuple": ("a named tuple", lambda cls, *items: len(items) == len(cls._fields)),
+        "dataclass": (
+            "a frozen dataclass",
+            lambda cls, *fields: {*dict(fields)} == {field.name for field in dataclasses.fields(cls)},
+        ),
+        "node": (
+            "a node",
+            lambda cls, statics, *children: (
+                {*dict(statics)} == {*spec_of(cls).table.names} and len(children) == len(spec_of(cls).children)
+            ),
+        ),
+    }
+)
+
+
+def _kind_of(cls: type[Any]) -> Kind | None:
+    return _NODE if hasattr(cls, "__node_spec__") else kind_of(cls) or _OF_OTHERS.get(cls)
 
 
 # Writing
@@ -87,14 +107,11 @@ def encode(value: Any, *, describe: bool = False) -> Form:
     is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
     if cls in _PLAIN and is_plain:
         return value
-    form = functools.partial(encode, describe=describe)
-    if hasattr(cls, "__node_spec__"):
-        return _form_of_node(value, form)
-    kind = kind_of(cls) or _OF_OTHERS.get(cls)
-    parts = None if kind is None or kind.make is None or _holds_more(value) else kind.parts(value)
-    if kind is not None and parts is not None and (kind.name not in _OF_CLASS or import_path(cls) is not None):
-        is_set = isinstance(value, set | frozenset)
-        return [kind.name, *(sorted(map(form, parts), key=json.dumps) if is_set else map(form, parts))]
+    kind = _kind_of(cls)
+    parts = None if kind is None or (kind.name in _OF_CLASS and import_path(cls) is None) else kind.parts(value)
+    if kind is not None and parts is not None:
+        forms = [encode(part, describe=describe) for part in parts]
+        return [kind.name, *(sorted(forms, key=json.dumps) if isinstance(value, set | frozenset) else forms)]
     path = import_path(value)
     if path is not None:
         return ["name", ":".join(path)]
@@ -104,26 +121,6 @@ def encode(value: Any, *, describe: bool = False) -> Form:
         f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
         f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
     )
-
-
-def _form_of_node(node: Any, form: Callable[[Any], Form]) -> Form:
-    """Its class, its statics, with their fields in the error for one that has no form, and its children."""
-    children, statics = flat_form(node)
-    pairs: list[Form] = ["tuple"]
-    for name, value in zip(statics.names, statics.values, strict=True):
-        try:
-            pairs.append(["tuple", name, form(value)])
-        except StaticSerializationError as error:
-            raise StaticSerializationError(f"{type(node).__qualname__}.{name}: {error}") from error
-    return ["node", form(type(node)), pairs, *map(form, children)]
-
-
-def _holds_more(value: Any) -> bool:
-    """Whether a tuple, dataclass or partial has attributes that its parts leave out."""
-    cls = type(value)
-    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(cls) else ()
-    may = fields or is_namedtuple(cls) or cls is functools.partial
-    return bool(may) and any(name not in fields and not is_cached_property(cls, name) for name in state_of(value))
 
 
 # Describing
@@ -184,47 +181,46 @@ class _Description:
 
     def opened(self, value: Any) -> str:
         """What a value is called, and what it holds."""
-        cls, named = type(value), _attributes(value)
+        cls = type(value)
         if isinstance(value, np.ndarray | jax.Array):
             return f"{shape_text(value.dtype, value.shape)}{_array_digest(value)}"
         if isinstance(value, types.ModuleType):
             return value.__name__
         if isinstance(value, type):
             return self.name(value)
-        if isinstance(value, types.FunctionType):
-            held = inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value)
-            return self.call(value, (), held | named)
-        return self.held(value, cls, named)
+        held = self.parts(value)
+        if held is None:
+            return _plain_text(value) if _kind_of(cls) else f"{self.name(cls)}({_plain_text(value)})"
+        texts = [*map(self.of, held[0]), *(f"{name}={self.of(part)}" for name, part in held[1].items())]
+        name = self.name(value if isinstance(value, types.FunctionType) else cls)
+        return f"{'' if cls is tuple else name}({', '.join(texts)})"
 
-    def held(self, value: Any, cls: Any, named: dict[str, Any]) -> str:
-        """The class of a value, and what it holds."""
-        if hasattr(value, "__func__") and hasattr(value, "__self__"):
-            return self.call(cls, (value.__func__, value.__self__), {})
-        if callable(value) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
-            return self.call(cls, (wrapped, _plain_text(inspected.jit_options(value))), named)
-        if isinstance(value, set | frozenset):
-            return f"{self.name(cls)}({', '.join(sorted(map(self.alone, value)))})"
-        if hasattr(cls, "__node_spec__"):
-            shared = (field.name for field in spec_of(value).fields if not field.local)
-            return self.call(cls, (), {name: getattr(value, name) for name in shared})
-        if isinstance(value, functools.partial):
-            return self.call(cls, (value.func, *value.args), value.keywords | named)
-        if isinstance(value, Mapping):
-            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
-            # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
-            named = named if isinstance(value, dict) else {}
-            more = "".join([f", {name}={self.of(part)}" for name, part in named.items()])
-            return f"{self.name(cls)}({{{items}}}{more})"
-        if isinstance(value, tuple | list):
-            return self.call(cls, tuple(value), named)
-        if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(type(value)):
-            return _plain_text(value)
-        by_text = not named or inspected.of_python(cls)
-        return f"{self.name(cls)}({_plain_text(value)})" if by_text else self.call(cls, (), named)
-
-    def call(self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        texts = [*map(self.of, arguments), *(f"{name}={self.of(value)}" for name, value in named.items())]
-        return f"{'' if function is tuple else self.name(function)}({', '.join(texts)})"
+    def parts(self, value: Any) -> tuple[Iterable[Any], Mapping[str, Any]] | None:
+        """What a value holds, and what it holds by name; None if only its own text tells."""
+        cls, named = type(value), _attributes(value)
+        match value:
+            case types.FunctionType():
+                return (), inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value) | named
+            case object(__func__=function, __self__=instance):
+                return (function, instance), {}
+            case object(__wrapped__=wrapped) if callable(value):
+                return (wrapped, _plain_text(inspected.jit_options(value))), named
+            case set() | frozenset():
+                return sorted(value, key=self.alone), named
+            case _ if hasattr(cls, "__node_spec__"):
+                return (), {
+                    field.name: getattr(value, field.name) for field in spec_of(value).fields if not field.local
+                }
+            case functools.partial():
+                return (value.func, *value.args), value.keywords | named
+            case Mapping():
+                items = {self.of(name): part for name, part in value.items()}
+                # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
+                return (), items | (named if isinstance(value, dict) else {})
+            case tuple() | list():
+                return value, named
+        is_plain = _kind_of(cls) is not None and not dataclasses.is_dataclass(cls)
+        return None if is_plain or not named or inspected.of_python(cls) else ((), named)
 
     def alone(self, value: Any) -> str:
         """The text that does not depend on what was described before."""
@@ -271,7 +267,7 @@ def _array_digest(value: Any) -> str:
         return ""
     if getattr(value, "is_deleted", bool)():
         return "(deleted)"
-    data = np.asarray(jax.random.key_data(value) if is_key_dtype(value.dtype) else value)
+    data = numbers_of(value)
     return f"#{_digest(repr(data.tolist()) if data.dtype == object else data.tobytes())}"
 
 
@@ -307,12 +303,27 @@ def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, 
             f"{cut_text(repr(name))} is not a kind of static value that this version of Treewright knows."
         )
     try:
-        return find(str(parts[0])) if name == "name" else _MAKERS[name](*[decode(part, find=find) for part in parts])
+        if name == "name":
+            return find(str(parts[0]))
+        values = [decode(part, find=find) for part in parts]
+        if name in _OF_CLASS:
+            _check_class(name, *values)
+        return _MAKERS[name](*values)
     except (StaticSerializationError, RecursionError):
         raise
     except Exception as error:  # whoever forges a file finds them all
         start = ", ".join(map(repr, form[:2]))
         raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
+
+
+def _check_class(name: str, cls: Any, *parts: Any) -> None:
+    """Refuse a class that is of another kind, or has other fields now."""
+    what, has_fields = _OF_CLASS[name]
+    kind = _kind_of(cls) if isinstance(cls, type) else None
+    if kind is None or kind.name != name:
+        raise ValueError(f"{getattr(cls, '__qualname__', cls)} is not {what}")
+    if not has_fields(cls, *parts):
+        raise ValueError(f"{cls.__qualname__} has other fields now")
 
 
 def _finder(modules: Iterable[str | types.ModuleType] | None) -> Find:
@@ -347,8 +358,10 @@ def shown(form: Form) -> str:
     if type(form) is not list or not form:
         return repr(form)
     kind, *parts = form
-    if kind in {"described", "name"}:
-        return str(parts[0]) if kind == "described" else parts[0].replace(":", ".").removeprefix("builtins.")
+    if kind == "described":  # whose text may be cut where it is printed, and be that of another value
+        return " #".join([cut_text(str(parts[0]), _SHORT), *(str(digest)[:8] for digest in parts[1:])])
+    if kind == "name":
+        return str(parts[0]).replace(":", ".").removeprefix("builtins.")
     if kind in _MAKERS and kind not in _OPENED:
         with contextlib.suppress(StaticSerializationError):
             return text(decode(form))

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 # Untyped. All public: JAX's annotations leave types open here that a strict checker asks for.
@@ -73,6 +74,11 @@ _prng_key: Any = jax.dtypes.prng_key
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed random keys, such as `key<fry>`."""
     return bool(jax.numpy.issubdtype(dtype, _prng_key))
+
+
+def numbers_of(array: Any) -> np.ndarray[Any, Any]:
+    """The values of an array, of random keys their bits, as numpy has them."""
+    return np.asarray(jax.random.key_data(array) if is_key_dtype(array.dtype) else array)
 
 
 # Private.
