@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "other fields": (
         ["namedtuple", ["name", "optax:EmptyState"], 1],
-        r"can't be read: EmptyState is not a named tuple",
+        r"can't be read: EmptyState has other fields now",
     ),
     "a call as a named tuple": (["namedtuple", ["name", "optax:adam"], "x"], r"is not a named tuple"),
     "a call as a node": (["node", ["name", "optax:adam"], ["tuple"]], r"is not a node"),

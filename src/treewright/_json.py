@@ -321,7 +321,7 @@ def _check_class(name: str, cls: Any, *parts: Any) -> None:
     what, has_fields = _OF_CLASS[name]
     kind = _kind_of(cls) if isinstance(cls, type) else None
     if kind is None or kind.name != name:
-        raise ValueError(f"{getattr(cls, '__qualname__', cls)} is not {what}")
+        raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {what}")
     if not has_fields(cls, *parts):
         raise ValueError(f"{cls.__qualname__} has other fields now")
 

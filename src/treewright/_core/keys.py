@@ -221,22 +221,23 @@ class Keys:
         if is_named and (from_library or len(self.met or ()) == 1):
             return by_identity(value)
         code, closure, given = value.__code__, value.__closure__, value.__defaults__
-        inside = Keys(self.content, self.met, from_library)
+        named, own = value.__kwdefaults__, value.__dict__
+        inside = self if from_library is self.in_library else Keys(self.content, self.met, from_library)
         try:
             key = (
                 # That of a library is this one, since equal code may stand in another file.
                 *((id(code), code, value.__name__) if from_library else inside.origin(value)),
-                inside.key(given),
-                inside.items(value.__kwdefaults__),
-                inside.items(captured(value) if closure else None),
-                inside.items(value.__dict__),
+                tuple(map(inside.key, given)) if given else (),
+                inside.items(named) if named else (),
+                inside.items(captured(value)) if closure else (),
+                inside.items(own) if own else (),
             )
         except NoExactKeyError as problem:
             raise OpenError from problem
         return _Content(value, key) if closure and not from_library else key
 
-    def items(self, named: Mapping[str, Any] | None) -> Hashable:
-        return (*named, *map(self.key, named.values())) if named else ()
+    def items(self, named: Mapping[str, Any]) -> Hashable:
+        return (*named, *map(self.key, named.values()))
 
     def origin(self, value: types.FunctionType) -> tuple[Hashable, ...]:
         """What a user's function is, and what it reads by name, if that stays what it is."""
@@ -255,7 +256,9 @@ class Keys:
 
     def partial(self, value: functools.partial[Any]) -> Hashable:
         """By its function and arguments, if it has no attributes."""
-        return self.of_kind(KINDS[functools.partial], value)
+        if KINDS[functools.partial].parts(value) is None:
+            raise OpenError
+        return (type(value), self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
 
     def jitted(self, value: Any) -> Hashable:
         """By the function that was jitted, and the options of `jit`."""

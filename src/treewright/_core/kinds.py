@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core.functions import is_cached_property, state_of
+from treewright._core.functions import class_attribute, is_cached_property, state_of
 
 _LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
 _sharding: Any = jax.sharding
@@ -220,7 +220,7 @@ ENUM = Kind(
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
     lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
     # Members are single; some compare by the `==` of a number, or of the user's.
-    lambda value, _: value if type(value).__eq__ is object.__eq__ else id(value),
+    lambda value, _: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
 )
 DTYPE = Kind("dtype", _dtype_parts, _make_dtype, _dtype_key)
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
