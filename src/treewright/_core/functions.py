@@ -117,7 +117,7 @@ def state_of(value: Any) -> dict[str, Any]:
     """The attributes that an instance itself has, in its `__dict__` and in slots, past what its class overrides."""
     found = dict(object.__getattribute__(value, "__dict__")) if type(value).__dictoffset__ else {}
     for base in type(value).__mro__:
-        if vars(base).get("__slots__") and not of_python(base):
+        if base.__dict__.get("__slots__") and not of_python(base):
             for name, slot in vars(base).items():
                 with contextlib.suppress(AttributeError):
                     if isinstance(slot, types.MemberDescriptorType):

@@ -31,7 +31,6 @@ from treewright._core.functions import (
     is_library,
     is_linen,
     jit_options,
-    library_made,
     library_object,
     reads_of,
     state_of,
@@ -204,19 +203,20 @@ class Keys:
 
         What is met again has the number of its first visit: there are cycles.
         """
-        if self.met is None:
+        met, address = self.met, id(value)
+        if met is None:
             try:
                 return Keys(self.content, {}).whole(value, read)
             except (OpenError, RecursionError):  # nested deeper than Python's own stack
                 return by_identity(value)
-        if id(value) in self.met:
-            return self.met[id(value)][0]
-        self.met[id(value)] = len(self.met), value
+        if address in met:
+            return met[address][0]
+        met[address] = len(met), value
         return read(self, value)
 
     def function(self, value: types.FunctionType) -> Hashable:
         """By code, and by what it reads, captured and has for defaults; at the outermost by a name in a module."""
-        from_library = library_made(value)
+        from_library = is_library(value.__globals__.get("__name__"))
         is_named = "<" not in value.__qualname__ and import_path(value) is not None
         if is_named and (from_library or len(self.met or ()) == 1):
             return by_identity(value)
@@ -258,7 +258,8 @@ class Keys:
         """By its function and arguments, if it has no attributes."""
         if KINDS[functools.partial].parts(value) is None:
             raise OpenError
-        return (type(value), self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
+        cls: Any = type(value)
+        return (cls, self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
 
     def jitted(self, value: Any) -> Hashable:
         """By the function that was jitted, and the options of `jit`."""
