@@ -126,7 +126,7 @@ def test_a_description_tells_apart_what_holds_other_values_or_has_other_code(
 ) -> None:
     kind, text, digest = described(first())
 
-    assert (kind, len(text) <= 2000) == ("described", True)
+    assert (kind, len(text) <= 120) == ("described", True)
     assert described(first()) == ["described", text, digest]
     assert described(second())[2] != digest
     assert encode(first(), describe=True) != encode(second(), describe=True)

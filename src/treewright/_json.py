@@ -36,7 +36,7 @@ Form = Any  # str, int, float, bool, None, or a list of a kind's name and its pa
 Find = Callable[[str], Any]
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
 _LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
-_KEPT = 2000  # characters of a description
+_KEPT = 120  # characters of a description, so that its digest stands beside it in a message
 _SHORT = 100  # characters of a text that a description repeats
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 _LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"})
@@ -208,9 +208,8 @@ class _Description:
             case set() | frozenset():
                 return sorted(value, key=self.alone), named
             case _ if hasattr(cls, "__node_spec__"):
-                return (), {
-                    field.name: getattr(value, field.name) for field in spec_of(value).fields if not field.local
-                }
+                shared = (field.name for field in spec_of(value).fields if not field.local)
+                return (), {name: getattr(value, name) for name in shared}
             case functools.partial():
                 return (value.func, *value.args), value.keywords | named
             case Mapping():
@@ -358,10 +357,8 @@ def shown(form: Form) -> str:
     if type(form) is not list or not form:
         return repr(form)
     kind, *parts = form
-    if kind == "described":  # whose text may be cut where it is printed, and be that of another value
-        return " #".join([cut_text(str(parts[0]), _SHORT), *(str(digest)[:8] for digest in parts[1:])])
-    if kind == "name":
-        return str(parts[0]).replace(":", ".").removeprefix("builtins.")
+    if kind in {"described", "name"}:
+        return str(parts[0]) if kind == "described" else parts[0].replace(":", ".").removeprefix("builtins.")
     if kind in _MAKERS and kind not in _OPENED:
         with contextlib.suppress(StaticSerializationError):
             return text(decode(form))
