@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -33,7 +32,6 @@ from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 
 Form = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
-Find = Callable[[str], Any]
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
 _LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
 _KEPT = 120  # characters of a description, so that its digest stands beside it in a message
@@ -52,6 +50,8 @@ def _node_parts(node: Any) -> tuple[Any, ...]:
 
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
     spec, values = spec_of(cls), dict(statics)
+    if {*values} != {*spec.table.names} or len(children) != len(spec.children):
+        raise ValueError(f"{cls.__qualname__} has other fields now")
     return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
 
 
@@ -67,22 +67,8 @@ _FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
     {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN, _NODE)}
 )
-# Whose first part is a class: what it has to be, and whether it has the fields of the other parts.
-_OF_CLASS: Mapping[str, tuple[str, Callable[..., bool]]] = types.MappingProxyType(
-    {
-        "enum": ("an enum", lambda *_: True),
-        "namedtuple": ("a named tuple", lambda cls, *items: len(items) == len(cls._fields)),
-        "dataclass": (
-            "a frozen dataclass",
-            lambda cls, *fields: {*dict(fields)} == {field.name for field in dataclasses.fields(cls)},
-        ),
-        "node": (
-            "a node",
-            lambda cls, statics, *children: (
-                {*dict(statics)} == {*spec_of(cls).table.names} and len(children) == len(spec_of(cls).children)
-            ),
-        ),
-    }
+_OF_CLASS = types.MappingProxyType(  # whose first part is a class
+    {"enum": "an enum", "namedtuple": "a named tuple", "dataclass": "a frozen dataclass", "node": "a node"}
 )
 
 
@@ -218,8 +204,9 @@ class _Description:
                 return (), items | (named if isinstance(value, dict) else {})
             case tuple() | list():
                 return value, named
-        is_plain = _kind_of(cls) is not None and not dataclasses.is_dataclass(cls)
-        return None if is_plain or not named or inspected.of_python(cls) else ((), named)
+            case _:
+                is_plain = _kind_of(cls) is not None and not dataclasses.is_dataclass(cls)
+                return None if is_plain or not named or inspected.of_python(cls) else ((), named)
 
     def alone(self, value: Any) -> str:
         """The text that does not depend on what was described before."""
@@ -278,18 +265,27 @@ def _digest(content: str | bytes, length: int = 12) -> str:
 # Reading
 
 
-def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, *, find: Find | None = None) -> Any:
-    """The value of a form. Runs no code of the classes that it makes, and imports nothing but `modules`.
+def imported(name: str) -> Any:
+    """The class or function of this name in a module that is imported; nothing else is."""
+    module, _, qualname = name.partition(":")
+    value = found_at(module, qualname)
+    if value is None:
+        raise StaticSerializationError(
+            f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+        )
+    return value
+
+
+def decode(form: Form, *, find: Callable[[str], Any] = imported) -> Any:
+    """The value of a form. Runs no code of the classes that it makes, and imports nothing.
 
     Args:
         form: As `encode` gave it; it may come from a forged file.
-        modules: The modules whose classes and functions a form may name; None for all that are imported.
-        find: In place of modules, a function from a name to its class or function.
+        find: From a name to its class or function.
 
     Raises:
-        StaticSerializationError: If the form can't be read, or names something elsewhere, or is a description.
+        StaticSerializationError: If the form can't be read, names what is not found, or is a description.
     """
-    find = find or _finder(modules)
     if type(form) in _PLAIN:
         return form
     if type(form) is not list or not form or type(form[0]) is not str:
@@ -306,45 +302,16 @@ def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, 
             return find(str(parts[0]))
         values = [decode(part, find=find) for part in parts]
         if name in _OF_CLASS:
-            _check_class(name, *values)
+            cls = values[0]
+            kind = _kind_of(cls) if isinstance(cls, type) else None
+            if kind is None or kind.name != name:
+                raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {_OF_CLASS[name]}")
         return _MAKERS[name](*values)
     except (StaticSerializationError, RecursionError):
         raise
     except Exception as error:  # whoever forges a file finds them all
         start = ", ".join(map(repr, form[:2]))
         raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
-
-
-def _check_class(name: str, cls: Any, *parts: Any) -> None:
-    """Refuse a class that is of another kind, or has other fields now."""
-    what, has_fields = _OF_CLASS[name]
-    kind = _kind_of(cls) if isinstance(cls, type) else None
-    if kind is None or kind.name != name:
-        raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {what}")
-    if not has_fields(cls, *parts):
-        raise ValueError(f"{cls.__qualname__} has other fields now")
-
-
-def _finder(modules: Iterable[str | types.ModuleType] | None) -> Find:
-    """A function that finds a class or function by its name in some modules, or in all that are imported."""
-    names = {each if isinstance(each, str) else each.__name__ for each in modules or ()}
-    for each in names:
-        importlib.import_module(each)
-
-    def find(name: str) -> Any:
-        module, _, qualname = name.partition(":")
-        is_inside = module == "builtins" or any(module == each or module.startswith(f"{each}.") for each in names)
-        value = found_at(module, qualname) if is_inside or modules is None else None
-        if value is not None:
-            return value
-        if modules is None:
-            why = f"{name} was not found. The program needs it as a static value: import {module} before reading it."
-        else:
-            listed = ", ".join(sorted(names)) or "none"
-            why = f"{name!r} is in none of the modules that may be used ({listed})."
-        raise StaticSerializationError(why)
-
-    return find
 
 
 # For messages

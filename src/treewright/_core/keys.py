@@ -177,7 +177,7 @@ class Keys:
         if library_object(value):
             return by_identity(value)
         if jit_options(value) is not None and (self.met is not None or import_path(value) is None):
-            return self.whole(value, Keys.jitted)
+            return self.whole(value, lambda walk, jit: (type(jit), walk.key(jit.__wrapped__), jit_options(jit)))
         stays = isinstance(value, jax.Device) or type(value) is object or value is MISSING
         if self.in_library and isinstance(value, types.ModuleType):
             stays = is_library(value.__name__)
@@ -261,10 +261,6 @@ class Keys:
         cls: Any = type(value)
         return (cls, self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
 
-    def jitted(self, value: Any) -> Hashable:
-        """By the function that was jitted, and the options of `jit`."""
-        return (type(value), self.key(value.__wrapped__), jit_options(value))
-
     def method(self, value: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
         function, instance = getattr(value, "__func__", None) or value.__name__, value.__self__
@@ -283,11 +279,9 @@ class Keys:
         """A list, a dict, an array: of what a library's function captured, by content."""
         if not self.in_library or isinstance(value, Tracer):
             raise problem_of(value)
-        is_array = isinstance(value, np.ndarray | jax.Array)
-        return _array_key(value) if is_array else self.whole(value, Keys.items_now)
-
-    def items_now(self, value: Any) -> Hashable:
-        return _Content(value, (type(value), *map(self.key, _parts_now(value))))
+        if isinstance(value, np.ndarray | jax.Array):
+            return _array_key(value)
+        return self.whole(value, lambda walk, held: _Content(held, (type(held), *map(walk.key, _parts_now(held)))))
 
 
 def _array_key(value: Any) -> Hashable:

@@ -201,8 +201,16 @@ def is_frozen_dataclass(cls: Any) -> bool:
     return parameters is not None and parameters.frozen and parameters.eq and not hasattr(cls, "__node_spec__")
 
 
+def _make_namedtuple(cls: Any, *items: Any) -> Any:
+    if len(items) != len(cls._fields):
+        raise ValueError(f"{cls.__qualname__} has other fields now")
+    return tuple.__new__(cls, items)
+
+
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Past its constructor, which would run code of whoever forged a file."""
+    if {*dict(fields)} != {field.name for field in dataclasses.fields(cls)}:
+        raise ValueError(f"{cls.__qualname__} has other fields now")
     made = object.__new__(cls)
     for name, value in fields:
         object.__setattr__(made, name, value)
@@ -225,9 +233,7 @@ ENUM = Kind(
 DTYPE = Kind("dtype", _dtype_parts, _make_dtype, _dtype_key)
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
 NAMEDTUPLE = Kind(
-    "namedtuple",
-    lambda value: None if state_of(value) else (type(value), *tuple.__iter__(value)),
-    lambda cls, *items: tuple.__new__(cls, items),
+    "namedtuple", lambda value: None if state_of(value) else (type(value), *tuple.__iter__(value)), _make_namedtuple
 )
 DATACLASS = Kind("dataclass", _dataclass_parts, _make_dataclass)
 FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
