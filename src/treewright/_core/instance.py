@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
-from treewright._core.misfits import check_children
+from treewright._core.misfits import check_children, contains_itself
 from treewright._core.statics import Statics
 from treewright._core.text import did_you_mean
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
@@ -308,6 +308,9 @@ def _seal(node: Any, spec: NodeSpec) -> None:
     if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
         _complete(spec, waiting)
     children = tuple(map(waiting.__getitem__, table.children))
+    for name, child in zip(table.children, children, strict=True):
+        if child is node:  # JAX would not come back from it
+            raise contains_itself(node, name)
     statics = table.find(tuple(map(waiting.__getitem__, table.names)))
     waiting.clear()
     _store(node, PAIR, (children, statics))

@@ -133,7 +133,7 @@ def check_children(node: Any) -> None:
     """Warn of the children of a new node that JAX takes for no leaf; those declared with `field()` are meant.
 
     Raises:
-        NodeInitError: If a child is the node itself, or a method of it.
+        NodeInitError: If a child is a method of the node itself.
     """
     spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
     if spec.unseen:
@@ -142,13 +142,18 @@ def check_children(node: Any) -> None:
         value = children[field.index]
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
-        if value is node or getattr(value, "__self__", None) is node:
-            raise NodeInitError(
-                f"{type(node).__qualname__}.{field.name} was given the node itself, or one of its methods, so the node "
-                f"would contain itself without end. Look it up where it is used instead."
-            )
+        if getattr(value, "__self__", None) is node:
+            raise contains_itself(node, field.name)
         if field.is_plain and (said := _misfit(type(node), field, value)):
             warn_user(said, ChildWarning)
+
+
+def contains_itself(node: Any, name: str) -> NodeInitError:
+    """The error for a node in one of its own fields."""
+    return NodeInitError(
+        f"{type(node).__qualname__}.{name} was given the node itself, or one of its methods, so the node would contain "
+        f"itself without end. Look it up where it is used instead."
+    )
 
 
 def _misfit(cls: type[Any], field: Any, value: Any) -> str | None:
