@@ -25,7 +25,7 @@ from etils import epath
 from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import cut_text, first_of, short_text
 from treewright._processes import compare, exchange
-from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
+from treewright.checkpoint.arrays import WHOLE, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
 from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
 from treewright.checkpoint.items import (
@@ -42,7 +42,7 @@ from treewright.checkpoint.items import (
     problems_of,
 )
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.tree import Parts, parts_to_save, refuse
+from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -131,13 +131,7 @@ class CheckpointManager:
         self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
         if self.directory.is_file() or (self.directory / LISTING).is_file():
             raise CheckpointError(f"{text} is a file or a step. A CheckpointManager takes the folder of the steps.")
-        policies = ocp.checkpoint_managers
-        stay: list[Any] = [policies.LatestN(keep)]
-        if keep_every is not None:
-            stay.append(policies.EveryNSteps(keep_every))
-        if keep_best is not None:
-            stay.append(policies.BestN(get_metric_fn=float, n=keep_best, keep_checkpoints_without_metrics=False))
-        self._policy: Any = policies.AnyPreservationPolicy(stay)
+        self._keep, self._keep_every, self._keep_best = keep, keep_every, keep_best
         self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
         self._in_all = functools.partial(in_all, timeout=timeout_seconds)
         self._saver: Any = None  # Orbax's manager, from the first save on
@@ -211,25 +205,24 @@ class CheckpointManager:
                 f"save(..., metrics={short_text(metrics)}): they have to be numbers by name"
                 f"{f', with {self._metric!r} among them, which ranks the steps' if self._metric else ''}."
             )
-        parts = parts_to_save(state)
-        refuse("The tree can't be saved, and nothing was written:", list(problems_of(parts)))
+        parts = parts_to_save(state, problems_of=problems_of)
+        if not parts.values:
+            raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
         arrays = {leaf.name: stored(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
         for leaf in parts.manifest.untied():
             array = arrays[leaf.name]
             if not isinstance(array, jax.Array) or not array.size:  # now: it may change while Orbax writes its copy
-                leaf.digests = {WHOLE: digest_of(contiguous(array) if array.size else b"")}
+                leaf.digests = {WHOLE: digest_of(array if array.size else b"")}
         parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
         return arrays, parts, json.dumps(dict(items or {}))
 
     def _opened(self) -> Any:
         """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
         if self._saver is None:
-            # Any: Orbax's types have only its own policies, and ranks that are never None.
-            policy: Any = SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy
-            rank: Any = self._rank
+            policy: Any = SimpleNamespace(should_preserve=self._stay)
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=rank,  # so that metrics are written
+                best_fn=operator.itemgetter(self._metric) if self._metric else None,  # so that metrics are written
                 lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
                 todelete_subdir=_THROWN_OUT,
@@ -247,19 +240,25 @@ class CheckpointManager:
             for path in (folder, *folder.rglob("*")):
                 sync(path)
 
-    def _stay(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
-        """Whether each step stays: Orbax's policy, for steps whose metrics are ranks."""
-        ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
-        stay: list[bool] = self._policy.should_preserve(ranked, context=context)
-        return stay
+    def _stay(self, infos: Sequence[Any], **_: Any) -> list[bool]:
+        """Whether each step stays, as Orbax asks its policies."""
+        steps = [info.step for info in infos]
+        stay = set(steps[-self._keep :] if self._keep else steps)
+        if self._keep_every:
+            stay.update(step for step in steps if step % self._keep_every == 0)
+        if self._keep_best:
+            stay.update(self._ranked({info.step: info.metrics for info in infos})[-self._keep_best :])
+        return [step in stay for step in steps]
 
-    def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
-        """How good a step is: the higher the better; None without the metric."""
-        file = self.directory / str(step) / "metrics" / "metrics"
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
-            value: float = (metrics or json.loads(file.read_text()))[self._metric or ""]
-            return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
-        return None
+    def _ranked(self, steps: Mapping[int, Any]) -> list[int]:
+        """The steps that have the metric, the best last, from their metrics or those on disk."""
+        ranks: dict[int, float] = {}
+        for step, metrics in steps.items():
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
+                file = self.directory / str(step) / "metrics" / "metrics"
+                value: float = (metrics or json.loads(file.read_text()))[self._metric or ""]
+                ranks[step] = -math.inf if math.isnan(value) else -value if self._mode == "min" else value
+        return sorted(ranks, key=lambda step: (ranks[step], step))
 
     def wait(self) -> None:
         """Return when all that was saved is on disk."""
@@ -350,9 +349,8 @@ class CheckpointManager:
                 "The manager has no metric that ranks steps: CheckpointManager(..., metric='loss', mode='min')."
             )
         steps = self.all_steps()
-        ranks: list[Any] = self._in_all("ranking steps", lambda: list(map(self._rank, steps)), by_first=True)
-        ranked = [(rank, step) for rank, step in zip(ranks, steps, strict=True) if rank is not None]
-        return max(ranked)[1] if ranked else None
+        ranked: list[int] = self._in_all("ranking steps", lambda: self._ranked(dict.fromkeys(steps)), by_first=True)
+        return ranked[-1] if ranked else None
 
     def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
         """The metrics that were saved with a step."""
