@@ -190,6 +190,24 @@ def test_a_step_or_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> N
             CheckpointManager(path)
 
 
+def test_a_path_that_the_file_system_refuses_is_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        CheckpointManager(tmp_path / ("x" * 300))
+
+
+def test_a_bucket_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="install gcsfs"):
+        CheckpointManager("gs://bucket/run")
+
+
+def test_a_cell_that_makes_the_manager_runs_again(tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1)
+    before = manager  # as IPython keeps outputs
+    manager = saved(tmp_path, 2)
+    assert manager.all_steps() == before.all_steps() == (1, 2)
+
+
 def test_a_relative_folder_is_the_one_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with CheckpointManager("run") as manager:

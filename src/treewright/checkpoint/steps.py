@@ -91,7 +91,8 @@ class CheckpointManager:
         timeout_seconds: How long the processes of a job wait for each other.
 
     Raises:
-        ImportError: If orbax-checkpoint is not installed.
+        ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
+        OSError: If the file system refuses the path.
         ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
         CheckpointError: If the directory is a file or a step.
 
