@@ -95,7 +95,7 @@ def test_a_static_without_an_exact_form_is_loaded_without_a_word_and_warned_of_b
 def test_two_descriptions_that_differ_behind_what_is_shown_are_told_apart_by_their_digests(
     wrap: Any, tmp_path: Path
 ) -> None:
-    lists = [Warmup([0.5] * 3000 + [end]) for end in (1.0, 2.0)]  # type: ignore[arg-type, list-item]  # pyright: ignore[reportArgumentType]
+    lists = [Warmup([0.5] * 3000 + [end]) for end in (1.0, 2.0)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     save(tmp_path / "x", Settings(wrap(lists[0])))
 
     with pytest.warns(CheckpointWarning, match=r"static .*#(\w{8})\)* saved, .*#(?!\1)\w{8}\)* in the tree$"):
