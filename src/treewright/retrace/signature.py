@@ -14,7 +14,7 @@ from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
-from treewright.retrace.why import Part, Snapshot, alike, cause, cause_of, kind_of, same, snapshot
+from treewright.retrace.why import Cause, Part, Snapshot, alike, cause_of, kind_of, same, snapshot
 
 _DEPTH = 200  # levels of a tree that are remembered one by one; Python's own stack ends at a few hundred
 _DEVICES = 8  # devices that are named
@@ -176,11 +176,11 @@ def _of_arguments(old: Signature, new: Signature, compare: Comparison) -> Iterat
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = (side.arguments.get(name, ABSENT) for side in (old, new))
         if a is ABSENT or b is ABSENT:
-            passed = cause("default passed", "") if name in new.defaults else ""
+            passed = Cause("default passed", "") if name in new.defaults else ""
             yield Difference((name,), a, b, "added" if a is ABSENT else "removed", passed)
         elif (name in old.statics) is not (name in new.statics):
             ways = ("traced before, and static now", "static before, and traced now")
-            yield Difference((name,), a, b, "class", cause("other statics", ways[name in old.statics]))
+            yield Difference((name,), a, b, "class", Cause("other statics", ways[name in old.statics]))
         else:
             if name in old.statics and not (kind_of(a) is kind_of(b) and same(a, b)):
                 yield static_difference((name,), a, b, compare)
