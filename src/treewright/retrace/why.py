@@ -6,7 +6,7 @@ import functools
 import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -72,7 +72,7 @@ class Cause(str):
     __slots__ = ("name",)
     name: str
 
-    def __new__(cls, name: str, sentence: str) -> "Cause":
+    def __new__(cls, name: str, sentence: str) -> Self:
         """A cause of one of the names in `REMEDIES`."""
         made = super().__new__(cls, sentence)
         made.name = name
@@ -85,11 +85,11 @@ class Cause(str):
 class Part(NamedTuple):
     """The key of something that belongs to a callable or an object and is no item of a container."""
 
-    role: Literal["captured", "global", "function", "object", "argument", "option", "attribute"]
+    role: Literal["captured", "global", "function", "object", "argument", "option", "attribute", "item"]
     name: str
 
     def __str__(self) -> str:
-        return f".{self.name}"
+        return "" if self.role == "item" else f".{self.name}"
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -200,7 +200,7 @@ def contents(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, types.MethodType):
         return {Part("object", "__func__"): value.__func__, Part("object", "self"): value.__self__}
     if isinstance(value, (set, frozenset)):
-        return _of_role("attribute", {text: text for text in sorted(map(short_text, value))})
+        return _of_role("item", {short_text(item): item for item in sorted(value, key=short_text)})
     if isinstance(value, bytearray):
         return {Part("attribute", "content"): bytes(value)}
     return parts_of(value) or _of_role("attribute", state_of(value))
@@ -251,6 +251,8 @@ def changes(left: Any, right: Any, path: Path = (), *, alive: bool = False) -> l
     object, that is only said to have changed if its owner lives: else its number may be that of another one.
     """
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
+        return []
+    if left.code != right.code:  # two functions, which are told by their names
         return []
     found: list[Difference] = []
     for key in dict.fromkeys((*left.parts, *right.parts)):
