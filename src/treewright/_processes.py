@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from treewright._core.jax_private import process_count, process_index, untyped_jax
+from treewright._core.text import common_start
 from treewright.errors import ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; below the 100 s after which JAX itself ends a run with a process that gives no sign of life
@@ -127,7 +127,7 @@ def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[s
 
 def _excerpts(texts: Sequence[str]) -> list[str]:
     """Texts that differ; long ones from a little before the difference, and of several lines the first that differs."""
-    same = os.path.commonprefix([*texts])  # noqa: RUF071  by characters is what is asked
+    same = common_start(texts)
     line = same.rfind("\n") + 1
     is_far = len(same) - line > _WIDTH // 2
     start = 0 if max(map(len, texts)) <= _WIDTH else len(same) - _WIDTH // 3 if is_far else line

@@ -93,7 +93,7 @@ class Ref(jax.Ref):
     def __len__(self) -> int: ...
     def addupdate(self, x: ArrayLike, idx: Any = ()) -> None: ...
 
-def new_ref(init_val: ArrayLike, *, memory_space: Any = ..., kind: Any = ...) -> Ref:
+def new_ref(init_val: ArrayLike, *, memory_space: Any = ..., kind: Any = ..., pin: bool = ...) -> Ref:
     """`jax.new_ref`: a ref that holds a copy of an array."""
 
 class WithReplace:

@@ -175,9 +175,10 @@ def test_tree_operations_prints_each(run: Run) -> None:
     for text in (
         "parameters, norm of all               26,",
         "['ensemble'][0].kernel",
-        "tree_map tree.layers['hidden']",
     ):
         assert text in printed
+    if jax.__version_info__ >= (0, 10, 2):  # since when the error of JAX names the place
+        assert "tree_map tree.layers['hidden']" in printed
 
 
 FAULTS = {

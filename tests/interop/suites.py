@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -118,12 +119,13 @@ def adapt_jax_dataclasses() -> None:
     def pytree_dataclass(cls: Any = None, **options: Any) -> Any:
         if cls is None:
             return functools.partial(pytree_dataclass, **options)
-        annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
-        for name, annotation in annotations.items():
+        annotations = inspect.get_annotations(cls)
+        for name, annotation in [*annotations.items()]:
             in_text = isinstance(annotation, str) and "Static[" in annotation
             if in_text or JDC_STATIC_MARKER in getattr(annotation, "__metadata__", ()):
                 _make_static(cls, name, treewright.static)
                 annotations[name] = Any  # the mark would be refused
+        cls.__annotations__ = annotations
         return treewright.pytree_dataclass(**options)(cls)
 
     def static_field(**arguments: Any) -> Any:

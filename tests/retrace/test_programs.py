@@ -27,7 +27,7 @@ VARYING = (
     (r"((programs|_\w+)\.(py|txt)):\d+", r"\1"),
     (r"\n    compared with trace \d+", ""),
     (r"TFRT_CPU_(\d)", r"cpu:\1"),  # before JAX 0.10
-    (r"P(artitionSpec)?\(('\w+')?,?\)", r"P(\2)"),  # before JAX 0.10 it has a long name where it is empty
+    (r"P(artitionSpec)?\(('\w+')?,?\)", r"P(\2)"),
     (r"Param\(.*", "Param"),
 )
 

@@ -16,7 +16,7 @@ FUNCTIONS = sorted({*typed.__all__} - {"Ref", "WithReplace", "hessian", "jacfwd"
 # What JAX deprecates, ignores or keeps to itself.
 LEFT_OUT = {"device", "backend", "concrete", "reduce_axes", "operand", "_split_transpose"}
 # What some supported JAX does not have yet.
-NEWER = {"kind", "memory_space", "static_argnames", "sum_match", "unroll"}
+NEWER = {"kind", "memory_space", "pin", "static_argnames", "sum_match", "unroll"}
 
 
 def definitions(name: str) -> list[ast.FunctionDef]:

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.jax_private import is_tree_node
 from treewright._core.text import function_text, short_text, text, text_with_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
 
@@ -195,7 +194,7 @@ def _is_no_leaf(value: Any, *, is_layer: bool) -> bool:
     if is_layer:
         leaves = jax.tree.leaves(value)  # it is one itself where its library has not registered it
         return not all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves)
-    if is_tree_node(kind) or hasattr(kind, "dtype") or hasattr(kind, "__jax_array__"):
+    if not jax.tree_util.all_leaves([value]) or hasattr(kind, "dtype") or hasattr(kind, "__jax_array__"):
         return False
     return isinstance(value, _SETTINGS + _ITERABLES) or callable(value) or dataclasses.is_dataclass(kind)
 

@@ -256,6 +256,12 @@ def cut_text(whole: str, length: int = LENGTH) -> str:
     return whole if len(whole) <= length else f"{whole[: length - 3]}..."
 
 
+def common_start(texts: Collection[str]) -> str:
+    """The characters with which all of these texts begin."""
+    first, last = min(texts), max(texts)  # the texts between them in order begin as both do
+    return next((first[:index] for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first)
+
+
 def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
     name = type(value).__name__

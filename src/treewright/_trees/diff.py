@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
 from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
-from treewright._core.text import LENGTH, counted, cut_text, first_of, mesh_text, short_text
+from treewright._core.text import LENGTH, common_start, counted, cut_text, first_of, mesh_text, short_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -103,7 +102,7 @@ def short_texts(left: Any, right: Any) -> Sequence[str]:
 
 def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
     """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
-    same = len(os.path.commonprefix(texts))  # noqa: RUF071  by characters is what is asked
+    same = len(common_start(texts))
     start = max(0, same - width // 3)
     end = start + width
     return [

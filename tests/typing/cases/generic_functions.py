@@ -96,7 +96,7 @@ assert_type(grad(with_aux, 0, True)(net, x), tuple[Net, Net])
 assert_type(tree_map(f=jnp.negative, tree=net), Net)
 assert_type(cond(pred=True, true_fun=lambda: x, false_fun=lambda: x), jax.Array)
 assert_type(switch(index=0, branches=[lambda: x]), jax.Array)
-assert_type(remat(fun=size, prevent_cse=False, static_argnames="n")(net, x), jax.Array)
+assert_type(remat(fun=size, prevent_cse=False, static_argnums=())(net, x), jax.Array)
 
 
 class Distribution(Module, abc.ABC):
