@@ -9,7 +9,8 @@ import functools
 import sys
 from pathlib import Path
 
-from treewright._core.text import counted, cut_text, first_of
+from treewright._core.text import cut_text
+from treewright._lines import counted, first_of
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired
 from treewright.checkpoint.file import open_saved

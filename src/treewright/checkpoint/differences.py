@@ -6,7 +6,8 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._core.text import cut_text, first_names, first_of
+from treewright._core.text import cut_text, first_names
+from treewright._lines import first_of
 from treewright._trees.diff import excerpts
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name

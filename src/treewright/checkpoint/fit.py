@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 import jax
 import numpy as np
 
-from treewright._core.text import did_you_mean, first_of, short_text
+from treewright._core.text import did_you_mean, short_text
+from treewright._lines import first_of
 from treewright.checkpoint.arrays import Target, UnsupportedLeafError, form_of, leaves_from, stored
 from treewright.checkpoint.differences import (
     Mismatch,

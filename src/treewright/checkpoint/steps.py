@@ -23,7 +23,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import cut_text, first_of, short_text
+from treewright._core.text import cut_text, short_text
+from treewright._lines import first_of
 from treewright._processes import compare, exchange
 from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync

@@ -13,8 +13,9 @@ import numpy as np
 from jax.tree_util import keystr
 
 from treewright._core import from_flat_form, is_node, spec_of
-from treewright._core.text import cut_text, first_names, first_of
+from treewright._core.text import cut_text, first_names
 from treewright._json import StaticSerializationError, decode, encode, shown
+from treewright._lines import first_of
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, Branch, Leaf, Manifest, join_name
