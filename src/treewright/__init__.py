@@ -86,14 +86,14 @@ __all__ = [
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
-    from treewright._adopt import Adopted, adopt
-    from treewright._core.definition import Static, pytree_dataclass
+    from treewright._adopt import Adopted, Static, adopt
+    from treewright._core.definition import pytree_dataclass
     from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
     from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
-    from treewright._core.registration import register_dataclass
     from treewright._loop import loop
+    from treewright._register import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
@@ -115,11 +115,11 @@ else:
 
         homes = {
             "_loop": ("loop",),
-            "_core.definition": ("Static", "pytree_dataclass"),
+            "_core.definition": ("pytree_dataclass",),
             "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
             "_core.module": ("Module",),
             "_core.instance": ("replace",),
-            "_core.registration": ("register_dataclass",),
+            "_register": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
@@ -129,7 +129,7 @@ else:
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
             "_core.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
-            "_adopt": ("Adopted", "adopt"),
+            "_adopt": ("Adopted", "Static", "adopt"),
             "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),

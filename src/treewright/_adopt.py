@@ -1,4 +1,4 @@
-"""`adopt`: layers of other libraries in a node, with their arrays as children and all else as exact statics."""
+"""Nodes around what is none: `Static` around one value, `adopt` around a layer of another library."""
 
 import functools
 import operator
@@ -9,17 +9,45 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from treewright._core import FrozenMapping, Module, buffer, field, is_node, public, static
+from treewright._core import AnyStatic, FrozenMapping, Module, buffer, field, is_node, public, pytree_dataclass, static
 from treewright._core.jax_private import Path, jax_trees, path_text
 from treewright._core.text import short_text
 from treewright._trees.level import Place, is_none, walk
 from treewright._trees.specs import Where, chosen_leaves
 from treewright.errors import StaticFieldError
 
+S = TypeVar("S", bound=AnyStatic)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@pytree_dataclass
+@public("treewright")
+class Static(Generic[S]):
+    """A node without leaves that holds one static value, for places that have no field to mark.
+
+    Attributes:
+        value: Anything that a static field can hold.
+
+    Raises:
+        StaticFieldError: If the value can't be static.
+
+    Examples:
+        >>> settings = {"scale": 2.0, "mode": Static("train")}
+        >>> jax.tree.leaves(settings)
+        [2.0]
+        >>> settings["mode"].value
+        'train'
+    """
+
+    value: S = static()
+
+    def __bool__(self) -> bool:
+        """That of the value, so that a flag can be asked as it is: `if settings["train"]:`."""
+        return bool(self.value)
+
 
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 

@@ -1,19 +1,20 @@
 """Converters in annotations: `AsArray` and users' own run however they are spelt, or the class is refused."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Optional, Union
+from dataclasses import InitVar
+from typing import Annotated, Any, Final, Literal, Optional, Union
 
 import jax
 import jax.numpy as jnp
 import pytest
 from typing_extensions import TypeAliasType
 
-from treewright import AsArray, Converted, Converter, Module, Static, field, pytree_dataclass, replace, static
-from treewright.errors import NodeDefinitionError, StaticFieldError
+from treewright import AsArray, Converted, Converter, Module, field, pytree_dataclass, replace, static
+from treewright.errors import NodeDefinitionError
 
 Alias: Any = TypeAliasType("Alias", AsArray)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
 AliasOfAlias: Any = TypeAliasType("AliasOfAlias", Alias)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
-StaticAlias: Any = TypeAliasType("StaticAlias", Static[str])  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
+Endless: Any = TypeAliasType("Endless", "list[Endless] | tuple[Endless, int]")  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
 AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
 
 RUNS: dict[str, Any] = {
@@ -34,7 +35,16 @@ RUNS: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "inside a tuple": tuple[AsArray, ...],
     "inside a list of an alias": list[Alias],
+    "deep inside": dict[str, tuple[list[AsArray], int]],
     "one of two": AsArray | tuple[int, ...],
+    "of an InitVar": InitVar[AsArray],
+    "of a name that only checkers know": "tw.AsArray",
+    "inside a name that only checkers know": "Final[Unknown[AsArray]]",
+    "two": Annotated[Any, Converter(int), Converter(float)],
+    "a specifier": Annotated[int, static()],
+    "a specifier without its parentheses": Final[Annotated[int, static]],
+    "of jax_dataclasses.Static": Annotated[int, "__jax_dataclasses_static_field__"],
+    "of flax.nnx.Static": Optional[Annotated[int, "__static__"]],  # noqa: UP045
 }
 
 
@@ -56,35 +66,42 @@ def test_a_none_that_the_annotation_allows_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("annotation", REFUSED.values(), ids=REFUSED)
-def test_where_it_is_not_about_the_whole_value_the_class_is_refused(annotation: Any) -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x: the converter inside .* would not run, since it is not"):
+def test_where_it_would_not_be_read_the_class_is_refused(annotation: Any) -> None:
+    message = (
+        r"Net\.x: not all of .* would be read\. An annotation may hold one converter, for the whole value, .* Write x: "
+        r"\.\.\. = field\(converter=\.\.\.\), or static\(\)\."
+    )
+    with pytest.raises(NodeDefinitionError, match=message):
         made(annotation)
+    with pytest.raises(NodeDefinitionError, match=message):
+        type("Net", (Module,), {"__annotations__": {"x": AsArray}, "x": field(converter=jnp.asarray)})
 
 
-def test_an_unknown_name_is_no_converter_by_its_letters() -> None:
+@pytest.mark.parametrize(
+    ("name", "mark"), [("jax_dataclasses", "__jax_dataclasses_static_field__"), ("flax.nnx", "__static__")]
+)
+def test_the_marks_are_those_of_the_libraries(name: str, mark: str) -> None:
+    library = pytest.importorskip(name)
+    if not hasattr(library, "Static"):
+        pytest.skip(f"{name} has no Static")
+
+    assert library.Static[int].__metadata__ == (mark,)
+
+
+def test_an_unknown_name_and_an_endless_alias_are_no_converters() -> None:
     assert made("UnitConverter")(2.0).x == 2.0
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x: the annotation 'Final\[Unknown\[AsArray\]\]' can't be"):
-        made("Final[Unknown[AsArray]]")
+    assert made(Literal["AsArray"])(2.0).x == 2.0
+    assert made(Endless)(2.0).x == 2.0
 
 
-def test_a_static_is_converted_and_checked_behind_an_alias() -> None:
+def test_a_static_is_converted_behind_an_alias() -> None:
     given: Any = TypeAliasType("given", AsTuple)  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
-    lists: Any = TypeAliasType("lists", list[int])  # type: ignore[misc, unused-ignore]  # pyright: ignore[reportGeneralTypeIssues]
 
     @pytree_dataclass
     class Layer:
         sizes: given = static()  # pyright: ignore[reportInvalidTypeForm]
 
     assert Layer(range(3)).sizes == (0, 1, 2)
-    with pytest.raises(NodeDefinitionError, match=r"Net\.n is static, but its annotation holds list"):
-        type("Net", (Module,), {"__annotations__": {"n": Final[lists]}, "n": static()})
-
-
-@pytest.mark.parametrize("annotation", [StaticAlias, Final[StaticAlias], StaticAlias | None, "StaticAlias"])
-def test_static_takes_no_plain_value_behind_an_alias(annotation: Any) -> None:
-    with pytest.raises(StaticFieldError, match=r"Net\.x is annotated with Static"):
-        made(annotation)("relu")
-    assert made(annotation)(Static("relu")).x.value == "relu"
 
 
 @pytree_dataclass
@@ -102,12 +119,3 @@ def test_constructor_defaults_and_replace_convert_by_the_annotation_and_unflatte
     assert layer.sizes == (1, 2)
     assert isinstance(replace(layer, kernel=2).kernel, jax.Array)
     assert jax.tree.map(lambda leaf: "any leaf", layer).kernel == "any leaf"
-
-
-def test_an_annotation_that_hides_its_converter_and_two_converters_are_refused() -> None:
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x: the annotation 'tw\.AsArray' can't be resolved"):
-        made("tw.AsArray")
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x has 2 converters, .* Make them one function"):
-        made(Annotated[Any, Converter(int), Converter(float)])
-    with pytest.raises(NodeDefinitionError, match=r"Net\.x has 2 converters, in its annotation and"):
-        type("Net", (Module,), {"__annotations__": {"x": AsArray}, "x": field(converter=jnp.asarray)})

@@ -9,14 +9,14 @@ import operator
 import pydoc
 import traceback
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from treewright import Module, buffer, field, pytree_dataclass, replace, static
-from treewright.errors import NodeDefinitionError, NodeInitError
+from treewright import Module, buffer, field, pytree_dataclass, static
+from treewright.errors import NodeDefinitionError
 
 
 def test_fields_are_children_and_static_fields_are_aux_data() -> None:
@@ -96,7 +96,7 @@ def test_the_decorator_takes_what_dataclass_takes() -> None:
 
 @pytest.mark.parametrize("option", ["slots", "weakref_slot"])
 def test_a_node_has_no_slots(option: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=rf"pytree_dataclass\({option}=True\) for Slotted: .*Drop {option}"):
+    with pytest.raises(NodeDefinitionError, match=rf"{option}=True for Slotted: .*Drop {option}"):
         pytree_dataclass(**{option: True})(type("Slotted", (), {}))
 
 
@@ -150,80 +150,41 @@ def test_a_field_that_is_no_identifier_is_refused(name: str) -> None:
 
 
 class Shape(Module):
-    """Has fields that no constructor takes."""
+    """Has a field that no constructor takes."""
 
     scale: Any = 1.0
     area: Any = field(init=False)
-    names: Any = static(init=False)
+    mode: str = static(default="a")
+
+    def __post_init__(self) -> None:
+        self.area = self.scale * 2
 
 
-def overriding(value: Any, *, own_init: bool) -> tuple[Any, Any]:
-    """A subclass with this value in place of two fields, and a subclass of that."""
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("scale", 8.0, r"For a new default repeat the annotation:\n  scale: Any = 8\.0\nFor a constant write scale: "),
+        ("mode", "b", r"For a new default repeat the annotation:\n  mode: str = static\(default='b'\)\nFor a const"),
+        ("area", property(lambda self: self.scale * 4), r"Rename it, or let the base declare it as an abstract prop"),
+        ("scale", lambda self: 1, r"Rename it, or let the base declare it as an abstract property"),
+    ],
+)
+def test_a_value_that_would_hide_a_field_is_refused(name: str, value: Any, cure: str) -> None:
+    for own_init in ({}, {"__init__": lambda self: None}):
+        with pytest.raises(NodeDefinitionError, match=rf"Known\.{name} would hide an inherited field\. {cure}"):
+            type("Known", (Shape,), {name: value, **own_init})
 
+
+def test_a_constant_of_the_class_takes_the_place_of_a_field() -> None:
     class Known(Shape):
-        area = value
-        names = value
-
-        if own_init:
-
-            def __init__(self, scale: Any = 2.0) -> None:
-                self.scale = scale
+        mode: ClassVar[str] = "b"  # type: ignore[misc]  # pyright: ignore[reportIncompatibleVariableOverride]
+        scale: ClassVar[Any] = 3.0  # type: ignore[misc]
 
     class Deeper(Known):
-        depth: Any = 3.0
+        depth: Any = 4.0
 
-    return Known, Deeper
-
-
-@pytest.mark.parametrize("own_init", [False, True])
-@pytest.mark.parametrize("value", [property(lambda self: self.scale * 4), 8.0, ("a", "b")])
-def test_a_field_that_no_constructor_takes_may_be_overridden(value: Any, *, own_init: bool) -> None:
-    known, deeper = overriding(value, own_init=own_init)
-    for cls, names in [(known, ["scale"]), (deeper, ["scale", "depth"])]:
-        node = cls(2.0)
-        assert [field.name for field in dataclasses.fields(node)] == names
-        assert jax.tree.leaves(node)[:1] == [2.0]
-        assert node.area == node.names == (8.0 if isinstance(value, property) else value)
-        assert jax.jit(lambda node: node.scale * 2)(node) == 4.0
-        assert replace(node, scale=3.0).scale == 3.0
-
-
-def test_an_overridden_field_that_is_annotated_again_is_a_field_again() -> None:
-    known, _ = overriding(8.0, own_init=False)
-
-    class Again(known):  # type: ignore[valid-type, misc]
-        area: Any = 9.0
-
-    assert jax.tree.leaves(Again()) == [1.0, 9.0]
-
-
-def test_a_class_that_writes_its_own_init_may_override_any_field() -> None:
-    class Base(Module):
-        width: Any
-        mode: str = static()
-
-    class Fixed(Base):
-        mode = "fixed"
-
-        @property  # type: ignore[misc]
-        def width(self) -> int:
-            return 3
-
-        def __init__(self) -> None:
-            pass
-
-    node = Fixed()
-    assert (node.width, node.mode, jax.tree.leaves(node)) == (3, "fixed", [])
-
-    class Assigns(Base):
-        mode = "fixed"
-
-        def __init__(self) -> None:
-            self.width = 1
-            self.mode = "other"
-
-    with pytest.raises(NodeInitError, match="assigned to mode, which it does not declare"):
-        Assigns()
+    for node, leaves in ((Known(), [6.0]), (Deeper(), [6.0, 4.0])):
+        assert (node.mode, node.scale, jax.tree.leaves(node)) == ("b", 3.0, leaves)
 
 
 def test_a_field_may_stand_in_for_an_inherited_property_or_method() -> None:

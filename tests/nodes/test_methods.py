@@ -222,7 +222,7 @@ def test_a_method_tells_its_name_signature_and_documentation() -> None:
 def test_a_method_takes_no_attributes() -> None:
     method: Any = linear().step
 
-    with pytest.raises(AttributeError, match=r"cannot assign 'count' to the method .*; assign it to the function"):
+    with pytest.raises(AttributeError, match="object has no attribute 'count'"):
         method.count = 1
     with pytest.raises(AttributeError, match="nothing"):
         _ = method.nothing

@@ -49,7 +49,7 @@ def is_registered(cls: Any) -> bool:
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_class_that_is_a_dataclass_already_is_refused(mark: str) -> None:
     for theirs in (quantised(mark), quantised(mark, frozen=True)):
-        with pytest.raises(NodeDefinitionError, match=r"Quantised is a dataclass already\. Drop @dataclass"):
+        with pytest.raises(NodeDefinitionError, match=r"Quantised is a dataclass already, .* Drop what made it one"):
             pytree_dataclass(theirs)
 
 

@@ -1,6 +1,17 @@
 """A class and its instances: what the rest of the package uses of it."""
 
-from treewright._core.fields import FieldSpec, NodeSpec, StaticValue, buffer, field, spec_of, static
+from treewright._core.definition import pytree_dataclass
+from treewright._core.fields import (
+    AnyStatic,
+    FieldSpec,
+    NodeSpec,
+    StaticValue,
+    buffer,
+    field,
+    options_of,
+    spec_of,
+    static,
+)
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import (
     captured,
@@ -21,6 +32,7 @@ from treewright._core.instance import (
     from_flat_form,
     is_node,
     replace,
+    with_close_matches,
     with_fields,
 )
 from treewright._core.keys import exact_key
@@ -28,16 +40,19 @@ from treewright._core.kinds import parts_of
 from treewright._core.methods import leaves_equal
 from treewright._core.misfits import NoExactKeyError
 from treewright._core.module import Module
-from treewright._core.statics import Statics
+from treewright._core.registration import refuse_base, register_for_export, register_with_jax
+from treewright._core.statics import Statics, StaticTable, table_in
 
 __all__ = [
     "PAIR",
+    "AnyStatic",
     "FieldSpec",
     "FrozenArray",
     "FrozenMapping",
     "Module",
     "NoExactKeyError",
     "NodeSpec",
+    "StaticTable",
     "StaticValue",
     "Statics",
     "Unfinished",
@@ -57,11 +72,18 @@ __all__ = [
     "is_node",
     "leaves_equal",
     "of_earlier_class",
+    "options_of",
     "parts_of",
     "public",
+    "pytree_dataclass",
+    "refuse_base",
+    "register_for_export",
+    "register_with_jax",
     "replace",
     "spec_of",
     "state_of",
     "static",
+    "table_in",
+    "with_close_matches",
     "with_fields",
 ]

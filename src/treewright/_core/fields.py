@@ -4,6 +4,7 @@
 # mypy: disable-error-code="unreachable"
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 import contextlib
+import copyreg
 import dataclasses
 import functools
 import re
@@ -11,11 +12,10 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
@@ -23,7 +23,7 @@ from treewright._core.functions import public
 from treewright._core.misfits import annotation_text
 from treewright._core.statics import StaticTable
 from treewright._core.text import short_text
-from treewright.errors import NodeDefinitionError, StaticFieldError
+from treewright.errors import NodeDefinitionError
 
 # mypy takes a variable of this name for true, every other checker reads False: the two can be told different things.
 MYPY: Literal[False] = False
@@ -72,9 +72,12 @@ Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
 MISSING: Any = dataclasses.MISSING
-# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for a
-# decorator of theirs on a subclass.
+if sys.version_info < (3, 15):  # else a pickle of a class has a copy of it, which no `is` finds
+    copyreg.pickle(type(MISSING), lambda _: "MISSING")
+# How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Ours have all of these marks, for
+# their decorators on a dataclass with fields of ours.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
+_MARKS_IN_ANNOTATIONS = ("__jax_dataclasses_static_field__", "__static__")  # jax_dataclasses.Static, flax.nnx.Static
 _OPTIONS_KEY = "treewright"  # in the metadata of a field: the options that `dataclasses.field` does not know
 _OURS = ("converter", "sharding", "stack", "local", "doc")
 
@@ -86,10 +89,16 @@ def _specify(kind: FieldKind, given: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier, with those that are ours in its metadata."""
     if given["converter"] is not None and not callable(given["converter"]):
         raise TypeError(f"converter must be a function of one value, got {short_text(given['converter'])}.")
-    ours: dict[str, Any] = {"kind": kind}
-    for name in _OURS:
-        if name in given:
-            ours[name] = given.pop(name)
+    ours: dict[str, Any] = {"kind": kind, **{name: given.pop(name) for name in _OURS if name in given}}
+    names, stack = ours.get("sharding"), ours.get("stack")
+    is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
+    if not (names is None or is_names or callable(names)):
+        raise TypeError(
+            f"sharding={names!r} is not a tuple with a name or None for each axis of the array, such as "
+            f'("embed", None).'
+        )
+    if not (stack is None or isinstance(stack, str) or callable(stack)):
+        raise TypeError(f'stack={stack!r} is not the name of one leading axis, such as "layers".')
     if isinstance(given["compare"], str):  # how a static is compared; whether `==` looks at it is for dataclasses
         ours["compare"] = given.pop("compare")
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
@@ -118,12 +127,13 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
 
 
 def specifier_in(value: Any) -> str | None:
-    """`static` for the function itself and for its result; None for any other value."""
+    """`static` for the function itself, its result and the marks of others' `Static[...]`; None for any other value."""
     if type(value) is dataclasses.Field:
         kind: str = options_of(value).get("kind", "child")
         return "field" if kind == "child" else kind
-    is_ours = isinstance(value, types.FunctionType) and value in _SPECIFIERS
-    return value.__name__ if is_ours else None
+    if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
+        return value.__name__
+    return "static" if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS else None
 
 
 # fmt: off
@@ -370,14 +380,12 @@ class Converted(Generic[Given_contra, Kept_co]):
 
 
 @public("treewright")
+@dataclasses.dataclass(frozen=True, repr=False)
 class Converter:
     """In an `Annotated` annotation: the function that each value of the field passes, as `field(converter=...)` has it.
 
     Args:
         function: Takes the given value and returns the one to keep.
-
-    Raises:
-        TypeError: If `function` can't be called.
 
     Examples:
         >>> @pytree_dataclass
@@ -387,13 +395,7 @@ class Converter:
         1.0
     """
 
-    __slots__ = ("function",)
     function: Callable[[Any], Any]
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        if not callable(function):
-            raise TypeError(f"Converter takes a function of one value, got {function!r}.")
-        self.function = function
 
     def __repr__(self) -> str:
         return f"Converter({getattr(self.function, '__qualname__', self.function)})"
@@ -406,11 +408,52 @@ AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.as
 
 _UNIONS = (typing.Union, types.UnionType)
 _ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
-_MARKS = ("__jax_dataclasses_static_field__", "__static__")  # of jax_dataclasses.Static[...] and flax.nnx.Static[...]
-_UNHASHABLE = (list, dict, set, bytearray, np.ndarray, jax.Array)
 
 
-def resolved(annotation: Any, cls: type[Any]) -> Any:
+def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
+    """The converter of a field that the body of `cls` declares: of its specifier, or in its annotation.
+
+    Raises:
+        NodeDefinitionError: If the annotation holds a converter or a specifier that would not be read.
+    """
+    given = options.get("converter")
+    converters = [*([] if given is None else [given]), *_converters(field.type, cls)]
+    if None in converters or len(converters) > 1:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{field.name}: not all of {annotation_text(field.type, cls)} would be read. An "
+            f"annotation may hold one converter, for the whole value, with names that are known when the class is made "
+            f"and not only to checkers, and no specifier. Write {field.name}: ... = field(converter=...), or static()."
+        )
+    return converters[0] if converters else None
+
+
+def _converters(annotation: Any, cls: type[Any], depth: int = 8) -> list[Callable[[Any], Any] | None]:
+    """The converters in an annotation; None for one that is not about the whole value or unknown, and for a specifier.
+
+    They are found behind strings, aliases of both kinds, `Final` and `| None`, and leave that None alone. `depth` ends
+    an alias that names itself.
+    """
+    annotation = _resolved(annotation, cls)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    below = functools.partial(_converters, cls=cls, depth=depth - 1)
+    if isinstance(annotation, str):
+        return [None] if re.search(r"\b(AsArray|Convert(er|ed))\b", annotation) else []
+    if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
+        with contextlib.suppress(NameError):  # of a name that is unknown yet
+            return below((origin or annotation).__value__) if depth > 0 else []
+    if origin is Annotated:
+        named = [part for part in parts[1:] if isinstance(part, Converter) or specifier_in(part)]
+        return [*below(parts[0]), *[part.function if isinstance(part, Converter) else None for part in named]]
+    if origin is typing.Final:
+        return below(parts[0])
+    if origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
+        found = below(parts[parts[0] is types.NoneType])
+        return [convert and functools.partial(_unless_none, convert) for convert in found]
+    inside = (annotation.type,) if isinstance(annotation, dataclasses.InitVar) else parts
+    return [None for part in inside if not isinstance(part, str) and below(part)]  # a string of a Literal
+
+
+def _resolved(annotation: Any, cls: type[Any]) -> Any:
     """The type that a string annotation in the body of `cls` names; the string itself where a name is unknown."""
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     if not isinstance(text, str):
@@ -422,106 +465,12 @@ def resolved(annotation: Any, cls: type[Any]) -> Any:
         return text
 
 
-def _looked_through(annotation: Any, cls: type[Any]) -> tuple[Any, list[Callable[[Any], Any]], list[str]]:
-    """The type, the converters and the marks of a static that an annotation in the body of `cls` comes to.
-
-    The type is what stands behind strings, aliases of both kinds, `Final`, `ClassVar`, `InitVar`, `Annotated` and
-    `| None`; a text where a name is unknown. A converter inside `| None` leaves a None alone.
-    """
-    converters: list[Callable[[Any], Any]] = []
-    marks: list[Any] = []
-    takes_none = False
-    for _ in range(16):  # `type Tree = Tree | int` has no end
-        annotation = resolved(annotation, cls)
-        origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-        if isinstance(annotation, _ALIASES) or isinstance(origin, _ALIASES):
-            with contextlib.suppress(NameError):  # of a name that is unknown yet
-                annotation = (origin or annotation).__value__
-        elif isinstance(annotation, dataclasses.InitVar):
-            annotation = annotation.type
-        elif origin is Annotated:
-            found = [part.function for part in parts[1:] if isinstance(part, Converter)]
-            converters += [functools.partial(_unless_none, one) for one in found] if takes_none else found
-            marks += ["static" if isinstance(part, str) and part in _MARKS else specifier_in(part) for part in parts]
-            annotation = parts[0]
-        elif origin in {typing.Final, ClassVar}:
-            annotation = parts[0]
-        elif origin in _UNIONS and len(parts) == 2 and types.NoneType in parts:
-            takes_none, annotation = True, parts[parts[0] is types.NoneType]
-        else:
-            break
-    return annotation, converters, list(filter(None, marks))
-
-
-def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
-    """The converter of a field: the one that its specifier names, or its annotation.
-
-    Raises:
-        NodeDefinitionError: If the annotation names one in a place where none can run, or there are two.
-    """
-    place, given = f"{cls.__qualname__}.{field.name}", options.get("converter")
-    hint, converters, marks = _looked_through(field.type, cls)
-    if marks:
-        raise NodeDefinitionError(
-            f"{place} is marked in its annotation, where nothing reads it, and would be a plain child. Write "
-            f"{field.name}: {annotation_text(hint, cls)} = {marks[0]}()."
-        )
-    if isinstance(hint, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", hint):
-        raise NodeDefinitionError(
-            f"{place}: the annotation {hint!r} can't be resolved when the class is made, so its converter would "
-            f"not run. Import what it names at the top of the module, not under TYPE_CHECKING."
-        )
-    parts = typing.get_args(hint)
-    if any(_looked_through(part, cls)[1] for part in parts if not isinstance(part, str)):
-        raise NodeDefinitionError(
-            f"{place}: the converter inside {annotation_text(field.type, cls)} would not run, since it is not about "
-            f"the whole value. Convert the whole: {field.name}: ... = field(converter=...)."
-        )
-    if given is not None:
-        converters.append(given)
-    if len(converters) > 1:
-        raise NodeDefinitionError(
-            f"{place} has {len(converters)} converters, in its annotation and in converter=, and one of them would not "
-            f"run. Make them one function."
-        )
-    if not converters and options.get("kind") != "static" and hasattr(hint, "_is_static_wrapper_"):
-        held = ", ".join(annotation_text(part, cls) for part in parts) or "..."
-        return functools.partial(_only_static, place, f"{field.name}: {held} = static()")
-    return converters[0] if converters else None
-
-
 def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
     """The converter of a field that is annotated with `... | None`."""
     return None if value is None else convert(value)
 
 
-def _only_static(place: str, line: str, value: Any) -> Any:
-    """The value of a field that is annotated with `Static`: an instance, or None, which is no leaf either."""
-    if value is None or hasattr(type(value), "_is_static_wrapper_"):
-        return value
-    raise StaticFieldError(
-        f"{place} is annotated with Static, a node around a static value, and is given {short_text(value)}, which "
-        f"would be a plain child, traced by jit. Write {line} in the class, or give it Static({short_text(value)})."
-    )
-
-
-def unhashable_in(annotation: Any, cls: type[Any]) -> str | None:
-    """The part of an annotation that no static can hold, looking into unions, tuples and frozensets."""
-    hint = _looked_through(annotation, cls)[0]
-    hint = getattr(hint, "array_type", hint)  # jaxtyping's Float[Array, "..."]
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in {tuple, frozenset, *_UNIONS}:
-        if np.dtype in [typing.get_origin(part) or part for part in parts]:
-            return None  # numpy's and jax's DTypeLike, which takes lists among much else
-        try:
-            return next(filter(None, (unhashable_in(part, cls) for part in parts)), None)
-        except RecursionError:  # type Nested = tuple[Nested, ...] | int
-            return None
-    kind: Any = origin or hint
-    if kind is jax.Array:
-        return "jax.Array"
-    is_refused = isinstance(kind, type) and issubclass(kind, _UNHASHABLE) and kind.__hash__ is None
-    return kind.__qualname__ if is_refused else None
+# What is known of a class and its fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -564,16 +513,6 @@ class FieldSpec:
     def value_in(self, pair: tuple[Any, Any]) -> Any:
         """The field's value in an instance's `(children, statics)`."""
         return pair[1].values[self.index] if self.is_static else pair[0][self.index]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without what is MISSING: `pickle` makes another object of it, which no `is` finds.
-        given = {slot: getattr(self, slot) for slot in self.__slots__ if getattr(self, slot) is not MISSING}
-        return (_field_spec, (given,))
-
-
-def _field_spec(given: dict[str, Any]) -> FieldSpec:
-    """A field that comes back from a pickle."""
-    return FieldSpec(**{"default": MISSING, "default_factory": MISSING, **given})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -13,22 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from typing_extensions import Format, get_annotations
+
 from treewright._core.fields import MISSING, FieldSpec, NodeSpec
 from treewright._core.instance import PAIR, assign, build, check
 from treewright.errors import NodeDefinitionError
 
-if sys.version_info >= (3, 14):
-    import annotationlib
-
-
-class _Factory:
-    """The default of a parameter whose value a factory makes; prints as `dataclasses` prints it."""
-
-    def __repr__(self) -> str:
-        return "<factory>"
-
-
-FACTORY = _Factory()
+_NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
+# In place of a default that a factory makes; prints as `<factory>`.
+FACTORY: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY")  # noqa: B009
 
 
 def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., None]:
@@ -38,14 +31,10 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     """
     cls = spec.cls
     helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": build, "__assign__": assign}
-    me, types = "self", dict[str, Any]()
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
             raise NodeDefinitionError(f"{cls.__qualname__} has a field {argument.name!r}, which is not an identifier.")
-        if argument.name == "self":
-            me = "__self__"
-        if argument.init:
-            types[argument.name] = argument.type
+    me = "__self__" if "self" in spec.by_name or "self" in spec.init_vars else "self"
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
@@ -58,7 +47,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     init: Callable[..., None] = made["make"](**helpers)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    _annotate(init, cls, types)
+    _annotate(init, cls, {argument.name: argument.type for argument in arguments if argument.init})
     return init
 
 
@@ -139,31 +128,21 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
 def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
     """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
     if sys.version_info >= (3, 14):
-        kinds = annotationlib.Format
 
         def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
-            if format not in {kinds.VALUE, kinds.FORWARDREF, kinds.STRING}:
+            if format not in {Format.VALUE, Format.FORWARDREF, Format.STRING}:
                 raise NotImplementedError(format)
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
-                declared.update(annotationlib.get_annotations(base, format=format))
+                declared.update(get_annotations(base, format=format))
             given = {name: declared[name] for name in types if name in declared}
-            return {**given, "return": "None" if format == kinds.STRING else None}
+            return {**given, "return": "None" if format == Format.STRING else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
         init.__annotate__ = __annotate__
     else:  # before 3.14
         init.__annotations__ = {**types, "return": None}
-
-
-def _signature(cls: Any) -> inspect.Signature:
-    """The signature of a class, in which a name may still be unknown."""
-    if sys.version_info >= (3, 14):
-        signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
-    else:  # before 3.14
-        signature = inspect.signature(cls)
-    return signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +156,7 @@ class Docstring:
         if doc is None:
             doc = cls.__name__
             with contextlib.suppress(TypeError, ValueError):
-                doc += str(_signature(cls)).replace(" -> None", "")
+                doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
         documented = [field_ for field_ in cls.__node_spec__.fields if field_.doc is not None]
         if documented:
             lines = [f"    {one.name}: {inspect.cleandoc(one.doc)}".replace("\n", "\n        ") for one in documented]

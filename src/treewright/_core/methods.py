@@ -240,12 +240,14 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     _store(self, PAIR, (tuple([children[name] for name in table.children]), statics))
 
 
-# What a node class takes over, by name. `Module` has all of them, a decorated class gets those it does not write.
-Methods = MappingProxyType[str, Any]
-FROZEN: Methods = MappingProxyType({"__setattr__": set_attribute, "__delattr__": delete_attribute})
-COMPARISON: Methods = MappingProxyType({"__eq__": equal, "__hash__": hash_of, "__repr__": node_repr})
-OTHERS: Methods = MappingProxyType(
+# What a node class takes over, by name.
+METHODS: MappingProxyType[str, Any] = MappingProxyType(
     {
+        "__setattr__": set_attribute,
+        "__delattr__": delete_attribute,
+        "__eq__": equal,
+        "__hash__": hash_of,
+        "__repr__": node_repr,
         "tree_flatten": flat_form,
         "tree_unflatten": classmethod(tree_unflatten),
         "__copy__": copy,

@@ -8,17 +8,15 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
-import jax.export
-
 from treewright._core import methods
 from treewright._core.definition import OPTIONS, make_node_class
 from treewright._core.fields import buffer, field, spec_of, static
 from treewright._core.functions import public
 from treewright._core.instance import PAIR, ReplaceMethod
-from treewright._core.jax_private import GetAttrKey, jax_trees
+from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import Keys, exact_key
 from treewright._core.misfits import NoExactKeyError, note_settings
-from treewright._core.registration import from_json, register_once, to_json
+from treewright._core.registration import register_for_export, register_once, register_with_jax
 from treewright._core.statics import StaticTable
 from treewright._core.text import text
 
@@ -30,11 +28,7 @@ class ModuleMethod:
         self.function = function
         # What pydoc, doctest and abc look for.
         wrapper: Any = self
-        functools.update_wrapper(wrapper, function, updated=())
-
-    @property
-    def __isabstractmethod__(self) -> bool:
-        return getattr(self.function, "__isabstractmethod__", False)
+        functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -53,8 +47,8 @@ class BoundMethod:
     __self__: Any
 
     def __init__(self, function: Callable[..., Any], instance: Any) -> None:
-        object.__setattr__(self, "__func__", function)
-        object.__setattr__(self, "__self__", instance)
+        self.__func__ = function
+        self.__self__ = instance
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython and pytest leave the frame out
@@ -68,16 +62,9 @@ class BoundMethod:
         # As types.MethodType does: __name__, __doc__ and the attributes of a jitted function are the function's.
         return getattr(self.__func__, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"cannot assign {name!r} to the method {self!r}; assign it to the function.")
-
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(types.MethodType(self.__func__, self.__self__))
-
-    @property
-    def __wrapped__(self) -> Any:
-        raise AttributeError("a method has no __wrapped__: its function takes one argument more")
 
     @property  # where object has a plain attribute
     def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,18 +103,13 @@ def _method_of(value: Any) -> ModuleMethod | None:
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")
-jax_trees.register_pytree_with_keys(
+register_with_jax(
     BoundMethod,
     lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
     lambda function, children: BoundMethod(function, *children),
     lambda method: ((method.__self__,), method.__func__),
 )
-jax.export.register_pytree_node_serialization(
-    BoundMethod,
-    serialized_name="treewright.BoundMethod",
-    serialize_auxdata=to_json,
-    deserialize_auxdata=from_json,
-)
+register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")
 
 
 # For checkers, which else make instances of abstract Modules: at run time Python refuses them without the metaclass.
@@ -195,7 +177,7 @@ class Module(ABC):
         def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
     else:
         replace = methods.replace
-        locals().update({**methods.FROZEN, **methods.COMPARISON, **methods.OTHERS})
+        locals().update(methods.METHODS)
 
 
 class _Bare(Module):
