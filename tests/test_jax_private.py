@@ -73,6 +73,17 @@ def test_without_the_data_of_treedefs_foreign_nodes_are_refused() -> None:
         _jax.node_data(SimpleNamespace())
 
 
+def test_without_the_state_of_the_trace_a_loop_in_a_trace_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src import core
+
+    monkeypatch.delattr(core, "get_opaque_trace_state")
+    run = treewright.loop(lambda state, x: (state + x, x), 0.0)
+
+    assert jax.jit(lambda x: run(x))(1.0) == 1.0
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        run(1.0)
+
+
 def test_the_coordination_service_is_there_in_a_job_and_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any]] = {
     "a TrainState": (train_state, training_step),
     "a typed key": (lambda: {"key": jax.random.key(0), "sum": jnp.zeros(())}, with_noise),
     "an old key": (lambda: {"key": jax.random.PRNGKey(0), "sum": jnp.zeros(())}, with_noise),
-    "numpy arrays and numbers": (lambda: {"a": np.ones(2, np.float32), "b": 0.0, "c": 1}, doubled),
+    "numpy arrays and numbers": (lambda: {"a": np.ones(2, np.float32), "b": 0.0, "c": np.int32(1)}, doubled),
 }
 
 
@@ -266,31 +266,23 @@ def test_a_leaf_that_is_not_an_array_is_refused_by_path() -> None:
         loop(count, {"net": net(kernel="relu")})
 
 
-# Weak types
+# Numbers
 
 
-@pytest.mark.parametrize(
-    ("state", "step", "dtype", "weak", "traces"),
-    [
-        (0.5, lambda s, x: (s * 2, x), jnp.float32, True, 1),
-        (0.0, lambda s, x: (s + x, s), jnp.float32, False, 2),
-        (0, lambda s, x: (s + x, s), jnp.float32, False, 2),
-        (0, lambda s, x: (s + jnp.int8(1), s), jnp.int8, False, 2),
-        (0, lambda s, x: (s + 0.5, s), jnp.float32, False, 2),
-        (jnp.zeros(()), lambda s, x: (0.0, s + x), jnp.float32, False, 1),
-    ],
-    ids=["stays weak", "becomes strong", "becomes float", "becomes int8", "becomes a weak float", "stays strong"],
-)
-def test_a_weakly_typed_leaf_takes_the_type_that_the_step_gives_it(
-    state: Any, step: Any, dtype: Any, weak: bool, traces: int
-) -> None:
-    counted = count_traces(lambda s, x: step(s, x))
-    run = loop(counted, state)
+def test_a_number_becomes_an_array_of_the_default_dtype_and_one_program_is_compiled() -> None:
+    state: Any = (0, 1.0, jnp.ones(()))
+    run = loop(counted := count_traces(lambda state, x: ((state[0] + 1, state[1] * 2.0, 0.0), x)), state)
 
     compiled = compilations(lambda: [run(jnp.ones(())) for _ in range(3)])
 
-    assert (run.state.dtype, run.state.weak_type) == (dtype, weak)
-    assert (counted.count, compiled) == (traces, ["jit(<lambda>)"])
+    assert [str(jax.typeof(leaf)) for leaf in run.state] == ["int32[]", "float32[]", "float32[]"]
+    assert [float(leaf) for leaf in run.state] == [3, 8, 0]
+    assert (counted.count, compiled) == (1, ["jit(<lambda>)"])
+
+
+def test_a_number_of_another_kind_than_the_step_gives_is_refused() -> None:
+    with pytest.raises(LoopStateError, match=r"state \(dtype\): int32\[\] -> float32\[\]"):
+        loop(lambda state, x: (state + x, x), 0)(0.5)
 
 
 # Other states
@@ -319,6 +311,17 @@ def test_a_loop_may_be_made_and_called_inside_of_jit() -> None:
     state, outputs = total(jnp.arange(3.0))
 
     assert (float(state), outputs.tolist()) == (3.0, [0, 0, 1])
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.make_jaxpr])
+def test_a_loop_from_outside_of_a_trace_is_refused_in_it_and_keeps_its_state(transform: Any) -> None:
+    run = loop(lambda state, x: (state + 1, x), jnp.zeros(2))
+    run(jnp.ones(()))
+
+    with pytest.raises(LoopStateError, match=r"was made outside of this trace.* Make the loop inside of the function"):
+        transform(lambda x: run(x))(jnp.ones(2))
+
+    assert run.state.tolist() == [1, 1]
 
 
 # Devices

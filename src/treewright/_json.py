@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -27,16 +26,15 @@ from treewright._core.fields import spec_of
 from treewright._core.freeze import FrozenArray, FrozenMapping
 from treewright._core.functions import found_at, import_path, is_cached_property, state_of
 from treewright._core.instance import flat_form, from_flat_form
-from treewright._core.jax_private import is_key_dtype
-from treewright._core.kinds import FAMILIES, KINDS, Kind, is_namedtuple, kind_of
+from treewright._core.jax_private import numbers_of
+from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of
 from treewright._core.text import cut_text, shape_text, text
 from treewright.errors import StaticSerializationError
 
 Form = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
-Find = Callable[[str], Any]
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
 _LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
-_KEPT = 2000  # characters of a description
+_KEPT = 120  # characters of a description, so that its digest stands beside it in a message
 _SHORT = 100  # characters of a text that a description repeats
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
 _LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"})
@@ -45,16 +43,19 @@ _LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_para
 # Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
 
 
+def _node_parts(node: Any) -> tuple[Any, ...]:
+    children, statics = flat_form(node)
+    return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
+
+
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
-    if not isinstance(cls, type) or not hasattr(cls, "__node_spec__"):
-        raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not a node")
     spec, values = spec_of(cls), dict(statics)
-    names = [field.name for field in spec.statics]
-    if {*values} != {*names} or len(children) != len(spec.children):
+    if {*values} != {*spec.table.names} or len(children) != len(spec.children):
         raise ValueError(f"{cls.__qualname__} has other fields now")
-    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in names))))
+    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
 
 
+_NODE = Kind("node", _node_parts, _make_node)
 _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
         list: Kind("list", list, lambda *items: list(items)),
@@ -63,11 +64,16 @@ _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     }
 )
 _FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
-_KINDS = (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN)
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {"node": _make_node} | {kind.name: kind.make for kind in _KINDS if kind.make is not None}
+    {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN, _NODE)}
 )
-_OF_CLASS = frozenset({"enum", "namedtuple", "dataclass", "node"})  # whose first part is a class
+_OF_CLASS = types.MappingProxyType(  # whose first part is a class
+    {"enum": "an enum", "namedtuple": "a named tuple", "dataclass": "a frozen dataclass", "node": "a node"}
+)
+
+
+def _kind_of(cls: type[Any]) -> Kind | None:
+    return _NODE if hasattr(cls, "__node_spec__") else kind_of(cls) or _OF_OTHERS.get(cls)
 
 
 # Writing
@@ -87,14 +93,11 @@ def encode(value: Any, *, describe: bool = False) -> Form:
     is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
     if cls in _PLAIN and is_plain:
         return value
-    form = functools.partial(encode, describe=describe)
-    if hasattr(cls, "__node_spec__"):
-        return _form_of_node(value, form)
-    kind = kind_of(cls) or _OF_OTHERS.get(cls)
-    parts = None if kind is None or kind.make is None or _holds_more(value) else kind.parts(value)
-    if kind is not None and parts is not None and (kind.name not in _OF_CLASS or import_path(cls) is not None):
-        is_set = isinstance(value, set | frozenset)
-        return [kind.name, *(sorted(map(form, parts), key=json.dumps) if is_set else map(form, parts))]
+    kind = _kind_of(cls)
+    parts = None if kind is None or (kind.name in _OF_CLASS and import_path(cls) is None) else kind.parts(value)
+    if kind is not None and parts is not None:
+        forms = [encode(part, describe=describe) for part in parts]
+        return [kind.name, *(sorted(forms, key=json.dumps) if isinstance(value, set | frozenset) else forms)]
     path = import_path(value)
     if path is not None:
         return ["name", ":".join(path)]
@@ -104,26 +107,6 @@ def encode(value: Any, *, describe: bool = False) -> Form:
         f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
         f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
     )
-
-
-def _form_of_node(node: Any, form: Callable[[Any], Form]) -> Form:
-    """Its class, its statics, with their fields in the error for one that has no form, and its children."""
-    children, statics = flat_form(node)
-    pairs: list[Form] = ["tuple"]
-    for name, value in zip(statics.names, statics.values, strict=True):
-        try:
-            pairs.append(["tuple", name, form(value)])
-        except StaticSerializationError as error:
-            raise StaticSerializationError(f"{type(node).__qualname__}.{name}: {error}") from error
-    return ["node", form(type(node)), pairs, *map(form, children)]
-
-
-def _holds_more(value: Any) -> bool:
-    """Whether a tuple, dataclass or partial has attributes that its parts leave out."""
-    cls = type(value)
-    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(cls) else ()
-    may = fields or is_namedtuple(cls) or cls is functools.partial
-    return bool(may) and any(name not in fields and not is_cached_property(cls, name) for name in state_of(value))
 
 
 # Describing
@@ -184,47 +167,46 @@ class _Description:
 
     def opened(self, value: Any) -> str:
         """What a value is called, and what it holds."""
-        cls, named = type(value), _attributes(value)
+        cls = type(value)
         if isinstance(value, np.ndarray | jax.Array):
             return f"{shape_text(value.dtype, value.shape)}{_array_digest(value)}"
         if isinstance(value, types.ModuleType):
             return value.__name__
         if isinstance(value, type):
             return self.name(value)
-        if isinstance(value, types.FunctionType):
-            held = inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value)
-            return self.call(value, (), held | named)
-        return self.held(value, cls, named)
+        held = self.parts(value)
+        if held is None:
+            return _plain_text(value) if _kind_of(cls) else f"{self.name(cls)}({_plain_text(value)})"
+        texts = [*map(self.of, held[0]), *(f"{name}={self.of(part)}" for name, part in held[1].items())]
+        name = self.name(value if isinstance(value, types.FunctionType) else cls)
+        return f"{'' if cls is tuple else name}({', '.join(texts)})"
 
-    def held(self, value: Any, cls: Any, named: dict[str, Any]) -> str:
-        """The class of a value, and what it holds."""
-        if hasattr(value, "__func__") and hasattr(value, "__self__"):
-            return self.call(cls, (value.__func__, value.__self__), {})
-        if callable(value) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
-            return self.call(cls, (wrapped, _plain_text(inspected.jit_options(value))), named)
-        if isinstance(value, set | frozenset):
-            return f"{self.name(cls)}({', '.join(sorted(map(self.alone, value)))})"
-        if hasattr(cls, "__node_spec__"):
-            shared = (field.name for field in spec_of(value).fields if not field.local)
-            return self.call(cls, (), {name: getattr(value, name) for name in shared})
-        if isinstance(value, functools.partial):
-            return self.call(cls, (value.func, *value.args), value.keywords | named)
-        if isinstance(value, Mapping):
-            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
-            # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
-            named = named if isinstance(value, dict) else {}
-            more = "".join([f", {name}={self.of(part)}" for name, part in named.items()])
-            return f"{self.name(cls)}({{{items}}}{more})"
-        if isinstance(value, tuple | list):
-            return self.call(cls, tuple(value), named)
-        if getattr(kind_of(cls), "make", None) is not None and not dataclasses.is_dataclass(type(value)):
-            return _plain_text(value)
-        by_text = not named or inspected.of_python(cls)
-        return f"{self.name(cls)}({_plain_text(value)})" if by_text else self.call(cls, (), named)
-
-    def call(self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        texts = [*map(self.of, arguments), *(f"{name}={self.of(value)}" for name, value in named.items())]
-        return f"{'' if function is tuple else self.name(function)}({', '.join(texts)})"
+    def parts(self, value: Any) -> tuple[Iterable[Any], Mapping[str, Any]] | None:
+        """What a value holds, and what it holds by name; None if only its own text tells."""
+        cls, named = type(value), _attributes(value)
+        match value:
+            case types.FunctionType():
+                return (), inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value) | named
+            case object(__func__=function, __self__=instance):
+                return (function, instance), {}
+            case object(__wrapped__=wrapped) if callable(value):
+                return (wrapped, _plain_text(inspected.jit_options(value))), named
+            case set() | frozenset():
+                return sorted(value, key=self.alone), named
+            case _ if hasattr(cls, "__node_spec__"):
+                shared = (field.name for field in spec_of(value).fields if not field.local)
+                return (), {name: getattr(value, name) for name in shared}
+            case functools.partial():
+                return (value.func, *value.args), value.keywords | named
+            case Mapping():
+                items = {self.of(name): part for name, part in value.items()}
+                # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
+                return (), items | (named if isinstance(value, dict) else {})
+            case tuple() | list():
+                return value, named
+            case _:
+                is_plain = _kind_of(cls) is not None and not dataclasses.is_dataclass(cls)
+                return None if is_plain or not named or inspected.of_python(cls) else ((), named)
 
     def alone(self, value: Any) -> str:
         """The text that does not depend on what was described before."""
@@ -271,7 +253,7 @@ def _array_digest(value: Any) -> str:
         return ""
     if getattr(value, "is_deleted", bool)():
         return "(deleted)"
-    data = np.asarray(jax.random.key_data(value) if is_key_dtype(value.dtype) else value)
+    data = numbers_of(value)
     return f"#{_digest(repr(data.tolist()) if data.dtype == object else data.tobytes())}"
 
 
@@ -283,18 +265,27 @@ def _digest(content: str | bytes, length: int = 12) -> str:
 # Reading
 
 
-def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, *, find: Find | None = None) -> Any:
-    """The value of a form. Runs no code of the classes that it makes, and imports nothing but `modules`.
+def imported(name: str) -> Any:
+    """The class or function of this name in a module that is imported; nothing else is."""
+    module, _, qualname = name.partition(":")
+    value = found_at(module, qualname)
+    if value is None:
+        raise StaticSerializationError(
+            f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+        )
+    return value
+
+
+def decode(form: Form, *, find: Callable[[str], Any] = imported) -> Any:
+    """The value of a form. Runs no code of the classes that it makes, and imports nothing.
 
     Args:
         form: As `encode` gave it; it may come from a forged file.
-        modules: The modules whose classes and functions a form may name; None for all that are imported.
-        find: In place of modules, a function from a name to its class or function.
+        find: From a name to its class or function.
 
     Raises:
-        StaticSerializationError: If the form can't be read, or names something elsewhere, or is a description.
+        StaticSerializationError: If the form can't be read, names what is not found, or is a description.
     """
-    find = find or _finder(modules)
     if type(form) in _PLAIN:
         return form
     if type(form) is not list or not form or type(form[0]) is not str:
@@ -307,34 +298,20 @@ def decode(form: Form, modules: Iterable[str | types.ModuleType] | None = None, 
             f"{cut_text(repr(name))} is not a kind of static value that this version of Treewright knows."
         )
     try:
-        return find(str(parts[0])) if name == "name" else _MAKERS[name](*[decode(part, find=find) for part in parts])
+        if name == "name":
+            return find(str(parts[0]))
+        values = [decode(part, find=find) for part in parts]
+        if name in _OF_CLASS:
+            cls = values[0]
+            kind = _kind_of(cls) if isinstance(cls, type) else None
+            if kind is None or kind.name != name:
+                raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {_OF_CLASS[name]}")
+        return _MAKERS[name](*values)
     except (StaticSerializationError, RecursionError):
         raise
     except Exception as error:  # whoever forges a file finds them all
         start = ", ".join(map(repr, form[:2]))
         raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
-
-
-def _finder(modules: Iterable[str | types.ModuleType] | None) -> Find:
-    """A function that finds a class or function by its name in some modules, or in all that are imported."""
-    names = {each if isinstance(each, str) else each.__name__ for each in modules or ()}
-    for each in names:
-        importlib.import_module(each)
-
-    def find(name: str) -> Any:
-        module, _, qualname = name.partition(":")
-        is_inside = module == "builtins" or any(module == each or module.startswith(f"{each}.") for each in names)
-        value = found_at(module, qualname) if is_inside or modules is None else None
-        if value is not None:
-            return value
-        if modules is None:
-            why = f"{name} was not found. The program needs it as a static value: import {module} before reading it."
-        else:
-            listed = ", ".join(sorted(names)) or "none"
-            why = f"{name!r} is in none of the modules that may be used ({listed})."
-        raise StaticSerializationError(why)
-
-    return find
 
 
 # For messages

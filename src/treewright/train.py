@@ -14,7 +14,8 @@ from typing_extensions import TypeVar
 from treewright._arguments import cured
 from treewright._core import Module, StaticValue, field, is_node, spec_of, static
 from treewright._core.jax_private import jax_trees, path_text, untyped_jax
-from treewright._core.text import Verbatim, did_you_mean, first_of, short_text
+from treewright._core.text import Verbatim, did_you_mean, short_text
+from treewright._lines import first_of
 from treewright._trees.level import note_classes_made_again
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable

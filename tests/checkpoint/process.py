@@ -1,4 +1,4 @@
-"""One of two processes of a job: it saves and restores, and what it finds goes to a file beside the folder."""
+"""One of the processes of a job: it saves and restores, and what it finds goes to a file beside the folder."""
 
 from __future__ import annotations
 
@@ -212,10 +212,10 @@ SCENARIOS = (
 )
 
 
-def main(folder: Path, port: str, index: int, names: list[str]) -> None:
+def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{port}",
-        2,
+        count,
         index,
         initialization_timeout=60,
         heartbeat_timeout_seconds=10,
@@ -230,6 +230,6 @@ def main(folder: Path, port: str, index: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
     sys.stdout.flush()
     os._exit(0)

@@ -94,11 +94,12 @@ def test_what_is_outside_the_modules_is_refused_with_all_places_and_what_to_do(t
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path / "x")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "The tree can't be made from its file alone:"
+    assert lines[0] == (
+        "The tree can't be made from its file alone. Load it into a tree, load(path, like=...), or see to this:"
+    )
     assert lines[1] == (
         "  ['a']: 'tests.checkpoint.models:Net' is in none of the modules that may be used (treewright). If you trust "
-        "the file, add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
-        "load(path, like=...)."
+        "the file, add the module that holds it: load(path, modules=[...])."
     )
     assert [line.partition(":")[0].strip() for line in lines[2:]] == ["['a'].layers[0], ['a'].layers[1]", "['b']"]
     save(tmp_path / "x", [Settings(jax.nn.relu)] * 5)
@@ -141,10 +142,10 @@ def test_a_static_that_was_only_described_can_not_be_made_and_the_rest_can(tmp_p
     for value in (scaled(1.0), (1, scaled(1.0))):
         save(tmp_path / "x", Settings(value))
 
-        with pytest.raises(CheckpointError, match="the static value was saved as a description only"):
+        with pytest.raises(CheckpointError, match="the static value: It was saved as a description only"):
             load(tmp_path / "x", modules=[models])
     save(tmp_path / "x", train_state())
-    with pytest.raises(CheckpointError, match=r"the tree: the static tx was saved as a .* only, .*optax"):
+    with pytest.raises(CheckpointError, match=r"the tree: the static tx: It was saved as a .* only, .*optax"):
         load(tmp_path / "x", modules=[models, "optax", "jax.nn"])
     moments = load(tmp_path / "x", part="opt_state", modules=[models, "optax", "jax.nn"])
     assert_same(moments, train_state().opt_state)
@@ -159,7 +160,7 @@ def test_a_class_with_other_fields_now_is_refused(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path / "x", modules=[models])
-    assert "Settings has other fields now: x, value, saved were value, x. Load into a tree" in str(caught.value)
+    assert "Settings has other fields now: x, value, saved were value, x." in str(caught.value)
     assert "Size has other fields now: a, b, saved were width, height." in str(caught.value)
 
 

@@ -174,3 +174,13 @@ def test_the_command_runs_as_a_program_whose_output_holds_only_ascii(tmp_path: P
     )
     assert "1 leaf  8 bytes" in run.stdout
     assert "  \\xe4  int64[] (int)" in run.stdout
+
+
+def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
+    program = (
+        "import sys; from treewright.checkpoint import save; assert 'orbax' not in sys.modules\n"
+        "sys.modules['orbax.checkpoint'] = None\n"
+        "from treewright.checkpoint import CheckpointManager"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr

@@ -55,39 +55,53 @@ FOUND: dict[str, str | tuple[str, str]] = {
 REPRESENTATIVE = ("everyday", "number_differs", "replicated_differs", "damaged_shard", "failing_file_system")
 
 
-@pytest.mark.parametrize(
-    "names", [REPRESENTATIVE, pytest.param(tuple(FOUND), marks=pytest.mark.exhaustive)], ids=["some", "all"]
-)
-def test_both_processes_get_the_same_step_or_an_error_each(names: tuple[str, ...], tmp_path: Path) -> None:
+def outcomes(folder: Path, count: int, names: tuple[str, ...]) -> list[list[str]]:
+    """What each process of a job finds, a line for each scenario."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
-    both = [
+    command = [sys.executable, "-m", "tests.checkpoint.process", str(folder), port, str(count)]
+    processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.process", str(tmp_path), port, str(index), *names],
+            [*command, str(index), *names],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index in range(count)
     ]
     try:
-        for index, process in enumerate(both):
-            _, errors = process.communicate(timeout=200)
+        for process in processes:
+            _, errors = process.communicate(timeout=300)
             assert process.returncode == 0, errors[-3000:]
-            lines = (tmp_path / f"found-by-{index}").read_text().splitlines()
-            assert [line.partition(":")[0] for line in lines] == list(names)
-            for name, line in zip(names, lines, strict=True):
-                expected = FOUND[name]
-                pattern = expected if isinstance(expected, str) else expected[index]
-                assert re.fullmatch(f"{name}: {pattern}", line), line
     finally:
-        for process in both:
+        for process in processes:
             process.kill()
             process.communicate()
+    return [(folder / f"found-by-{index}").read_text().splitlines() for index in range(count)]
+
+
+@pytest.mark.exhaustive
+def test_four_processes_exchange_their_digests_in_the_background(tmp_path: Path) -> None:
+    names = ("replicated_differs", "damaged_shard")
+    for lines in outcomes(tmp_path, 4, names):
+        for name, line in zip(names, lines, strict=True):
+            assert re.fullmatch(f"{name}: {FOUND[name]}", line), line
+
+
+@pytest.mark.parametrize(
+    "names", [REPRESENTATIVE, pytest.param(tuple(FOUND), marks=pytest.mark.exhaustive)], ids=["some", "all"]
+)
+def test_both_processes_get_the_same_step_or_an_error_each(names: tuple[str, ...], tmp_path: Path) -> None:
+    for index, lines in enumerate(outcomes(tmp_path, 2, names)):
+        assert [line.partition(":")[0] for line in lines] == list(names)
+        for name, line in zip(names, lines, strict=True):
+            expected = FOUND[name]
+            pattern = expected if isinstance(expected, str) else expected[index]
+            assert re.fullmatch(f"{name}: {pattern}", line), line
 
     like = {"x": jnp.zeros(VALUES.shape), "y": np.zeros_like(VALUES), "empty": VALUES[:0], "n": 0}
     manager = CheckpointManager(tmp_path / "everyday")

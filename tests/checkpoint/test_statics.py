@@ -91,6 +91,17 @@ def test_a_static_without_an_exact_form_is_loaded_without_a_word_and_warned_of_b
         assert engine.load(like=Settings(new)).value is new
 
 
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: (1, value)])
+def test_two_descriptions_that_differ_behind_what_is_shown_are_told_apart_by_their_digests(
+    wrap: Any, tmp_path: Path
+) -> None:
+    lists = [Warmup([0.5] * 3000 + [end]) for end in (1.0, 2.0)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    save(tmp_path / "x", Settings(wrap(lists[0])))
+
+    with pytest.warns(CheckpointWarning, match=r"static .*#(\w{8})\)* saved, .*#(?!\1)\w{8}\)* in the tree$"):
+        load(tmp_path / "x", like=Settings(wrap(lists[1])))
+
+
 def test_an_optimiser_that_was_made_again_is_the_same(engine: Any) -> None:
     engine.save(TrainState.create(params=net(), tx=optax.adamw(optax.cosine_decay_schedule(0.1, 10))))
 
@@ -132,7 +143,7 @@ def test_a_static_that_its_form_would_change_comes_back_exactly_or_not_at_all(va
     try:
         found = load(tmp_path / "x", modules=[models]).value
     except CheckpointError as error:
-        assert re.search("the static value(: .* can't be read| was saved as a description only)", str(error))  # noqa: PT017
+        assert re.search("the static value: (.* can't be read|It was saved as a description only)", str(error))  # noqa: PT017
     else:
         assert repr(found) == repr(value)
 

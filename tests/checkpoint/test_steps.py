@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -179,7 +178,7 @@ def test_without_steps_a_run_starts_and_one_that_must_resume_is_told_so(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_or_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_can_not_be_a_folder_of_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 1).close()
     (tmp_path / "file").touch()
 
@@ -188,6 +187,18 @@ def test_a_step_or_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> N
             CheckpointError, match=rf"{path} is a file or a step\. A CheckpointManager takes the folder"
         ):
             CheckpointManager(path)
+    with pytest.raises(OSError, match="File name too long"):
+        CheckpointManager(tmp_path / ("x" * 300))
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="install gcsfs"):
+        CheckpointManager("gs://bucket/run")
+
+
+def test_a_cell_that_makes_the_manager_runs_again(tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1)
+    before = manager  # as IPython keeps outputs
+    manager = saved(tmp_path, 2)
+    assert manager.all_steps() == before.all_steps() == (1, 2)
 
 
 def test_a_relative_folder_is_the_one_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,16 +208,6 @@ def test_a_relative_folder_is_the_one_of_the_moment(tmp_path: Path, monkeypatch:
         monkeypatch.chdir("/")
         manager.wait()
         assert_same(manager.restore(like=TREE), TREE)
-
-
-def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
-    program = (
-        "import sys; from treewright.checkpoint import save; assert 'orbax' not in sys.modules\n"
-        "sys.modules['orbax.checkpoint'] = None\n"
-        "from treewright.checkpoint import CheckpointManager"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr
 
 
 # In the background

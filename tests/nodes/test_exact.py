@@ -11,6 +11,7 @@ import itertools
 import pathlib
 import types
 import uuid
+import zoneinfo
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
@@ -84,6 +85,17 @@ class Label(str):  # noqa: SLOT000  for its __dict__
 
 class Measure(float):
     pass
+
+
+class Unit(str):
+    __slots__ = ("power",)
+    power: int
+
+
+def unit(power: int) -> Unit:
+    made = Unit("m")
+    made.power = power
+    return made
 
 
 def subclass_of(base: type[Any]) -> Callable[..., Any]:
@@ -290,6 +302,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "partial and jax's partial": (functools.partial(note), PARTIAL(note)),
     "attributes of a tuple": (Tagged(("a",)), with_attributes(Tagged(("a",)), tag=1)),
     "attributes of a str": (Label("a"), with_attributes(Label("a"), tag=1)),
+    "slots of a str": (unit(1), unit(2)),
+    "zones of one name": (zoneinfo.ZoneInfo("UTC"), zoneinfo.ZoneInfo.no_cache("UTC")),
     "attributes of a float": (Measure(1.0), with_attributes(Measure(1.0), unit="m")),
     "attributes that are no fields": (Frozen(1), with_attributes(Frozen(1), tag=1)),
     "attributes of an undecorated subclass": (Extended(1), with_attributes(Extended(1), tag=1)),

@@ -218,7 +218,7 @@ def freeze(value: Any) -> Any:
         value = vars(value)
     kind: Any = kind_of(cls)
     if kind in _CONTAINERS:
-        parts = tuple(kind.parts(value))
+        parts = tuple(kind.parts(value) or ())
         frozen = tuple(map(freeze, parts))
         return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
     return FrozenMapping({key: freeze(item) for key, item in value.items()}) if isinstance(value, Mapping) else value

@@ -115,17 +115,13 @@ def of_python(cls: type[Any]) -> bool:
 
 def state_of(value: Any) -> dict[str, Any]:
     """The attributes that an instance itself has, in its `__dict__` and in slots, past what its class overrides."""
-    try:
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
+    found = dict(object.__getattribute__(value, "__dict__")) if type(value).__dictoffset__ else {}
     for base in type(value).__mro__:
-        if "__slots__" not in vars(base) or of_python(base):
-            continue
-        for name, slot in list(vars(base).items()):
-            with contextlib.suppress(AttributeError):
-                if isinstance(slot, types.MemberDescriptorType):
-                    found[name] = slot.__get__(value)
+        if base.__dict__.get("__slots__") and not of_python(base):
+            for name, slot in vars(base).items():
+                with contextlib.suppress(AttributeError):
+                    if isinstance(slot, types.MemberDescriptorType):
+                        found[name] = slot.__get__(value)
     return found
 
 

@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
@@ -31,29 +31,45 @@ _store = object.__setattr__
 class Unfinished:
     """What `_node` holds before a node is sealed, and for good where `__init__` raised. JAX's errors print it."""
 
-    __slots__ = ("cls", "failure")
+    __slots__ = ("cls", "takes_values", "why")
 
-    def __init__(self, cls: type[Any], failure: str | None = None) -> None:
+    def __init__(
+        self,
+        cls: type[Any],
+        why: str = "its __init__ has not returned, so it can't be flattened yet",
+        *,
+        takes_values: bool = True,
+    ) -> None:
         self.cls = cls
-        self.failure = failure
+        self.why = why
+        self.takes_values = takes_values
 
-    def takes_values(self, _node: Any, /) -> bool:
-        """Whether values can still be assigned to the node that holds this."""
-        return self.failure is None
+    def values_of(self, node: Any) -> dict[str, Any]:
+        """The values that wait in the node that holds this, to be read, assigned to and deleted.
+
+        Raises:
+            UnfinishedNodeError: If its `__init__` raised.
+        """
+        if not self.takes_values:
+            raise self.error()
+        values: dict[str, Any] = node.__dict__
+        return values
+
+    def error(self) -> UnfinishedNodeError:
+        """The error for a use that this node can't stand."""
+        return UnfinishedNodeError(f"This is {self}.")
 
     def __repr__(self) -> str:
-        why = "has not returned, so it can't be flattened yet"
-        if self.failure is not None:
-            why = f"raised {self.failure}, so it has no fields to use"
-        return f"an unfinished {self.cls.__qualname__}: its __init__ {why}"
+        return f"an unfinished {self.cls.__qualname__}: {self.why}"
 
 
-def stored(node: Any) -> Pair | Unfinished | None:
-    """What `_node` holds, past any `__getattr__` of the user's; None before the first `__init__`."""
+def stored(node: Any) -> Pair | Unfinished:
+    """What `_node` holds, past any `__getattr__` of the user's."""
     try:
         form: Pair | Unfinished = _read(node, PAIR)
     except AttributeError:
-        return None
+        refuse_undecorated(type(node))
+        return Unfinished(type(node), "no __init__ of a node has run, so it has no values")
     return form
 
 
@@ -64,10 +80,9 @@ def flat_form(node: Any) -> Pair:
         UnfinishedNodeError: If the node's `__init__` has not returned.
     """
     form = stored(node)
-    if isinstance(form, tuple):
-        return form
-    never_filled = f"an unfinished {type(node).__qualname__}: no __init__ of a node has run, so it has no values"
-    raise UnfinishedNodeError(f"This is {form or never_filled}.")
+    if isinstance(form, Unfinished):
+        raise form.error()
+    return form
 
 
 def from_flat_form(cls: type[Any], pair: Pair) -> Any:
@@ -82,10 +97,18 @@ def is_node(value: object) -> bool:
     return hasattr(type(value), "__node_spec__")
 
 
-def is_open(node: Any) -> bool:
-    """Whether values can still be assigned."""
-    form = stored(node)
-    return form is None or (isinstance(form, Unfinished) and form.takes_values(node))
+def refuse_undecorated(cls: type[Any]) -> None:
+    """Refuse the first instance of a subclass of a node class that is no node class itself."""
+    if "__node_spec__" in vars(cls):
+        return
+    name, cure = "is not decorated itself", f"Put @pytree_dataclass above class {cls.__name__}"
+    if class_attribute(cls, PAIR) is not None:  # a Module, which makes a node of each subclass
+        name = "was not made a node"
+        cure = "Let each __init_subclass__ of its bases call super().__init_subclass__()"
+    raise NodeDefinitionError(
+        f"{cls.__qualname__} is a subclass of the node class {spec_of(cls).cls.__qualname__} and {name}, so its own "
+        f"fields would be lost, and JAX would take its instances for leaves. {cure}."
+    )
 
 
 # Attributes
@@ -121,28 +144,23 @@ class FieldView:
 
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         if node is None:
-            return self
+            return FieldView(self.field, self.index)
         form, name = stored(node), self.field.name
-        if not isinstance(form, tuple):
-            return self.waiting_value(node, form)
+        if isinstance(form, Unfinished):
+            value = form.values_of(node).get(name, self.field.default)
+            if value is MISSING:
+                raise UnfinishedNodeError(
+                    f"{type(node).__qualname__}.{name} has no value yet: __init__ must assign it before it is read."
+                )
+            return value
         children, statics = form
-        names = (*statics.table.children, *statics.names)
-        if name in names:
-            return (*children, *statics.values)[names.index(name)]
-        raise AttributeError(
-            f"This {type(node).__qualname__} has no field {name}: it was made by an earlier class of that name, with "
-            f"the fields {', '.join(names) or 'none'}. Make the object again."
-        )
-
-    def waiting_value(self, node: Any, form: Unfinished | None) -> Any:
-        """The value while `__init__` runs."""
-        place = f"{type(node).__qualname__}.{self.field.name}"
-        if form is not None and not form.takes_values(node):
-            raise UnfinishedNodeError(f"{place} was read of {form}.")
-        value = node.__dict__.get(self.field.name, self.field.default)
-        if value is MISSING:
-            raise UnfinishedNodeError(f"{place} has no value yet: __init__ must assign it before it is read.")
-        return value
+        values = dict(zip((*statics.table.children, *statics.names), (*children, *statics.values), strict=True))
+        if name not in values:
+            raise AttributeError(
+                f"This {type(node).__qualname__} has no field {name}: it was made by an earlier class of that name, "
+                f"with the fields {', '.join(values) or 'none'}. Make the object again."
+            )
+        return values[name]
 
     def __set__(self, node: Any, value: Any) -> None:
         set_attribute(node, self.field.name, value)
@@ -159,8 +177,8 @@ class ChildView(FieldView):
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         try:
             return node._node[0][self.index]
-        except (TypeError, AttributeError):
-            return FieldView(self.field, self.index).__get__(node, owner)  # by name, on the class too: see FieldView
+        except (TypeError, AttributeError):  # on the class, or unfinished
+            return FieldView.__get__(self, node, owner)
 
 
 class StaticView(FieldView):
@@ -171,41 +189,39 @@ class StaticView(FieldView):
     def __get__(self, node: Any, owner: type | None = None) -> Any:
         try:
             return node._node[1].values[self.index]
-        except (TypeError, AttributeError):
-            return FieldView(self.field, self.index).__get__(node, owner)  # by name, on the class too: see FieldView
+        except (TypeError, AttributeError):  # on the class, or unfinished
+            return FieldView.__get__(self, node, owner)
 
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
     try:
         form = _read(node, PAIR)
-    except AttributeError:  # no `__init__` of a node has begun
-        form = Unfinished(type(node))
-        refuse_undecorated(type(node))
-    # What `is_open` asks, without a call for each `self.x = x` (benchmarks: node, own __init__).
-    if (type(form) is not Unfinished or form.failure is not None) and not is_open(node):
-        refuse_change(node, name)
+    except AttributeError:
+        form = stored(node)
+    if isinstance(form, tuple):
+        raise frozen_error(node, name, "assign to")
+    # No call for each `self.x = x` in an `__init__` (benchmarks: node, own __init__).
+    values = node.__dict__ if type(form) is Unfinished and form.takes_values else form.values_of(node)
     field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
     else:
-        node.__dict__[name] = value if field.converter is None else field.converter(value)
+        values[name] = value if field.converter is None else field.converter(value)
 
 
 def delete_attribute(node: Any, name: str) -> None:
     """Only while `__init__` runs; afterwards a node is frozen."""
-    if not is_open(node):
-        refuse_change(node, name, "delete")
-    if node.__dict__.pop(name, MISSING) is MISSING:
+    form = stored(node)
+    if isinstance(form, tuple):
+        raise frozen_error(node, name, "delete")
+    if form.values_of(node).pop(name, MISSING) is MISSING:
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{name} has no value to delete yet.")
 
 
-def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
-    """Raise for an assignment to, or a deletion of, an attribute of a node that is sealed or was abandoned."""
-    cls, form = type(node), stored(node)
-    if isinstance(form, Unfinished):
-        raise UnfinishedNodeError(f"cannot {verb} field {name!r} of {form}.")
-    names = spec_of(cls).by_name
+def frozen_error(node: Any, name: str, verb: str) -> dataclasses.FrozenInstanceError:
+    """The error for an assignment to, or a deletion of, an attribute of a sealed node."""
+    cls, names = type(node), spec_of(type(node)).by_name
     cure = (
         f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
         f"assignments"
@@ -213,7 +229,7 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
     if name not in names:
         hint = did_you_mean(name, names)
         cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
-    raise dataclasses.FrozenInstanceError(
+    return dataclasses.FrozenInstanceError(
         f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
     )
 
@@ -221,46 +237,33 @@ def refuse_change(node: Any, name: str, verb: str = "assign to") -> Never:
 # Construction
 
 
-def refuse_undecorated(cls: type[Any]) -> None:
-    """Refuse the first instance of a subclass of a node class that is no node class itself."""
-    if "__node_spec__" in vars(cls):
-        return
-    name, cure = "is not decorated itself", f"Put @pytree_dataclass above class {cls.__name__}"
-    if class_attribute(cls, PAIR) is not None:  # a Module, which makes a node of each subclass
-        name = "was not made a node"
-        cure = "Let each __init_subclass__ of its bases call super().__init_subclass__()"
-    raise NodeDefinitionError(
-        f"{cls.__qualname__} is a subclass of the node class {spec_of(cls).cls.__qualname__} and {name}, so its own "
-        f"fields would be lost, and JAX would take its instances for leaves. {cure}."
-    )
-
-
 def sealing(init: Callable[..., None]) -> Callable[..., None]:
     """A user's `__init__`, after which the node is sealed."""
 
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        build(self, init, *args, **kwargs)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return build(self, init, *args, **kwargs)  # Python itself refuses what is not None
 
     return __init__
 
 
-def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
-    # Before the outermost one nothing is stored, and `getattr` says so in a third of the time that an exception takes.
-    form = stored(node) if hasattr(type(node), "__getattr__") else getattr(node, PAIR, None)
+    try:  # nothing is stored before the outermost one, and `getattr` says so in a third of the time of an exception
+        form = _read(node, PAIR) if hasattr(type(node), "__getattr__") else getattr(node, PAIR, None)
+    except AttributeError:
+        form = None
+    if isinstance(form, tuple):
+        raise frozen_error(node, "__init__", "assign to")
     if form is not None:
-        if not is_open(node):
-            refuse_change(node, "__init__")
-        init(node, *args, **kwargs)
-        return
+        form.values_of(node)
+        return init(node, *args, **kwargs)
     spec: NodeSpec = node.__node_spec__
     if spec.cls is not type(node):
         refuse_undecorated(type(node))
     _store(node, PAIR, Unfinished(spec.cls))
     try:
-        if (returned := init(node, *args, **kwargs)) is not None:
-            _refuse_returned(spec, "__init__", returned)
+        returned = init(node, *args, **kwargs)
         _seal(node, spec)
         if spec.checks or spec.unseen:
             check(node)
@@ -269,6 +272,7 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
             error.args = (f"{error}{_keywords_cure(str(error), spec, init, kwargs)}",)  # Python refused the arguments
         raise
+    return returned
 
 
 def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
@@ -294,37 +298,8 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
             waiting[name] = value
         else:
             set_attribute(node, name, value)
-    if post_init is not None and (returned := node.__post_init__(*post_init)) is not None:
-        _refuse_returned(spec_of(node), "__post_init__", returned)
-
-
-def check(node: Any) -> None:
-    """Look at the children of a node that has just been stored, and run every `__check_init__`, bases first."""
-    spec = spec_of(type(node))  # past what the node may pass on, as a generic alias does
-    try:
-        if spec.unseen:
-            check_children(node)
-        for own_check in spec.checks:
-            if (returned := own_check(node)) is not None:
-                _refuse_returned(spec, "__check_init__", returned)
-    except BaseException as error:
-        abandon(node, error)
-        raise
-
-
-def _refuse_returned(spec: NodeSpec, method: str, returned: object) -> Never:
-    """Raise for a method that returned a value, which nobody reads."""
-    raise TypeError(
-        f"{spec.cls.__qualname__}.{method}() should return None, not {type(returned).__name__!r}: what it returns "
-        f"would be lost. Assign to the fields of self in __init__ or __post_init__, and raise an error for an instance "
-        f"that must not exist."
-    )
-
-
-def abandon(node: Any, error: BaseException) -> None:
-    """Leave nothing of a node whose `__init__` raised but the word that it did."""
-    node.__dict__.clear()
-    _store(node, PAIR, Unfinished(type(node), f"{type(error).__name__}({error})"))
+    if post_init is not None:
+        node.__post_init__(*post_init)
 
 
 def _seal(node: Any, spec: NodeSpec) -> None:
@@ -332,11 +307,11 @@ def _seal(node: Any, spec: NodeSpec) -> None:
     waiting, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
         _complete(spec, waiting)
-    children = tuple([waiting[name] for name in table.children])
-    for child in children:
-        if child is node:
-            raise contains_itself(node, next(name for name, value in waiting.items() if value is node))
-    statics = table.find(tuple([waiting[name] for name in table.names]))
+    children = tuple(map(waiting.__getitem__, table.children))
+    for name, child in zip(table.children, children, strict=True):
+        if child is node:  # JAX would not come back from it
+            raise contains_itself(node, name)
+    statics = table.find(tuple(map(waiting.__getitem__, table.names)))
     waiting.clear()
     _store(node, PAIR, (children, statics))
 
@@ -350,8 +325,8 @@ def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
             waiting[field.name] = field.convert(field.default_factory())
     missing = [name for name in spec.by_name if name not in waiting]
     # What a cached_property computed of the half-built node is dropped, to be computed again.
-    others = [name for name in waiting if name not in spec.by_name and name != PAIR]
-    undeclared = [name for name in others if not is_cached_property(spec.cls, name)]
+    others = waiting.keys() - {*spec.by_name, PAIR}
+    undeclared = [name for name in waiting if name in others and not is_cached_property(spec.cls, name)]
     parts = [f"gave no value to {', '.join(missing)}"] if missing else []
     if undeclared:
         parts.append(f"assigned to {with_close_matches(undeclared, spec.by_name)}, which it does not declare")
@@ -360,6 +335,30 @@ def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
             f"{spec.cls.__qualname__}.__init__ {' and '.join(parts)}. Assign every field in __init__, and declare each "
             f"in the class body ({(undeclared or missing)[0]}: ...)."
         )
+
+
+def check(node: Any) -> None:
+    """Look at the children of a node that has just been stored, and run every `__check_init__`, bases first."""
+    spec = spec_of(type(node))  # past what the node may pass on, as a generic alias does
+    try:
+        if spec.unseen:
+            check_children(node)
+        for own_check in spec.checks:
+            if own_check(node) is not None:
+                raise TypeError(
+                    f"{spec.cls.__qualname__}.__check_init__() returned a value, which nobody reads. Let it raise an "
+                    f"error for an instance that must not exist."
+                )
+    except BaseException as error:
+        abandon(node, error)
+        raise
+
+
+def abandon(node: Any, error: BaseException) -> None:
+    """Leave nothing of a node whose `__init__` raised but the word that it did."""
+    node.__dict__.clear()
+    why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
+    _store(node, PAIR, Unfinished(type(node), why, takes_values=False))
 
 
 def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> str:
@@ -391,7 +390,7 @@ def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
 
     `dataclasses.replace` does that, which nothing here could change, and all spellings of one thing have to agree.
     """
-    spec, (children, statics) = spec_of(node), flat_form(node)
+    spec, pair = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
@@ -404,7 +403,7 @@ def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     def derive(copy: Any) -> None:
         waiting: dict[str, Any] = copy.__dict__
         # What only `__post_init__` gives a value is left open for it, as in the constructor.
-        waiting |= {field.name: field.value_in((children, statics)) for field in spec.fields if not field.is_left_open}
+        waiting |= {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
         for name, value in changes.items():
             set_attribute(copy, name, value)
         given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
@@ -421,9 +420,9 @@ def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     build(copy, derive)
     # The same values are the same statics, though their key may have changed: optax's cosine schedule assigns to what
     # it has captured when it is first called.
-    new_children, new_statics = flat_form(copy)
-    if all(map(operator.is_, new_statics.values, statics.values)):
-        return from_flat_form(type(node), (new_children, statics))
+    children, statics = flat_form(copy)
+    if all(map(operator.is_, statics.values, pair[1].values)):
+        return from_flat_form(type(node), (children, pair[1]))
     return copy
 
 

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 # Untyped. All public: JAX's annotations leave types open here that a strict checker asks for.
@@ -75,6 +76,11 @@ def is_key_dtype(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, _prng_key))
 
 
+def numbers_of(array: Any) -> np.ndarray[Any, Any]:
+    """The values of an array, of random keys their bits, as numpy has them."""
+    return np.asarray(jax.random.key_data(array) if is_key_dtype(array.dtype) else array)
+
+
 # Private.
 
 
@@ -117,6 +123,15 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     """JAX's record of the options of a jitted function as a mapping; None for anything else."""
     options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
+
+
+def trace_state() -> object:
+    """Which trace runs here: equal only inside of the same one, or outside of all.
+
+    Without it, a loop that is called inside of a trace loses its state, and JAX reports a leaked tracer.
+    """
+    state = getattr(untyped_jax._src.core, "get_opaque_trace_state", None)
+    return None if state is None else state(convention="treewright")
 
 
 def hide_frames(folder: str) -> None:

@@ -9,11 +9,8 @@ key: a program that assigns to an attribute of a class, or to what its methods r
 
 import contextlib
 import dataclasses
-import datetime as dt
-import decimal
 import functools
 import operator
-import pathlib
 import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -38,18 +35,14 @@ from treewright._core.functions import (
     reads_of,
     state_of,
 )
-from treewright._core.jax_private import is_key_dtype
-from treewright._core.kinds import DATACLASS, ENUM, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.jax_private import numbers_of
+from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
 from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _METHODS = frozenset({types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType})
-# Compiled classes, whose subclasses are read by the methods of these.
-_BASES = frozenset(
-    {tuple, frozenset, float, complex, str, int, bytes, dt.datetime, dt.time, dt.date, dt.timedelta, decimal.Decimal}
-)
 
 
 class OpenError(Exception):
@@ -80,7 +73,7 @@ def compared_by_itself(value: object, key: Any) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class Keys:
-    """One walk through a static value.
+    """The keys of the parts of one static value.
 
     Outside of functions, what has no exact key stands for itself. Inside a function, a partial or a method it raises
     OpenError, and the whole stands for itself.
@@ -101,35 +94,33 @@ class Keys:
         if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
             return (cls, value)
         if cls is types.FunctionType:
-            return self.whole(value, self.function)
-        if cls is functools.partial:
-            return self.whole(value, self.partial)
+            return self.whole(value, Keys.function)
+        if isinstance(value, functools.partial):
+            return self.whole(value, Keys.partial)
         kind = KINDS.get(cls)
         if kind is not None:
             return self.of_kind(kind, value)
         if isinstance(value, type):
             return by_identity(value)
         if cls in _METHODS and not library_object(value):
-            return self.whole(value, self.method)
+            return self.whole(value, Keys.method)
         if hasattr(cls, "_exact_key_"):  # nodes, and methods of nodes
             return (cls, value._exact_key_(self))
-        return self.other(value)
+        return self.by_parts(value)
 
-    def other(self, value: Any) -> Hashable:
-        """The key of a value of a class that extends a plain one, or that no table knows."""
+    # By parts, or by `==`
+
+    def by_parts(self, value: Any) -> Hashable:
+        """The key of a value of a family, or of a class that extends a plain one; any other goes by `==`."""
         cls: Any = type(value)
         kind = kind_of(cls)
-        if kind is ENUM:  # members are single; some compare by the `==` of a number, or of the user's
-            return (cls, value) if cls.__eq__ is object.__eq__ else by_identity(value)
         if kind is not None and kind is not NAMEDTUPLE and kind is not DATACLASS:
             return self.of_kind(kind, value)
         base = next((base for base in cls.__mro__ if base in KINDS), None)
-        if base is functools.partial:
-            return self.whole(value, self.partial)
-        if base is not None and getattr(value, "__dict__", None):
+        if base is not None and state_of(value):
             self.of_kind(KINDS[base], value)  # which refuses what can change
             return self.itself(value)
-        if base in _BASES and cls.__eq__ is base.__eq__:
+        if base is not None and cls.__eq__ is base.__eq__:
             return (_class_key(cls), self.of_kind(KINDS[base], value))
         is_frozen_dict = isinstance(value, dict) and cls.__hash__ and cls.__setitem__ is not dict.__setitem__
         if isinstance(value, MUTABLE) and not is_frozen_dict:
@@ -167,7 +158,7 @@ class Keys:
         return (_class_key(cls), *keys)
 
     def hashable(self, value: Any) -> Hashable:
-        """Anything else: by type, `hash` and `==`, or by identity where the type defines neither."""
+        """By type, `hash` and `==`, or by identity where the type defines neither."""
         cls: Any = type(value)
         if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
             return self.opaque(value)
@@ -178,8 +169,6 @@ class Keys:
         refuse_equality(value)
         if isinstance(value, Mapping):  # such as flax's FrozenDict: its `==` takes 1 for True, and forgets the order
             return (_class_key(cls), value, *[(self.key(name), self.key(value[name])) for name in value])
-        if isinstance(value, pathlib.PurePath):  # from Python 3.12 on its `==` asks its `__str__`
-            return (_class_key(cls), value, type(value).parts.__get__(value))
         is_alias = cls.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)
         return (_class_key(cls), value, repr(value)) if is_alias else (_class_key(cls), value)
 
@@ -188,7 +177,7 @@ class Keys:
         if library_object(value):
             return by_identity(value)
         if jit_options(value) is not None and (self.met is not None or import_path(value) is None):
-            return self.whole(value, lambda jitted: (type(jitted), self.key(jitted.__wrapped__), jit_options(jitted)))
+            return self.whole(value, lambda walk, jit: (type(jit), walk.key(jit.__wrapped__), jit_options(jit)))
         stays = isinstance(value, jax.Device) or type(value) is object or value is MISSING
         if self.in_library and isinstance(value, types.ModuleType):
             stays = is_library(value.__name__)
@@ -209,24 +198,21 @@ class Keys:
 
     # Functions, and what else goes as a whole
 
-    def whole(self, value: Any, read: Callable[[Any], Hashable]) -> Hashable:
+    def whole(self, value: Any, read: "Callable[[Keys, Any], Hashable]") -> Hashable:
         """The key of a function or the like by what it holds; of the very object where something in it can change.
 
         What is met again has the number of its first visit: there are cycles.
         """
         met, address = self.met, id(value)
         if met is None:
-            self.met = {}
             try:
-                return self.whole(value, read)
+                return Keys(self.content, {}).whole(value, read)
             except (OpenError, RecursionError):  # nested deeper than Python's own stack
                 return by_identity(value)
-            finally:
-                self.met, self.in_library = None, False
         if address in met:
             return met[address][0]
         met[address] = len(met), value
-        return read(value)
+        return read(self, value)
 
     def function(self, value: types.FunctionType) -> Hashable:
         """By code, and by what it reads, captured and has for defaults; at the outermost by a name in a module."""
@@ -236,21 +222,22 @@ class Keys:
             return by_identity(value)
         code, closure, given = value.__code__, value.__closure__, value.__defaults__
         named, own = value.__kwdefaults__, value.__dict__
-        before, self.in_library = self.in_library, from_library
+        inside = self if from_library is self.in_library else Keys(self.content, self.met, from_library)
         try:
             key = (
                 # That of a library is this one, since equal code may stand in another file.
-                *((id(code), code, value.__name__) if from_library else self.origin(value)),
-                tuple(map(self.key, given)) if given else (),
-                self.items(named) if named else (),
-                self.items(captured(value)) if closure else (),
-                self.items(own) if own else (),
+                *((id(code), code, value.__name__) if from_library else inside.origin(value)),
+                tuple(map(inside.key, given)) if given else (),
+                inside.items(named) if named else (),
+                inside.items(captured(value)) if closure else (),
+                inside.items(own) if own else (),
             )
         except NoExactKeyError as problem:
             raise OpenError from problem
-        finally:
-            self.in_library = before
         return _Content(value, key) if closure and not from_library else key
+
+    def items(self, named: Mapping[str, Any]) -> Hashable:
+        return (*named, *map(self.key, named.values()))
 
     def origin(self, value: types.FunctionType) -> tuple[Hashable, ...]:
         """What a user's function is, and what it reads by name, if that stays what it is."""
@@ -267,14 +254,12 @@ class Keys:
         place = (code_key(id(code), code), id(value.__globals__), _annotations(value))
         return (*place, *map(self.key, _NAMES(value)), *reads)
 
-    def items(self, held: Mapping[str, Any]) -> Hashable:
-        return (*held, *map(self.key, held.values()))
-
     def partial(self, value: functools.partial[Any]) -> Hashable:
         """By its function and arguments, if it has no attributes."""
-        if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
+        if KINDS[functools.partial].parts(value) is None:
             raise OpenError
-        return self.of_kind(KINDS[functools.partial], value)
+        cls: Any = type(value)
+        return (cls, self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
 
     def method(self, value: Any) -> Hashable:
         """By function and instance where both have exact keys, else by this function and this instance."""
@@ -290,27 +275,26 @@ class Keys:
                     raise problem_of(tracer) from None
             raise OpenError from problem
 
-    # What a library's function captured
-
     def container(self, value: Any) -> Hashable:
-        """A list, a dict, an array."""
+        """A list, a dict, an array: of what a library's function captured, by content."""
         if not self.in_library or isinstance(value, Tracer):
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
-            return self.array(value)
-        return self.whole(value, lambda held: _Content(held, (type(held), *map(self.key, _parts_now(held)))))
+            return _array_key(value)
+        return self.whole(value, lambda walk, held: _Content(held, (type(held), *map(walk.key, _parts_now(held)))))
 
-    def array(self, value: Any) -> Hashable:
-        """An array by its values."""
-        if value.size > _LARGE or value.dtype == object:
-            raise OpenError
-        try:
-            data = np.asarray(jax.random.key_data(value) if is_key_dtype(value.dtype) else value).tobytes()
-        except RuntimeError as error:  # deleted, or in part on other hosts
-            raise OpenError from error
-        place = (getattr(value, "sharding", None), getattr(value, "weak_type", None))
-        key = (type(value), value.dtype, value.shape, data, *place)
-        return _Content(value, key) if isinstance(value, np.ndarray) else key
+
+def _array_key(value: Any) -> Hashable:
+    """An array by its values."""
+    if value.size > _LARGE or value.dtype == object:
+        raise OpenError
+    try:
+        data = numbers_of(value).tobytes()
+    except RuntimeError as error:  # deleted, or in part on other hosts
+        raise OpenError from error
+    place = (getattr(value, "sharding", None), getattr(value, "weak_type", None))
+    key = (type(value), value.dtype, value.shape, data, *place)
+    return _Content(value, key) if isinstance(value, np.ndarray) else key
 
 
 class _Content:

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from treewright._core.functions import class_attribute, is_cached_property, state_of
+
 _LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
 _sharding: Any = jax.sharding
 _complex: Any = complex
@@ -34,15 +36,15 @@ class Kind(NamedTuple):
 
     Attributes:
         name: In JSON.
-        parts: From a value to its parts; None for a value that is opaque.
-        make: From the parts, which may come from a forged file, to the value; None for what is never made again.
+        parts: From a value to its parts; None for a value that is opaque, or has attributes besides them.
+        make: From the parts to the value.
         key: From a value, and the function that gives the key of a part, to what is equal exactly when two values are;
             None where the keys of the parts are.
     """
 
     name: str
     parts: Callable[[Any], Iterable[Any] | None]
-    make: Callable[..., Any] | None = None
+    make: Callable[..., Any]
     key: Callable[[Any, Callable[[Any], Hashable]], Hashable] | None = None
 
 
@@ -51,8 +53,9 @@ def _same(value: Hashable, _: object) -> Hashable:
     return value
 
 
-def _by_text(cls: Any, text: Callable[[Any], str], make: Any = None) -> Kind:
-    return Kind(cls.__name__, lambda value: (text(value),), make or cls)
+def _by_text(cls: Any, text: Any = None, make: Any = None) -> Kind:
+    to_text = text or cls.__str__
+    return Kind(cls.__name__, lambda value: (to_text(value),), make or cls)
 
 
 def _by_arguments(cls: Any) -> Kind:
@@ -108,13 +111,19 @@ def _make_scalar(dtype: Any, data: bytes) -> Any:
 # Others that take more than a line
 
 
+def _zone_parts(zone: zoneinfo.ZoneInfo) -> tuple[str] | None:
+    """Its name, where that names this zone; one read from a file may have any name."""
+    return (zone.key,) if zone.key and zoneinfo.ZoneInfo(zone.key) is zone else None
+
+
+def _partial_parts(value: Any) -> tuple[Any, ...] | None:
+    if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
+        return None
+    return (value.func, value.args, (*value.keywords.items(),))
+
+
 def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
     return functools.partial(function, *args, **dict(keywords))
-
-
-def _partial_key(value: Any, key: Callable[[Any], Hashable]) -> Hashable:
-    keywords = [(name, key(part)) for name, part in value.keywords.items()]
-    return (key(value.func), tuple(map(key, value.args)), tuple(keywords))
 
 
 def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
@@ -137,23 +146,21 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
         float: _by_text(float, repr)._replace(key=_float_key),
         complex: Kind("complex", _complex.__getnewargs__, complex),
-        str: _by_text(str, str.__str__),
+        str: _by_text(str),
         int: _by_text(int, lambda value: hex(int.__int__(value)), lambda digits: int(digits, 16)),
         bytes: _by_text(bytes, bytes.hex, bytes.fromhex),
         tuple: Kind("tuple", tuple.__iter__, lambda *items: items),
         frozenset: Kind("frozenset", frozenset.__iter__, lambda *items: frozenset(items)),
-        functools.partial: Kind(
-            "partial", lambda value: (value.func, value.args, (*value.keywords.items(),)), _make_partial, _partial_key
-        ),
+        functools.partial: Kind("partial", _partial_parts, _make_partial),
         **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},
         dt.date: _by_text(dt.date, dt.date.isoformat, dt.date.fromisoformat),
         dt.timezone: Kind("timezone", lambda value: value.__getinitargs__(), dt.timezone),
-        zoneinfo.ZoneInfo: Kind("ZoneInfo", lambda value: value.key and (value.key,), zoneinfo.ZoneInfo),
-        decimal.Decimal: _by_text(decimal.Decimal, decimal.Decimal.__str__),
-        fractions.Fraction: Kind("Fraction", lambda value: value.as_integer_ratio(), fractions.Fraction),
-        uuid.UUID: _by_text(uuid.UUID, str),
+        zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts, zoneinfo.ZoneInfo),
+        decimal.Decimal: _by_text(decimal.Decimal),
+        fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio, fractions.Fraction),
+        uuid.UUID: _by_text(uuid.UUID),
         re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags), _make_pattern),
-        **{cls: _by_text(cls, str) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
+        **{cls: _by_text(cls) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
         type(_sharding.PartitionSpec.UNCONSTRAINED): Kind(
             "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
         ),
@@ -194,41 +201,41 @@ def is_frozen_dataclass(cls: Any) -> bool:
     return parameters is not None and parameters.frozen and parameters.eq and not hasattr(cls, "__node_spec__")
 
 
-def _make_member(cls: Any, value: Any) -> Any:
-    _expect(cls, "an enum", lambda: issubclass(cls, enum.Enum))
-    return cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value]
-
-
 def _make_namedtuple(cls: Any, *items: Any) -> Any:
-    _expect(cls, "a named tuple", lambda: is_namedtuple(cls) and len(cls._fields) == len(items))
+    if len(items) != len(cls._fields):
+        raise ValueError(f"{cls.__qualname__} has other fields now")
     return tuple.__new__(cls, items)
 
 
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Past its constructor, which would run code of whoever forged a file."""
-    names = [name for name, _ in fields]
-    _expect(cls, "a frozen dataclass", lambda: is_frozen_dataclass(cls))
-    _expect(
-        cls, f"of the fields {', '.join(names)}", lambda: {*names} == {field.name for field in dataclasses.fields(cls)}
-    )
+    if {*dict(fields)} != {field.name for field in dataclasses.fields(cls)}:
+        raise ValueError(f"{cls.__qualname__} has other fields now")
     made = object.__new__(cls)
     for name, value in fields:
         object.__setattr__(made, name, value)
     return made
 
 
-def _expect(cls: Any, what: str, holds: Callable[[], bool]) -> None:
-    if not isinstance(cls, type) or not holds():
-        raise ValueError(f"{cls.__qualname__ if isinstance(cls, type) else type(cls).__name__} is not {what}")
+def _dataclass_parts(value: Any) -> tuple[Any, ...] | None:
+    cls, fields = type(value), fields_of(value)
+    has_more = any(name not in fields and not is_cached_property(cls, name) for name in state_of(value))
+    return None if has_more else (cls, *fields.items())
 
 
 ENUM = Kind(
-    "enum", lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name), _make_member
+    "enum",
+    lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
+    lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
+    # Members are single; some compare by the `==` of a number, or of the user's.
+    lambda value, _: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
 )
 DTYPE = Kind("dtype", _dtype_parts, _make_dtype, _dtype_key)
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
-NAMEDTUPLE = Kind("namedtuple", lambda value: (type(value), *tuple.__iter__(value)), _make_namedtuple)
-DATACLASS = Kind("dataclass", lambda value: (type(value), *fields_of(value).items()), _make_dataclass)
+NAMEDTUPLE = Kind(
+    "namedtuple", lambda value: None if state_of(value) else (type(value), *tuple.__iter__(value)), _make_namedtuple
+)
+DATACLASS = Kind("dataclass", _dataclass_parts, _make_dataclass)
 FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
 
 

@@ -13,13 +13,14 @@ from jax.core import Tracer
 from treewright._core.fields import FieldSpec, spec_of
 from treewright._core.instance import (
     PAIR,
+    Unfinished,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    is_open,
     replace,
     set_attribute,
+    stored,
 )
 from treewright._core.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._core.keys import Keys, compared_by_itself, exact_key
@@ -194,7 +195,7 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
 
 def exact_key_of(self: Any, keys: Keys) -> Hashable:
     """A node as a static of another: by class, statics and the exact keys of its children."""
-    if is_open(self):
+    if isinstance(stored(self), Unfinished):
         raise problem_of(self)
     children, statics = flat_form(self)
     cls: Any = type(self)

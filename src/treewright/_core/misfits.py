@@ -1,6 +1,5 @@
 """Values that do not fit their field: what can't be static, and settings among the children; with what to write."""
 
-import argparse
 import collections.abc
 import dataclasses
 import enum
@@ -24,28 +23,31 @@ MUTABLE: tuple[type[Any], ...] = (
     *(np.ndarray, jax.Array, jax.Ref),
 )
 _OWN_HASH = "a hashable form, such as a tuple, or its class __hash__ and __eq__, as dataclass(frozen=True) does"
-# What to give instead of a value, by the class that it is an instance of.
-_INSTEAD = types.MappingProxyType(
+# What to give instead of a value, by the class that it is an instance of; and whether `freeze` makes that of it.
+_CURES = types.MappingProxyType(
     {
-        ("builtins", "list"): "a tuple",
-        ("builtins", "set"): "a frozenset",
-        ("builtins", "dict"): "treewright.freeze(...) of the dict",
-        ("argparse", "Namespace"): "treewright.freeze(args)",
-        ("types", "SimpleNamespace"): "treewright.freeze(config)",
-        ("omegaconf", "DictConfig"): "treewright.freeze(config)",
-        ("omegaconf", "ListConfig"): "treewright.freeze(OmegaConf.to_container(config, resolve=True))",
-        ("pydantic", "BaseModel"): "treewright.freeze(config.model_dump()), or its class model_config = "
-        "ConfigDict(frozen=True)",
-        ("collections", "MutableMapping"): "treewright.freeze(...) of the mapping",
+        ("builtins", "list"): ("a tuple", True),
+        ("builtins", "set"): ("a frozenset", True),
+        ("builtins", "dict"): ("treewright.freeze(...) of the dict", True),
+        ("argparse", "Namespace"): ("treewright.freeze(args)", True),
+        ("types", "SimpleNamespace"): ("treewright.freeze(config)", True),
+        ("omegaconf", "DictConfig"): ("treewright.freeze(config)", True),
+        ("omegaconf", "ListConfig"): ("treewright.freeze(OmegaConf.to_container(config, resolve=True))", False),
+        ("pydantic", "BaseModel"): (
+            "treewright.freeze(config.model_dump()), or its class model_config = ConfigDict(frozen=True)",
+            False,
+        ),
+        ("numpy", "ndarray"): ("treewright.freeze(...) of a table that never changes", True),
+        ("collections", "MutableMapping"): ("treewright.freeze(...) of the mapping", True),
     }
 )
-_FREEZES = (list, set, MutableMapping, argparse.Namespace, types.SimpleNamespace)
 
 
 @dataclasses.dataclass(eq=False)
 class NoExactKeyError(TypeError):
     """A value that can't be compared exactly: what it is, what would follow, and what to give instead, if anything."""
 
+    value: Any
     found: str
     consequence: str
     instead: str | None = f"Give it {_OWN_HASH}"
@@ -56,40 +58,41 @@ def problem_of(value: Any) -> NoExactKeyError:
     """Why a value can't be static."""
     if isinstance(value, Tracer):
         stands = "A tracer stands for a value of one trace only, and a static outlives the trace."
-        return NoExactKeyError(f"a tracer, {text(value)}", stands, None)
+        return NoExactKeyError(value, f"a tracer, {text(value)}", stands, None)
     if type(value) is jax.Ref:
         return NoExactKeyError(
+            value,
             f"a ref, {text(value)}",
             "What a ref holds changes in place, and jit would take it for a part of the program, not of the tree: no "
             "checkpoint would save it, and a program compiled for one ref would not run with another.",
         )
+    cure, freezes = _cure(value)
     if isinstance(value, np.ndarray | jax.Array):
-        freezes = isinstance(value, np.ndarray)
         return NoExactKeyError(
+            value,
             f"an array, {text(value)}",
             "jit compares statics with ==, which gives an array and no answer, and changes of its values "
             "would give stale results.",
-            "Give it treewright.freeze(...) of a table that never changes" if freezes else None,
-            freezes=freezes,
+            f"Give it {cure}" if freezes else None,
+            freezes,
         )
     consequence = "It can't be hashed, so jit could not tell whether it is the value that it compiled for."
     if isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
-    freezes = isinstance(value, _FREEZES)
-    return NoExactKeyError(text_with_class(value), consequence, f"Give it {_hashable_form(value)}", freezes=freezes)
+    return NoExactKeyError(value, text_with_class(value), consequence, f"Give it {cure}", freezes)
 
 
-def _hashable_form(value: Any) -> str:
+def _cure(value: Any) -> tuple[str, bool]:
     cls: Any = type(value)
     for base in cls.__mro__:
         name = (str(base.__module__).partition(".")[0], base.__name__)
-        if name in _INSTEAD:
-            return _INSTEAD[name]
+        if name in _CURES:
+            return _CURES[name]
     if hasattr(cls, "__attrs_attrs__"):
-        return "treewright.freeze(attrs.asdict(config)), or make its class @attrs.frozen"
+        return "treewright.freeze(attrs.asdict(config)), or make its class @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
-        return "treewright.freeze(dataclasses.asdict(config)), or make its class @dataclass(frozen=True)"
-    return _OWN_HASH
+        return "treewright.freeze(dataclasses.asdict(config)), or make its class @dataclass(frozen=True)", False
+    return _OWN_HASH, False
 
 
 def unanswered(value: Any, why: object) -> NoExactKeyError:
@@ -98,6 +101,7 @@ def unanswered(value: Any, why: object) -> NoExactKeyError:
     if isinstance(why, Exception):
         answer = f"raises {type(why).__name__}: {why}"
     return NoExactKeyError(
+        value,
         text_with_class(value),
         f"{type(value).__qualname__}.__eq__ {answer}, so jit could not tell whether it is the value that it compiled "
         f"for.",
@@ -155,26 +159,28 @@ def contains_itself(node: Any, name: str) -> NodeInitError:
 def _misfit(cls: type[Any], field: Any, value: Any) -> str | None:
     """What to say of a child; None for one that is fine."""
     place, kind = f"{cls.__qualname__}.{field.name}", type(value)
-    cure = f"Make a tuple of it where it is given: {field.name} = tuple(...)."
+    as_tuple = f"Make a tuple of it where it is given: {field.name} = tuple(...)."
     if kind is list:
         annotation = annotation_text(field.type, cls)
         if not annotation.startswith("tuple["):
             return None
         return (
             f"{place} is annotated with {annotation} and was given a list: to JAX another tree, so jit traces again, "
-            f"and the nodes are not equal.\n{cure}"
+            f"and the nodes are not equal.\n{as_tuple}"
         )
-    is_layer = any((base.__module__.partition(".")[0], base.__name__) in _LAYERS for base in kind.__mro__)
-    if not _is_no_leaf(value, is_layer=is_layer):
-        return None
-    function = function_text(value)
-    shown = text_with_class(value) if function is None else f"the function {function}"
-    if is_layer:
+    if any((base.__module__.partition(".")[0], base.__name__) in _LAYERS for base in kind.__mro__):
+        leaves = jax.tree.leaves(value)  # it is one itself where its library has not registered it
+        if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
+            return None
         cure = (
             f"Adopt the layer where it is given, with its arrays as children and its settings as statics:\n"
             f"  {field.name} = treewright.adopt(...)"
         )
-    elif not isinstance(value, _ITERABLES):
+    elif not jax.tree_util.all_leaves([value]) or hasattr(kind, "dtype") or hasattr(kind, "__jax_array__"):
+        return None
+    elif isinstance(value, _ITERABLES):
+        cure = as_tuple
+    elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(kind):
         default = function_text(field.default) or short_text(field.default)
         option = "" if field.default is dataclasses.MISSING else f"default={default}"
         line = f"{field.name}: {annotation_text(field.type, cls)} = static({option})"
@@ -182,21 +188,14 @@ def _misfit(cls: type[Any], field: Any, value: Any) -> str | None:
         if dataclasses.is_dataclass(kind):
             cure += f"If it holds arrays, decorate {kind.__qualname__} with @pytree_dataclass.\n"
         cure += "If it is to be a leaf all the same, declare it with field()."
+    else:
+        return None
+    function = function_text(value)
+    shown = text_with_class(value) if function is None else f"the function {function}"
     return (
         f"{place} is a child and holds {shown}. jit, grad and vmap take arrays and numbers as leaves, and would "
         f"refuse it.\n{cure}"
     )
-
-
-def _is_no_leaf(value: Any, *, is_layer: bool) -> bool:
-    """Whether jit would refuse a value, or a leaf of a layer of another library."""
-    kind = type(value)
-    if is_layer:
-        leaves = jax.tree.leaves(value)  # it is one itself where its library has not registered it
-        return not all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves)
-    if not jax.tree_util.all_leaves([value]) or hasattr(kind, "dtype") or hasattr(kind, "__jax_array__"):
-        return False
-    return isinstance(value, _SETTINGS + _ITERABLES) or callable(value) or dataclasses.is_dataclass(kind)
 
 
 def note_settings(error: TypeError, node: Any) -> None:

@@ -90,7 +90,7 @@ class BoundMethod:
         return (BoundMethod, (self.__func__, self.__self__))
 
     def _exact_key_(self, keys: Keys) -> Hashable:
-        return keys.whole(self, keys.method)
+        return keys.whole(self, Keys.method)
 
 
 def _method_of(value: Any) -> ModuleMethod | None:

@@ -14,7 +14,7 @@ from typing import Any
 from treewright._core.functions import CONSTANTS, class_attribute, import_path
 from treewright._core.jax_private import GetAttrKey
 from treewright._core.keys import compared_by_itself, exact_key
-from treewright._core.misfits import NoExactKeyError, problem_of
+from treewright._core.misfits import NoExactKeyError
 from treewright._core.pickling import portable
 from treewright._core.text import text, text_with_class
 from treewright.errors import StaticFieldError
@@ -116,7 +116,13 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The one object for these values, which are in the order of the fields."""
-        keys = _Keys(tuple(map(self._key, self.names, values, self.content)))
+        of_values: list[Hashable] = []
+        for name, value, content in zip(self.names, values, self.content, strict=True):
+            try:
+                of_values.append(exact_key(value, content=content))
+            except NoExactKeyError as problem:
+                raise self._refusal(name, value, problem) from None
+        keys = _Keys(tuple(of_values))
         with self._lock:
             reference = self._statics.get(keys)
             statics = None if reference is None else reference()
@@ -127,12 +133,6 @@ class StaticTable:
                 if all(map(_found_by_value, values, keys.of_values)):
                     self._remember(statics)
         return statics
-
-    def _key(self, name: str, value: object, content: bool) -> Hashable:  # noqa: FBT001
-        try:
-            return exact_key(value, content=content)
-        except NoExactKeyError as problem:
-            raise self._refusal(name, value, problem) from None
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
@@ -145,7 +145,7 @@ class StaticTable:
         self.known[key] = weakref.ref(statics, forget)
 
     def _refusal(self, name: str, value: object, problem: NoExactKeyError) -> StaticFieldError:
-        is_whole = problem.found in {problem_of(value).found, text_with_class(value)}
+        is_whole = problem.value is value
         inside = "" if is_whole else f", inside of {text_with_class(value)}"
         cures = [f"{problem.instead}."] if problem.instead else []
         if self.owner.__module__.partition(".")[0] != "treewright":  # whose fields nobody else declares

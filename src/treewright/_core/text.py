@@ -7,13 +7,12 @@ Nothing here reads the data of an array (but of scalars, for `repr`), fails on w
 
 import difflib
 import functools
-import html
 import itertools
 import re
 import reprlib
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ _CUT = reprlib.Repr()
 _CUT.maxstring = _CUT.maxother = LENGTH
 
 
-# Arrays, functions, meshes
+# Arrays and functions
 
 
 def shape_text(dtype: object, shape: Iterable[object]) -> str:
@@ -96,15 +95,6 @@ def function_text(value: Any, *, with_module: bool = False) -> str | None:
         return f"<lambda at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}>"
     module = getattr(value, "__module__", None)
     return f"{module}.{name}" if with_module and module not in {None, "builtins"} else name
-
-
-def mesh_text(mesh: Any) -> str:
-    """`no mesh`, or a mesh by its axes: `a mesh of data=2, model=4 (Auto)`."""
-    sizes: dict[str, int] = dict(getattr(mesh, "shape", None) or {})
-    if not sizes:
-        return "no mesh"
-    kinds = dict.fromkeys(getattr(kind, "name", str(kind)) for kind in mesh.axis_types or ())
-    return f"a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())} ({', '.join(kinds)})"
 
 
 class Verbatim:
@@ -248,10 +238,6 @@ def _repr_once(node: Any) -> str:
 # Parts of messages
 
 
-def in_html(shown: str) -> str:
-    return f"<pre>{html.escape(shown)}</pre>"
-
-
 def cut_text(whole: str, length: int = LENGTH) -> str:
     return whole if len(whole) <= length else f"{whole[: length - 3]}..."
 
@@ -272,31 +258,6 @@ def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str]
     """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close."""
     close = difflib.get_close_matches(wrong, list(names), 1)
     return f" (did you mean {show(close[0])}?)" if close else ""
-
-
-def table(rows: Sequence[Sequence[str]], *, right: Collection[str], rule: bool = False) -> list[str]:
-    """The lines of a table in plain text, whose first row is the head, with the columns on the `right` by name."""
-    head, *others = rows
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rules = [["-" * width for width in widths]] if rule else []
-    return [
-        "  ".join(
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
-        for row in (head, *rules, *others)
-    ]
-
-
-def first_of(lines: Sequence[str], count: int = 20, *, more: str = "more") -> list[str]:
-    """Lines for a message, of which a person reads some: the first, and how many there are besides."""
-    left = len(lines) - count
-    return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """`1 trace`, `2,000 traces`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def first_names(names: Iterable[str], count: int = 3) -> str:

@@ -14,7 +14,8 @@ import jax
 from treewright._arguments import cured
 from treewright._core import is_node, of_earlier_class
 from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
-from treewright._core.text import did_you_mean, first_of, short_text
+from treewright._core.text import did_you_mean, short_text
+from treewright._lines import first_of
 from treewright._trees.level import Place, all_entries, walk, with_values
 from treewright.errors import MissingPlaceError
 

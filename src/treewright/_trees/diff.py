@@ -10,7 +10,8 @@ import numpy as np
 
 from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
 from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
-from treewright._core.text import LENGTH, common_start, counted, cut_text, first_of, mesh_text, short_text
+from treewright._core.text import LENGTH, common_start, cut_text, short_text
+from treewright._lines import counted, first_of, mesh_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]

@@ -117,12 +117,14 @@ class _OpenDraft(Unfinished):
     __slots__ = ("fill",)
 
     def __init__(self, cls: type[Any], fill: Callable[[Any], None]) -> None:
-        super().__init__(cls, "its block has not ended")
+        super().__init__(cls)
         self.fill = fill
 
-    def takes_values(self, node: Any, /) -> bool:
+    def values_of(self, node: Any) -> dict[str, Any]:
+        """The values of the draft, which are those of the original until they are read or assigned to."""
         self.fill(node)
-        return True
+        values: dict[str, Any] = node.__dict__
+        return values
 
     def __repr__(self) -> str:
         return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"

@@ -10,7 +10,8 @@ from jax.core import Tracer
 
 from treewright._core import flat_form, is_node
 from treewright._core.jax_private import Path, path_text
-from treewright._core.text import array_text, counted, cut_text, first_names, short_text, table, text
+from treewright._core.text import array_text, cut_text, first_names, short_text, text
+from treewright._lines import counted, table
 from treewright._trees.level import child_of
 from treewright._trees.sizes import Item, aliases_in, bytes_in, class_name, elements_in, items_of
 

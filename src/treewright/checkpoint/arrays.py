@@ -1,10 +1,10 @@
-"""Leaves as arrays: which leaves can be saved, the array that is written, its digests, and the way back."""
+"""Leaves as arrays: which leaves can be saved, the array that is written, and the digests of its blocks."""
 
 # Of libraries that a user may not have:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +14,9 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._core import FrozenArray
-from treewright._core.jax_private import is_key_dtype, is_ref, typeof, untyped_jax
+from treewright._core.jax_private import is_key_dtype, is_ref, untyped_jax
 from treewright._core.text import cut_text, text
-from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
+from treewright.errors import CheckpointDamagedError, missing_extra
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
@@ -38,6 +38,7 @@ _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
     {bool: "bool", int: "int", float: "float", complex: "complex"}
 )
 
+MAKE_STATIC = "Make it a static, or wrap it in Static"
 WHOLE = "all"  # the place of a block that is the whole array
 
 
@@ -52,10 +53,6 @@ class Form(NamedTuple):
     dtype: str
     key: str | None = None
     ref: bool = False
-
-    def on_host(self) -> "Form":
-        """The form in which `migrate` gets it: arrays are numpy's."""
-        return self._replace(kind="numpy" if self.kind == "array" else self.kind, ref=False)
 
     @property
     def nbytes(self) -> int:
@@ -72,18 +69,11 @@ class Form(NamedTuple):
 
 
 class UnsupportedLeafError(ValueError):
-    """A leaf that no checkpoint can hold: the end of a sentence that begins with its path, and maybe a cure."""
-
-    def __str__(self) -> str:
-        return ". ".join(self.args)
+    """A leaf that no checkpoint can hold: the end of a sentence that begins with its path."""
 
 
 def form_of(leaf: Any, *, abstract: bool = False) -> Form:
-    """The form of a leaf.
-
-    Args:
-        leaf: The leaf.
-        abstract: Whether a `jax.ShapeDtypeStruct` is one.
+    """The form of a leaf, or of a `jax.ShapeDtypeStruct` if `abstract`.
 
     Raises:
         UnsupportedLeafError: If it is of no kind that can be saved.
@@ -99,10 +89,8 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
         return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     if isinstance(leaf, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
-    raise UnsupportedLeafError(
-        f"is {cls.__name__} {cut_text(text(leaf), 60)}, not an array or a number",
-        "Make it a static, or wrap it in Static",
-    )
+    shown = cut_text(text(leaf), 60)
+    raise UnsupportedLeafError(f"is {cls.__name__} {shown}, not an array or a number. {MAKE_STATIC}")
 
 
 def _jax_form(leaf: Any) -> Form:
@@ -110,7 +98,7 @@ def _jax_form(leaf: Any) -> Form:
     if isinstance(leaf, jax.Array) and not ref and leaf.is_deleted():
         raise UnsupportedLeafError("was donated or deleted, and has no values any more")
     if dtype in _NAMES or not is_key_dtype(dtype):
-        return Form("array", leaf.shape, _dtype_name(dtype), ref=ref)
+        return Form("array", leaf.shape, _dtype_name(dtype), None, ref)
     implementations: list[str] = []
 
     def data_of(key: Any) -> Any:
@@ -118,7 +106,7 @@ def _jax_form(leaf: Any) -> Form:
         return jax.random.key_data(key)
 
     data: Any = untyped_jax.eval_shape(data_of, untyped_jax.ShapeDtypeStruct(leaf.shape, dtype))
-    return Form("key", data.shape, data.dtype.name, key=implementations[0], ref=ref)
+    return Form("key", data.shape, data.dtype.name, implementations[0], ref)
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -148,16 +136,11 @@ def stored(leaf: Any) -> Any:
     return _scalar_array(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
 
-def contiguous(array: Any) -> Any:
-    """The values of an array as a numpy array in C order; a view where that is possible."""
-    return np.asarray(array, order="C")
-
-
 # Digests
 
 
 def digest_of(data: Any) -> str:
-    """The xxh3_128 digest of bytes or of a contiguous array, as 32 hexadecimal digits.
+    """The xxh3_128 digest of bytes, or of the values of an array in C order, as 32 hexadecimal digits.
 
     It takes 10 to 30 GB/s on one core where zlib's CRC-32 takes 2.6 and SHA-256 1.4. It finds accidents: flipped bits,
     lost writes, blocks of another file. It is not a signature.
@@ -169,7 +152,8 @@ def digest_of(data: Any) -> str:
         import xxhash
     except ImportError as error:
         raise missing_extra("The digest of a checkpoint", "xxhash", "checkpoint") from error
-    digest: str = xxhash.xxh3_128_hexdigest(data)
+    array: Any = data if isinstance(data, bytes) else np.asarray(data, order="C")
+    digest: str = xxhash.xxh3_128_hexdigest(array)
     return digest
 
 
@@ -209,7 +193,7 @@ def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
     for place, block in local_blocks(array).items() if array.size else ():
         blocks = [(place, block)] if place in digests else _blocks_inside(block, place, array.shape, digests)
         for saved, values in blocks:
-            now = digest_of(contiguous(values))
+            now = digest_of(values)
             if now != digests[saved]:
                 where = path if saved == WHOLE else f"{path}[{saved}]"
                 raise CheckpointDamagedError(
@@ -218,7 +202,9 @@ def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
                 )
 
 
-def _blocks_inside(block: Any, place: str, shape: tuple[int, ...], places: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _blocks_inside(
+    block: Any, place: str, shape: tuple[int, ...], places: Mapping[str, str]
+) -> Iterator[tuple[str, Any]]:
     """Those of some blocks that lie whole inside one, each with its values."""
     outer = _bounds_of(place, shape)
     for inside in places:
@@ -226,74 +212,3 @@ def _blocks_inside(block: Any, place: str, shape: tuple[int, ...], places: Itera
         if all(begin <= start and stop <= end for (begin, end), (start, stop) in pairs):
             part = tuple(slice(start - begin, stop - begin) for (begin, _), (start, stop) in pairs)
             yield inside, np.asarray(block)[part]
-
-
-# From the array that was read to the leaf of a tree
-
-
-class Target(NamedTuple):
-    """The leaf that an array becomes: its path for messages, its form, and the leaf of the tree in whose place it is.
-
-    The form may have another dtype than the array. Without a tree to load into, `value` is None.
-    """
-
-    path: str
-    form: Form
-    value: Any = None
-
-    @property
-    def sharding(self) -> Any:
-        """The sharding of the array that is written for it; None on the host, and where nobody chose its place.
-
-        That of a key's data has further dimensions.
-        """
-        value, form = self.value, self.form
-        if form.kind in ON_HOST or (isinstance(value, jax.Array) and not value.committed):
-            return None
-        sharding = getattr(value, "sharding", None)
-        if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
-            return sharding
-        split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
-        whole = (None,) * (len(form.shape) - len(value.shape))
-        return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
-
-
-def leaves_from(pairs: Collection[tuple[Any, Target]]) -> list[Any]:
-    """The leaves of a tree for arrays that were read: numpy arrays that nobody else changes, or `jax.Array`s.
-
-    Those on devices are placed in one call: one by one, 2,000 small arrays take a third longer.
-
-    Raises:
-        CheckpointError: If a dtype needs 64 bits and JAX has them switched off, or a key another JAX.
-    """
-    targets = [target for _, target in pairs]
-    arrays = [array.astype(DTYPES[target.form.dtype], copy=False) for array, target in pairs]
-    on_device = [index for index, target in enumerate(targets) if target.form.kind not in ON_HOST]
-    shardings = [targets[index].sharding for index in on_device]
-    placed = untyped_jax.device_put([arrays[index] for index in on_device], shardings)
-    for index, array in zip(on_device, placed, strict=True):
-        arrays[index] = array
-    return [_leaf_from(array, target) for array, target in zip(arrays, targets, strict=True)]
-
-
-def _leaf_from(array: Any, target: Target) -> Any:
-    path, form, value = target
-    if form.kind in ON_HOST:
-        on_host = np.asarray(array)
-        if form.kind == "numpy":
-            return on_host
-        return on_host[()] if form.kind == "numpy scalar" else on_host.item()
-    if array.dtype != DTYPES[form.dtype]:
-        raise CheckpointError(
-            f"{path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "
-            f"jax.config.update('jax_enable_x64', True)."
-        )
-    if form.key is not None:
-        try:
-            array = untyped_jax.random.wrap_key_data(array, impl=form.key)
-        except (ValueError, TypeError) as error:  # of no such implementation, or with data of another width
-            raise CheckpointError(f"{path} is a key that this JAX does not have: {error}") from error
-    if not form.ref:
-        return array
-    kind = getattr(typeof(value), "kind", None) if is_ref(value) else None
-    return untyped_jax.new_ref(array, **({} if kind is None else {"kind": kind}))

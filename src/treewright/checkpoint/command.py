@@ -9,13 +9,13 @@ import functools
 import sys
 from pathlib import Path
 
-from treewright._core.text import counted, cut_text, first_of
+from treewright._core.text import cut_text
+from treewright._lines import counted, first_of
 from treewright.checkpoint.arrays import digest_of
-from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired
+from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired, static_text
 from treewright.checkpoint.file import open_saved
-from treewright.checkpoint.fit import Read, Request
+from treewright.checkpoint.fit import Read, as_saved
 from treewright.checkpoint.manifest import Leaf, Manifest
-from treewright.checkpoint.tree import shown_static
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 _HELP = "List what a checkpoint holds, verify it, or show how two differ. Of a run, the last step is compared."
@@ -77,9 +77,9 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
             _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf) if leaf.tied is None else f'is {leaf.tied}'}")
         for branch in manifest.branches if whole else ():
             for name, value in branch.statics.items():
-                _print(f"  {branch.path}.{name} = {cut_text(shown_static(value), 100)}  (static of {branch.cls})")
+                _print(f"  {branch.path}.{name} = {cut_text(static_text(value), 100)}  (static of {branch.cls})")
         for leaf in arrays if verify else ():  # one at a time: the rest needs no memory
-            next(read([Request(leaf, None)]))
+            next(read([as_saved(leaf)]))
         if verify:
             _print(f"  {counted(len(arrays), 'array')} verified")
     except CheckpointDamagedError as error:

@@ -6,17 +6,20 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._core.text import cut_text, first_names, first_of
-from treewright._trees.diff import excerpts
+from treewright._core.text import cut_text, first_names
+from treewright._json import shown
+from treewright._lines import first_of
+from treewright._trees.diff import ABSENT, excerpts
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST
 from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
-from treewright.checkpoint.tree import ABSENT, likeness, may_be_same_name, shown_static
+from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
 LeafPair = tuple[Leaf | None, Leaf | None]  # what was saved under a name, and what the tree has there
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
 
 _LENGTH = 200  # of a static or a path in a message
+_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})  # static forms that begin with a name
 
 _REMEDIES: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -113,7 +116,7 @@ def _mismatches_in_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
             alike = likeness(before, after)
             if alike != "same":
-                texts = _static_text(before), _static_text(after)
+                texts = static_text(before), static_text(after)
                 yield Mismatch(f"{new.path}.{name}", "static", *texts, soft=alike == "soft")
 
 
@@ -126,13 +129,45 @@ def _lone_branches(manifest: Manifest, others: dict[str, Branch]) -> list[Branch
 
 
 def _node_text(branch: Branch) -> str:
-    return f"{branch.cls}({', '.join(f'{name}={shown_static(value)}' for name, value in branch.statics.items())})"
+    return f"{branch.cls}({', '.join(f'{name}={static_text(value)}' for name, value in branch.statics.items())})"
 
 
-def _static_text(form: Any) -> str:
-    """A static for a message; two descriptions of one text are told apart by their digests."""
-    digest = f" #{str(form[2])[:8]}" if isinstance(form, list) and form[:1] == ["described"] and len(form) > 2 else ""
-    return f"{shown_static(form)}{digest}"
+# Statics as JSON
+
+
+def likeness(saved: Any, wanted: Any) -> str:
+    """How alike two statics are as JSON: "same", "soft" if only descriptions or moved names differ, or "different"."""
+    if type(saved) is not type(wanted):
+        return "different"
+    if not isinstance(saved, list):
+        return "same" if repr(saved) == repr(wanted) else "different"
+    if saved[:1] != wanted[:1] or len(saved) != len(wanted):
+        return "different"
+    kind = saved[0] if saved and isinstance(saved[0], str) else None
+    if kind == "described":
+        return "same" if saved[2:] == wanted[2:] else "soft"
+    pairs, each = list(zip(saved[1:], wanted[1:], strict=True)), ["same"]
+    if kind in _NAMED and all(isinstance(part, str) for part in pairs[0]):
+        name, other = pairs.pop(0)
+        if name != other:
+            each.append("soft" if may_be_same_name(name, other) else "different")
+    return max([*each, *(likeness(*pair) for pair in pairs)], key=("same", "soft", "different").index)
+
+
+def static_text(form: Any) -> str:
+    """A static as a person would write it; with digests where two descriptions may have one text."""
+    return "nothing" if form is ABSENT else shown(_with_digests(form))
+
+
+def _with_digests(form: Any) -> Any:
+    if not isinstance(form, list):
+        return form
+    if form[:1] == ["described"] and len(form) > 2:
+        return ["described", f"{form[1]} #{str(form[2])[:8]}"]
+    return [_with_digests(part) for part in form]
+
+
+# Leaves
 
 
 def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:

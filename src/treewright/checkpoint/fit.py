@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import jax
 import numpy as np
 
-from treewright._core.text import did_you_mean, first_of, short_text
-from treewright.checkpoint.arrays import Target, UnsupportedLeafError, form_of, leaves_from, stored
+from treewright._core.jax_private import is_ref, typeof, untyped_jax
+from treewright._core.text import did_you_mean, short_text
+from treewright._lines import first_of
+from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, UnsupportedLeafError, form_of, stored
 from treewright.checkpoint.differences import (
     Mismatch,
     leaf_mismatches,
@@ -62,32 +64,14 @@ class Fit(TypedDict, total=False):
     modules: Modules
 
 
-class CheckedFit(TypedDict):
-    """All options of `Fit`, checked and with defaults."""
-
-    part: str | None
-    on_static: Literal["error", "warn", "ignore"]
-    allow_cast: bool
-    strict: bool
-    renamed: Mapping[str, str] | None
-    migrate: Callable[[dict[str, Any]], Mapping[str, Any]] | None
-    modules: Modules
-
-
-_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "part": None,
-        "on_static": "error",
-        "allow_cast": False,
-        "strict": True,
-        "renamed": None,
-        "migrate": None,
-        "modules": (),
-    }
+Options = Mapping[str, Any]  # all of `Fit`
+_DEFAULTS: Options = MappingProxyType(
+    dict.fromkeys(("part", "renamed", "migrate"))
+    | {"on_static": "error", "allow_cast": False, "strict": True, "modules": ()}
 )
 
 
-def checked_options(like: Any, options: Mapping[str, Any]) -> CheckedFit:
+def checked_options(like: Any, options: Options) -> Options:
     """The options, with defaults.
 
     Raises:
@@ -106,23 +90,54 @@ def checked_options(like: Any, options: Mapping[str, Any]) -> CheckedFit:
         if name == "modules":
             raise TypeError("modules= is for loading without like=, whose classes are its own: leave it out.")
         raise TypeError(f"{name}= says how a checkpoint may differ from a tree: give one to load into, like=tree.")
-    checked = cast("CheckedFit", {**_DEFAULTS, **options})
+    checked = {**_DEFAULTS, **options}
     if checked["on_static"] not in {"error", "warn", "ignore"}:
         raise ValueError(f"on_static takes 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
     return checked
 
 
-class Request(NamedTuple):
-    """An array that is to be read: the record of its leaf, and the sharding that it gets, or None for the host."""
+class Wanted(NamedTuple):
+    """A leaf that is to be read, and what it becomes in a tree.
+
+    Attributes:
+        leaf: What was saved.
+        path: The place in the tree, for messages.
+        form: The form there, which may have another dtype.
+        value: The leaf of the tree in whose place it comes; None without a tree to load into.
+        sharding: Of the array that was written for it; None on the host, and where nobody chose its place.
+    """
 
     leaf: Leaf
-    sharding: Any
+    path: str
+    form: Form
+    value: Any = None
+    sharding: Any = None
+
+    @property
+    def tie(self) -> Hashable:
+        """What has to be the same of two leaves of a tree, so that one array may be both.
+
+        A live tree shows itself whether it has one array there: two can be donated, and one can't be twice.
+        """
+        if self.value is None or isinstance(self.value, jax.ShapeDtypeStruct):
+            return self.leaf.array, self.form, self.sharding
+        return self.leaf.array, id(self.value)
 
 
-Read = Callable[[list[Request]], Iterator[Any]]  # an engine: verified arrays, in the order in which they are asked for
+Read = Callable[
+    [Sequence[Wanted]], Iterator[Any]
+]  # an engine: verified arrays, in the order in which they are asked for
 
 
-def restored(manifest: Manifest, read: Read, like: Any, options: CheckedFit) -> Any:
+def as_saved(leaf: Leaf, *, on_host: bool = False) -> Wanted:
+    """A leaf as it was saved, or as an array of numpy."""
+    form = leaf.form
+    if on_host:
+        form = form._replace(kind="numpy" if form.kind == "array" else form.kind, ref=False)
+    return Wanted(leaf, leaf.path, form)
+
+
+def restored(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
     """The tree of a checkpoint, or a part of it, into `like` or from its records alone.
 
     Raises:
@@ -135,15 +150,14 @@ def restored(manifest: Manifest, read: Read, like: Any, options: CheckedFit) -> 
         manifest = _part_of(manifest, part)
     if like is MISSING:
         decoder = Decoder(manifest, options["modules"])
-        return decoder.build(_values([(leaf, Target(leaf.path, leaf.form)) for leaf in manifest.leaves], read))
+        return decoder.build(_values(list(map(as_saved, manifest.leaves)), read))
     if renamed:
         manifest = _renamed(manifest, renamed)
     if migrate is None:
         return _into_tree(manifest, read, like, options)
     branches_alone = Manifest(manifest.branches, ())
     _warn_of(_allowed_differences(branches_alone, parts_to_save(like, abstract=True), options), options)
-    on_host = [(leaf, Target(leaf.path, leaf.form.on_host())) for leaf in manifest.leaves]
-    migrated = migrate(_values(on_host, read))
+    migrated = migrate(_values([as_saved(leaf, on_host=True) for leaf in manifest.leaves], read))
     if not isinstance(migrated, Mapping):
         raise TypeError(
             f"migrate= returned {short_text(migrated)}. It is given the saved values by flat name, and returns a dict "
@@ -152,7 +166,7 @@ def restored(manifest: Manifest, read: Read, like: Any, options: CheckedFit) -> 
     return filled(migrated, like, options)
 
 
-def filled(values: Mapping[str, Any], like: T, options: CheckedFit) -> T:
+def filled(values: Mapping[str, Any], like: T, options: Options) -> T:
     """A tree like `like` with copies of these values, by flat name.
 
     Raises:
@@ -166,8 +180,8 @@ def filled(values: Mapping[str, Any], like: T, options: CheckedFit) -> T:
         except UnsupportedLeafError as problem:
             raise CheckpointError(f"The value named {name!r} {problem}.") from problem
 
-    def read(requests: list[Request]) -> Iterator[Any]:
-        arrays = (stored(values[request.leaf.name]) for request in requests)
+    def read(wanted: Sequence[Wanted]) -> Iterator[Any]:
+        arrays = (stored(values[each.leaf.name]) for each in wanted)
         return (np.array(array) if isinstance(array, np.ndarray) else array for array in arrays)  # theirs may change
 
     branches = parts_to_save(like, abstract=True).manifest.branches
@@ -217,16 +231,19 @@ def _renamed(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
 # Into a tree
 
 
-def _into_tree(manifest: Manifest, read: Read, like: T, options: CheckedFit) -> T:
+def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
     target = parts_to_save(like, abstract=True)
     allowed = _allowed_differences(manifest, target, options)
-    wanted: list[tuple[Leaf, Target]] = []
+    wanted: list[Wanted] = []
     for saved, leaf in paired(manifest.leaves, target.manifest.leaves):
         if saved is not None and leaf is not None:
-            value = target.values[leaf.name]
-            is_ref = saved.form.ref and isinstance(value, jax.ShapeDtypeStruct)  # which can't say that it is one
-            wanted.append((saved, Target(leaf.path, leaf.form._replace(ref=is_ref or leaf.form.ref), value)))
-    _refuse_no_value(manifest, target, {saved.name for saved, _ in wanted})
+            value, form = target.values[leaf.name], leaf.form
+            if (
+                saved.form.ref and not form.ref and isinstance(value, jax.ShapeDtypeStruct)
+            ):  # which can't say that it is
+                form = form._replace(ref=True)
+            wanted.append(Wanted(saved, leaf.path, form, value, _sharding_of(value, form)))
+    _refuse_no_value(manifest, target, {each.leaf.name for each in wanted})
     values = {**target.values, **_values(wanted, read)}
     _warn_of(allowed, options)
     leaves = [values[leaf.name] for leaf in target.manifest.leaves]
@@ -234,7 +251,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: CheckedFit) -> 
     return tree
 
 
-def _allowed_differences(manifest: Manifest, target: Parts, options: CheckedFit) -> list[Mismatch]:
+def _allowed_differences(manifest: Manifest, target: Parts, options: Options) -> list[Mismatch]:
     """The differences that the options let through. All others are refused at once.
 
     A manifest without leaves is one whose leaves are still to come.
@@ -270,7 +287,7 @@ def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None
         )
 
 
-def _warn_of(allowed: Sequence[Mismatch], options: CheckedFit) -> None:
+def _warn_of(allowed: Sequence[Mismatch], options: Options) -> None:
     """Warn of what the options let through; with `on_static="ignore"`, not of statics."""
     shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.soft or one.kind == "static")]
     if shown:
@@ -278,29 +295,73 @@ def _warn_of(allowed: Sequence[Mismatch], options: CheckedFit) -> None:
         warn_user(f"Not all of the checkpoint fits the tree, which keeps its own:\n  {lines}", CheckpointWarning)
 
 
-def _values(wanted: Sequence[tuple[Leaf, Target]], read: Read) -> dict[str, Any]:
+def _sharding_of(value: Any, form: Form) -> Any:
+    """The sharding of the array that is written for a leaf. That of a key's data has further dimensions."""
+    if form.kind in ON_HOST or (isinstance(value, jax.Array) and not value.committed):
+        return None
+    sharding = getattr(value, "sharding", None)
+    if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
+    whole = (None,) * (len(form.shape) - len(value.shape))
+    return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
+
+
+def _values(wanted: Sequence[Wanted], read: Read) -> dict[str, Any]:
     """The leaves of a tree by name. Those that were one array are one again, where the tree has room for that."""
-    first: dict[Hashable, str] = {}
-    same_as = {leaf.name: first.setdefault((leaf.array, _tie_of(target)), leaf.name) for leaf, target in wanted}
-    once = [(leaf, target) for leaf, target in wanted if same_as[leaf.name] == leaf.name]
-    arrays = iter(read([Request(leaf, target.sharding) for leaf, target in once]))
+    first: dict[Hashable, Wanted] = {}
+    same_as = {each.leaf.name: first.setdefault(each.tie, each).leaf.name for each in wanted}
     values: dict[str, Any] = {}
-    batch: dict[str, tuple[Any, Target]] = {}
+    batch: list[tuple[Any, Wanted]] = []
     size = 0
-    for leaf, target in once:
-        batch[leaf.name] = next(arrays), target
-        size += leaf.form.nbytes
-        if size >= _TOGETHER or target is once[-1][1]:
-            values.update(zip(batch, leaves_from(batch.values()), strict=True))
-            batch, size = {}, 0
+    for array, each in zip(read(list(first.values())), first.values(), strict=True):
+        batch.append((array, each))
+        size += array.nbytes
+        if size >= _TOGETHER:
+            values.update(_placed(batch))
+            batch, size = [], 0
+    values.update(_placed(batch))
     return {name: values[same] for name, same in same_as.items()}
 
 
-def _tie_of(target: Target) -> Hashable:
-    """What has to be the same of two leaves of a tree, so that one array may be both.
+def _placed(batch: Sequence[tuple[Any, Wanted]]) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree, by name, for arrays that were read: of numpy, which nobody else changes, or of JAX.
 
-    A live tree shows itself whether it has one array there: two can be donated, and one can't be twice.
+    Those on devices are placed in one call: one by one, 2,000 small arrays take a third longer.
+
+    Raises:
+        CheckpointError: If a dtype needs 64 bits and JAX has them switched off, or a key another JAX.
     """
-    if target.value is None or isinstance(target.value, jax.ShapeDtypeStruct):
-        return target.form, target.sharding
-    return id(target.value)
+    arrays = [
+        array if saved.leaf.form.dtype == saved.form.dtype else array.astype(DTYPES[saved.form.dtype])
+        for array, saved in batch
+    ]
+    on_device = [index for index, (_, each) in enumerate(batch) if each.form.kind not in ON_HOST]
+    shardings = [batch[index][1].sharding for index in on_device]
+    placed = untyped_jax.device_put([arrays[index] for index in on_device], shardings)
+    for index, array in zip(on_device, placed, strict=True):
+        arrays[index] = array
+    return ((each.leaf.name, _leaf_from(array, each)) for array, (_, each) in zip(arrays, batch, strict=True))
+
+
+def _leaf_from(array: Any, wanted: Wanted) -> Any:
+    path, form, value = wanted.path, wanted.form, wanted.value
+    if form.kind in ON_HOST:
+        on_host = np.asarray(array)
+        if form.kind == "numpy":
+            return on_host
+        return on_host[()] if form.kind == "numpy scalar" else on_host.item()
+    if array.dtype != DTYPES[form.dtype]:
+        raise CheckpointError(
+            f"{path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "
+            f"jax.config.update('jax_enable_x64', True)."
+        )
+    if form.key is not None:
+        try:
+            array = untyped_jax.random.wrap_key_data(array, impl=form.key)
+        except (ValueError, TypeError) as error:  # of no such implementation, or with data of another width
+            raise CheckpointError(f"{path} is a key that this JAX does not have: {error}") from error
+    if not form.ref:
+        return array
+    kind = getattr(typeof(value), "kind", None) if is_ref(value) else None
+    return untyped_jax.new_ref(array, **({} if kind is None else {"kind": kind}))

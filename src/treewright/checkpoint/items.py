@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,11 +20,12 @@ from etils import epath
 from orbax.checkpoint import future
 
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import first_of, short_text
+from treewright._core.text import short_text
+from treewright._lines import first_of
 from treewright._processes import exchange, raise_in_all
-from treewright.checkpoint.arrays import DTYPES, WHOLE, contiguous, digest_of, local_blocks, verify
+from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, local_blocks, verify
 from treewright.checkpoint.file import reading
-from treewright.checkpoint.fit import Request
+from treewright.checkpoint.fit import Wanted
 from treewright.checkpoint.manifest import LARGEST, Leaf, Manifest, from_metadata, join_name
 from treewright.checkpoint.tree import Parts
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
@@ -126,7 +127,7 @@ async def _write(directory: Any, args: SaveManifest, blocks: dict[str, dict[str,
     leaves = args.manifest.untied()
     for leaf in leaves:
         if leaf.name in blocks:
-            leaf.digests = {place: digest_of(contiguous(block)) for place, block in blocks.pop(leaf.name).items()}
+            leaf.digests = {place: digest_of(block) for place, block in blocks.pop(leaf.name).items()}
     if process_count() > 1:
         together = functools.partial(in_all, timeout=args.timeout, channel="digests")
         text = json.dumps([dict(leaf.digests) for leaf in leaves])
@@ -154,16 +155,12 @@ def _merged(directory: Any, leaves: list[Leaf]) -> list[str]:
     return first_of(list(differing))
 
 
-def problems_of(parts: Parts) -> Iterator[str]:
+def problems_of(leaf: Leaf, value: Any) -> Iterator[str]:
     """What a step can't hold."""
-    for leaf in parts.manifest.leaves:
-        value = parts.values[leaf.name]
-        if not hasattr(tensorstore, leaf.form.dtype):
-            yield f"{leaf.path} has the dtype {leaf.form.dtype}, which Orbax does not save: cast or view it"
-        if process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
-            yield f"{leaf.path} lies on this process alone. Place it with a sharding over all of them"
-    if not parts.manifest.leaves:
-        yield "it has no leaves, and Orbax saves no empty tree"
+    if not hasattr(tensorstore, leaf.form.dtype):
+        yield f"has the dtype {leaf.form.dtype}, which Orbax does not save: cast or view it"
+    if process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
+        yield "lies on this process alone. Place it with a sharding over all of them"
 
 
 def delete_inside(folder: Any) -> None:
@@ -197,46 +194,37 @@ def manifest_of_step(folder: Any) -> Manifest:
         return from_metadata(json.loads(file.read_text()))
 
 
-def arrays_of_step(folder: Any, requests: list[Request]) -> Iterator[Any]:
-    """The arrays of a step, verified. Each process reads its own part of them, and nothing is exchanged."""
+def arrays_of_step(folder: Any, wanted: Sequence[Wanted]) -> Iterator[Any]:
+    """The arrays of a step, verified. Each process reads its own part of them, and nothing is exchanged.
+
+    They are read in parts, one after the other: Orbax holds what it reads twice, until it returns. An array that goes
+    to two places is read once for each, in two parts.
+    """
     # An error of the target, such as a sharding that does not divide, is raised here as what it is.
-    mine = [_block_bytes(leaf, sharding) * _local_devices(sharding) for leaf, sharding in requests]
-    for part in _parts(requests):
-        arrays = _read(folder, part, sum(mine) // 32)
-        for leaf, _ in part:
+    mine = sum(_block_bytes(each) * (len(each.sharding.addressable_devices) if each.sharding else 1) for each in wanted)
+    enough = max(sum(each.leaf.form.nbytes for each in wanted) // 16, _PART)
+    part: dict[str, Wanted] = {}
+    size = 0
+    for index, each in enumerate(wanted, start=1):
+        part[each.leaf.array] = each
+        size += each.leaf.form.nbytes
+        if size < enough and index < len(wanted) and wanted[index].leaf.array not in part:
+            continue
+        arrays = _read(folder, list(part.values()), mine // 32)
+        for leaf, *_ in part.values():
             array = arrays.pop(leaf.array)
             verify(array, leaf.digests, leaf.path)
             yield array
+        part, size = {}, 0
 
 
-def _block_bytes(leaf: Leaf, sharding: Any) -> int:
+def _block_bytes(wanted: Wanted) -> int:
     """The bytes of the largest block of an array that a device, or the host, gets."""
-    shape = leaf.form.shape if sharding is None else sharding.shard_shape(leaf.form.shape)
-    return leaf.form._replace(shape=shape).nbytes
+    form, sharding = wanted.leaf.form, wanted.sharding
+    return form.nbytes if sharding is None else form._replace(shape=sharding.shard_shape(form.shape)).nbytes
 
 
-def _local_devices(sharding: Any) -> int:
-    return 1 if sharding is None else len(sharding.addressable_devices)
-
-
-def _parts(requests: list[Request]) -> Iterator[list[Request]]:
-    """Parts that are read one after the other: Orbax holds what it reads twice, until it returns.
-
-    An array that goes to two places is read once for each, in two parts.
-    """
-    enough = max(sum(leaf.form.nbytes for leaf, _ in requests) // 16, _PART)
-    part: dict[str, Request] = {}
-    size = 0
-    for request in requests:
-        if request.leaf.array in part or size >= enough:
-            yield list(part.values())
-            part, size = {}, 0
-        part[request.leaf.array] = request
-        size += request.leaf.form.nbytes
-    yield list(part.values())
-
-
-def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
+def _read(folder: Any, wanted: Sequence[Wanted], enough: int) -> dict[str, Any]:
     """Arrays by the names under which they are kept; those without elements, which Orbax does not save, are made.
 
     Orbax holds a block three times while it reads it, so it reads no more at once than `enough` bytes, or one block.
@@ -244,7 +232,7 @@ def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
     """
     arrays: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
-    for leaf, sharding in requests:
+    for leaf, _, _, _, sharding in wanted:
         shape, dtype = leaf.form.shape, DTYPES[leaf.form.dtype]
         if 0 in shape:
             arrays[leaf.array] = np.zeros(shape, dtype)
@@ -252,18 +240,17 @@ def _read(folder: Any, requests: list[Request], enough: int) -> dict[str, Any]:
             arguments[leaf.array] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             arguments[leaf.array] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, dtype=dtype)
-    if arguments:
-        item = dict.fromkeys(arguments, 0)  # of which only the names count
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-        blocks, whole = max(_block_bytes(*request) for request in requests), max(x.leaf.form.nbytes for x in requests)
-        for limit in (max(enough, blocks), max(enough, whole)):
-            gigabytes: Any = (limit + (1 << 20)) / 1e9  # Orbax annotates int, and computes with fractions too
-            handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
-            try:
-                with reading(f"Step {folder.name}"):
-                    read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
-                    return arrays | read
-            except CheckpointDamagedError as error:
-                if limit >= whole or "more bytes than we reserved" not in str(error):
-                    raise
+    item = dict.fromkeys(arguments, 0)  # of which only the names count
+    restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
+    block, whole = max(map(_block_bytes, wanted)), max(each.leaf.form.nbytes for each in wanted)
+    for limit in (max(enough, block), max(enough, whole)) if arguments else ():
+        gigabytes: Any = (limit + (1 << 20)) / 1e9  # Orbax annotates int, and computes with fractions too
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
+        try:
+            with reading(f"Step {folder.name}"):
+                read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
+                return arrays | read
+        except CheckpointDamagedError as error:
+            if limit >= whole or "more bytes than we reserved" not in str(error):
+                raise
     return arrays

@@ -5,6 +5,7 @@ Nothing is imported or made here.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -182,24 +183,33 @@ def _manifest(document: Any) -> Manifest:
         )
         for record in document["nodes"]
     )
-    leaves = tuple(map(_leaf, document["leaves"]))
-    names = sorted([*(branch.name for branch in branches), *(leaf.name for leaf in leaves)])
-    children = [join_name(branch.name, step) for branch in branches for step in branch.children]
-    if len({*names}) != len(names) or names != sorted([*children, "" if branches else ROOT_LEAF]):
+    form = functools.cache(_form)  # few forms are many leaves
+    leaves = tuple(
+        Leaf(
+            **record
+            | {"path": str(record["path"]), "digests": dict(record["digests"])}
+            | {"form": form(record["form"][0], tuple(record["form"][1]), *record["form"][2:])}
+        )
+        for record in document["leaves"]
+    )
+    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
+    places = {"" if branches else ROOT_LEAF}.union(
+        *([join_name(x.name, step) for step in x.children] for x in branches)
+    )
+    if len({*names}) != len(names) or {*names} != places or len(names) != 1 + sum(len(x.children) for x in branches):
         raise ValueError("its records do not make one tree")
     arrays = {leaf.name: leaf for leaf in leaves if leaf.tied is None}
     for leaf in leaves:
-        first = arrays[leaf.array]
-        if first.form != leaf.form:
-            raise ValueError(f"{leaf.name!r} can't be one array with {leaf.array!r}")
-        leaf.digests = first.digests
+        if leaf.tied is not None:
+            leaf.digests = arrays[leaf.tied].digests
+            if arrays[leaf.tied].form != leaf.form:
+                raise ValueError(f"{leaf.name!r} can't be one array with {leaf.tied!r}")
     return Manifest(branches, leaves, dict(document["metrics"]), tuple(document["items"]))
 
 
-def _leaf(record: Any) -> Leaf:
-    kind, shape, *rest = record["form"]
-    form = Form(kind, tuple(shape), *rest)
-    is_scalar = form.kind not in {"array", "numpy", "key"}
-    if form.kind not in KINDS or min(shape, default=0) < 0 or (is_scalar and shape) or form.nbytes > sys.maxsize:
+def _form(kind: Any, shape: tuple[int, ...], *rest: Any) -> Form:
+    form = Form(kind, shape, *rest)
+    is_scalar = kind not in {"array", "numpy", "key"}
+    if kind not in KINDS or min(shape, default=0) < 0 or (is_scalar and shape) or form.nbytes > sys.maxsize:
         raise ValueError(f"there is no {form}")
-    return Leaf(**record | {"form": form, "digests": dict(record["digests"])})
+    return form

@@ -23,9 +23,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from treewright._core.jax_private import process_count, process_index
-from treewright._core.text import cut_text, first_of, short_text
+from treewright._core.text import cut_text, short_text
+from treewright._lines import first_of
 from treewright._processes import compare, exchange
-from treewright.checkpoint.arrays import WHOLE, contiguous, digest_of, stored
+from treewright.checkpoint.arrays import WHOLE, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
 from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
 from treewright.checkpoint.items import (
@@ -42,7 +43,7 @@ from treewright.checkpoint.items import (
     problems_of,
 )
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.tree import Parts, parts_to_save, refuse
+from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -91,7 +92,8 @@ class CheckpointManager:
         timeout_seconds: How long the processes of a job wait for each other.
 
     Raises:
-        ImportError: If orbax-checkpoint is not installed.
+        ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
+        OSError: If the file system refuses the path.
         ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
         CheckpointError: If the directory is a file or a step.
 
@@ -211,13 +213,14 @@ class CheckpointManager:
                 f"save(..., metrics={short_text(metrics)}): they have to be numbers by name"
                 f"{f', with {self._metric!r} among them, which ranks the steps' if self._metric else ''}."
             )
-        parts = parts_to_save(state)
-        refuse("The tree can't be saved, and nothing was written:", list(problems_of(parts)))
+        parts = parts_to_save(state, problems_of=problems_of)
+        if not parts.values:
+            raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
         arrays = {leaf.name: stored(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
         for leaf in parts.manifest.untied():
             array = arrays[leaf.name]
             if not isinstance(array, jax.Array) or not array.size:  # now: it may change while Orbax writes its copy
-                leaf.digests = {WHOLE: digest_of(contiguous(array) if array.size else b"")}
+                leaf.digests = {WHOLE: digest_of(array if array.size else b"")}
         parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
         return arrays, parts, json.dumps(dict(items or {}))
 

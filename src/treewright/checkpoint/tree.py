@@ -5,18 +5,20 @@ import importlib
 import types
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import keystr
 
 from treewright._core import from_flat_form, is_node, spec_of
-from treewright._core.text import cut_text, first_names, first_of
-from treewright._json import StaticSerializationError, decode, encode, shown
+from treewright._core.jax_private import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from treewright._core.text import cut_text, first_names
+from treewright._json import StaticSerializationError, decode, encode
+from treewright._lines import first_of
 from treewright._trees.level import Level, level_of
-from treewright.checkpoint.arrays import UnsupportedLeafError, form_of
+from treewright.checkpoint.arrays import MAKE_STATIC, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, Branch, Leaf, Manifest, join_name
 from treewright.errors import CheckpointError
 
@@ -26,7 +28,7 @@ _DECLARED = "__checkpoint_name__"
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
 _CONTAINERS = _DICTS | {list, tuple, type(None)}
 _ARRAYS = (jax.Array, np.ndarray, np.generic)  # known to be leaves; JAX takes 5 us to say so
-_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})  # static forms that begin with a name
+_STEPS = MappingProxyType({GetAttrKey: "name", DictKey: "key", SequenceKey: "idx", FlattenedIndexKey: "key"})
 _BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)  # found without a module
 
 
@@ -67,30 +69,39 @@ class Parts(NamedTuple):
     local: frozenset[str] = frozenset()
 
 
-def parts_to_save(tree: Any, *, abstract: bool = False) -> Parts:
+ProblemsOf = Callable[[Leaf, Any], Iterator[str]]
+
+
+def parts_to_save(tree: Any, *, abstract: bool = False, problems_of: ProblemsOf | None = None) -> Parts:
     """The records and leaves of a tree to save, or of one to load into.
 
     Args:
         tree: Any pytree.
-        abstract: Whether its leaves may be `jax.ShapeDtypeStruct`s, as those of a tree to load into.
+        abstract: Whether it is one to load into, whose leaves may be `jax.ShapeDtypeStruct`s.
+        problems_of: What one kind of checkpoint can't hold of a leaf, as ends of sentences that begin with its path.
 
     Raises:
         CheckpointError: If something can't be saved; the message lists all of it by path.
     """
     walk = _Walk(tree, abstract=abstract)
+    if problems_of is not None:
+        for leaf in walk.leaves:
+            walk.problems += [f"{leaf.path} {problem}" for problem in problems_of(leaf, walk.values[leaf.name])]
     title = "Nothing can be loaded into this tree:" if abstract else "The tree can't be saved, and nothing was written:"
     refuse(title, walk.problems)
     return Parts(Manifest(tuple(walk.branches), tuple(walk.leaves)), walk.values, frozenset(walk.local))
 
 
 def refuse(title: str, problems: Sequence[str]) -> None:
-    """Return if there are no problems.
-
-    Raises:
-        CheckpointError: If there are: the title, and a line for each of the first.
-    """
+    """Raise an error with a line for each of the first problems, if there are any."""
     if problems:
         raise CheckpointError("\n  ".join([title, *first_of(problems)]))
+
+
+def _step_of(key: Any) -> str:
+    """A step of a name; `keystr(simple=True)` takes 3 us for it."""
+    attribute = _STEPS.get(type(key))
+    return str(key if attribute is None else getattr(key, attribute))
 
 
 class _Walk:
@@ -112,19 +123,17 @@ class _Walk:
             level = None if isinstance(part, known_leaves) else level_of(part)
             if level is None and not path:
                 name, path = ROOT_LEAF, "the tree"
-            if name in paths:
-                self.problems.append(
-                    f"{path} would get the name {name!r}, which {paths[name] or 'the tree'} has already"
-                )
-                continue
-            paths[name] = path
-            if level is None:
+            if paths.setdefault(name, path) is not path:
+                other = paths[name] or "the tree"
+                self.problems.append(f"{path} would get the name {name!r}, which {other} has already")
+            elif level is None:
                 self.add_leaf(part, name, path, parent)
-                continue
-            names = [join_name(name, keystr((key,), simple=True)) for key, _ in level.children]
-            self.add_branch(part, level, name, path)
-            below = zip(level.children, names, strict=True)
-            waiting += reversed([(child, inner, f"{path}{key}", type(part)) for (key, child), inner in below])
+            else:
+                steps = tuple(_step_of(key) for key, _ in level.children)
+                self.add_branch(part, level, name, path, steps)
+                above, cls = f"{name}." if name else "", type(part)
+                below = zip(level.children, steps, strict=True)
+                waiting += [(child, above + step, f"{path}{key}", cls) for (key, child), step in below][::-1]
 
     def add_leaf(self, leaf: Any, name: str, path: str, parent: type[Any]) -> None:
         """Add a leaf, or why it can't be saved."""
@@ -133,17 +142,17 @@ class _Walk:
         except UnsupportedLeafError as problem:
             of_equinox = any(base.__module__.startswith("equinox.") for base in parent.__mro__)
             adopt = f"The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
-            self.problems.append(f"{path} {f'{problem.args[0]}. {adopt}' if of_equinox else problem}")
+            self.problems.append(f"{path} {str(problem).replace(MAKE_STATIC, adopt) if of_equinox else problem}")
             return
         # One object of these kinds may be in several places.
         is_shared = not self.abstract and form.kind in {"array", "numpy", "key"}
         first = self.first.setdefault(id(leaf), name) if is_shared else name
-        self.leaves.append(Leaf(name, path, form, tied=None if first == name else first))
+        self.leaves.append(Leaf(name, path, form, tied=None if first is name else first))
         self.values[name] = leaf
 
-    def add_branch(self, part: Any, level: Level, name: str, path: str) -> None:
+    def add_branch(self, part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> None:
         """Add a node or container."""
-        cls, steps = type(part), tuple(keystr((key,), simple=True) for key, _ in level.children)
+        cls = type(part)
         kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if _is_namedtuple(cls) else "other"
         if is_node(part):
             kind = "node"
@@ -165,40 +174,6 @@ _described = functools.partial(encode, describe=True)
 
 def _is_namedtuple(cls: Any) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
-
-
-# Statics as JSON
-
-ABSENT: Any = object()  # in place of a static that only the other side has
-
-
-def likeness(saved: Any, wanted: Any) -> str:
-    """How alike two statics are as JSON: "same", "soft" if only descriptions or moved names differ, or "different"."""
-    if type(saved) is not type(wanted):
-        return "different"
-    if not isinstance(saved, list):
-        return "same" if repr(saved) == repr(wanted) else "different"
-    if saved[:1] != wanted[:1] or len(saved) != len(wanted):
-        return "different"
-    kind = saved[0] if saved and isinstance(saved[0], str) else None
-    if kind == "described":
-        return "same" if saved[2:] == wanted[2:] else "soft"
-    pairs, each = list(zip(saved[1:], wanted[1:], strict=True)), ["same"]
-    if kind in _NAMED and all(isinstance(part, str) for part in pairs[0]):
-        name, other = pairs.pop(0)
-        if name != other:
-            each.append("soft" if may_be_same_name(name, other) else "different")
-    return max([*each, *(likeness(*pair) for pair in pairs)], key=("same", "soft", "different").index)
-
-
-def shown_static(form: Any) -> str:
-    """A static as a person would write it."""
-    return "nothing" if form is ABSENT else shown(form)
-
-
-def _is_described(form: Any) -> bool:
-    """Whether a part of a static was saved as a description only."""
-    return isinstance(form, list) and (form[:1] == ["described"] or any(map(_is_described, form)))
 
 
 # From the records alone
@@ -235,7 +210,10 @@ class Decoder:
             except Exception as error:  # noqa: BLE001  a file may hold anything, and all its problems come at once
                 problems.setdefault(str(error), []).append(branch.shown_path)
         lines = [f"{first_names(paths)}: {problem}" for problem, paths in problems.items()]
-        refuse("The tree can't be made from its file alone:", lines)
+        refuse(
+            "The tree can't be made from its file alone. Load it into a tree, load(path, like=...), or see to this:",
+            lines,
+        )
 
     def build(self, leaves: Mapping[str, Any]) -> Any:
         """The tree with these leaves by name."""
@@ -262,8 +240,7 @@ class Decoder:
             raise StaticSerializationError(f"{name!r} names several things in the modules that may be used ({listed}).")
         raise StaticSerializationError(
             f"{cut_text(name, 200)!r} is in none of the modules that may be used ({listed}). If you trust the file, "
-            f"add the module that holds it: load(path, modules=[...]). Or give a tree to load into: "
-            f"load(path, like=...)."
+            f"add the module that holds it: load(path, modules=[...])."
         )
 
     def maker(self, branch: Branch) -> Any:
@@ -286,9 +263,7 @@ class Decoder:
             case "namedtuple" | "node":
                 return self.class_maker(branch, self.find(branch.cls))
             case _:
-                raise CheckpointError(
-                    f"a {branch.cls} is neither a node nor a container of Python: load(path, like=...)."
-                )
+                raise CheckpointError(f"a {branch.cls} is neither a node nor a container of Python.")
 
     def class_maker(self, branch: Branch, cls: Any) -> Any:
         """A function from the children of a node or named tuple to it. No `__init__` and no converter runs."""
@@ -303,8 +278,7 @@ class Decoder:
         if {*statics} != {*branch.statics} or {*children} != {*branch.children}:
             raise CheckpointError(
                 f"{branch.cls} has other fields now: {', '.join([*statics, *children])}, saved were "
-                f"{', '.join([*branch.statics, *branch.children])}. Load into a tree of the new class: "
-                f"load(path, like=...)."
+                f"{', '.join([*branch.statics, *branch.children])}."
             )
         order = [branch.children.index(name) for name in children]
         if is_tuple:
@@ -315,10 +289,6 @@ class Decoder:
 
     def static(self, what: str, form: Any) -> Any:
         """The value of a static or a key that has an exact form."""
-        if _is_described(form):
-            raise CheckpointError(
-                f"{what} was saved as a description only, {cut_text(shown_static(form), 200)}: load(path, like=...)."
-            )
         try:
             return decode(form, find=self.find)
         except StaticSerializationError as error:

@@ -223,7 +223,7 @@ class Recording:
         ran = f"treewright retraces: {' '.join(self._program)} ran for {seconds:,.2f} s"
         if self._flush is None:
             return f"{ran} and did not import jax."
-        from treewright._core.text import first_of  # which imports it
+        from treewright._lines import first_of
 
         if not self._spans:
             return f"{ran}; JAX traced and compiled nothing in it."
@@ -257,7 +257,7 @@ class Recording:
         return sorted(rows.values(), key=lambda row: -row["tracing"] - row["compiling"])
 
     def _table(self) -> list[str]:
-        from treewright._core.text import first_of, table
+        from treewright._lines import first_of, table
 
         head = ("function", "traces", "compilations", "tracing", "compiling")
         rows = [[row[name] for name in head] for row in self._rows()]
@@ -277,7 +277,7 @@ class Recording:
         """What the persistent cache read and missed, and what a smaller minimum would save."""
         import jax
 
-        from treewright._core.text import counted
+        from treewright._lines import counted
 
         folder: Any = getattr(jax.config, "jax_compilation_cache_dir", None)
         folder = folder if getattr(jax.config, "jax_enable_compilation_cache", True) else None

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from treewright._core import public
 from treewright._core.jax_private import DictKey, SequenceKey, is_key_dtype, is_ref_type
-from treewright._core.text import first_names, first_of, in_html
+from treewright._core.text import first_names
+from treewright._lines import first_of, in_html
 from treewright._trees.diff import Difference
 from treewright._trees.level import LeafType
 from treewright.retrace.why import REMEDIES, Cause

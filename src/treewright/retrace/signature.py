@@ -9,7 +9,8 @@ import jax
 from jax.core import Tracer
 
 from treewright._core.jax_private import Key
-from treewright._core.text import Verbatim, first_names, mesh_text, short_text
+from treewright._core.text import Verbatim, first_names, short_text
+from treewright._lines import mesh_text
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of

@@ -9,7 +9,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from treewright._core import freeze
 from treewright._core.jax_private import untyped_jax
-from treewright._core.text import mesh_text, short_text, text
+from treewright._core.text import short_text, text
+from treewright._lines import mesh_text
 from treewright._processes import mesh_of_old_context, part_of_jit_key
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec

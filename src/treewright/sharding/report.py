@@ -9,7 +9,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from treewright._core.jax_private import path_text
-from treewright._core.text import counted, table, text
+from treewright._core.text import text
+from treewright._lines import counted, table
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
     AnyMesh,

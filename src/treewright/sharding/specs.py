@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._core.jax_private import GetAttrKey, Path, jax_trees, path_text
-from treewright._core.text import counted, did_you_mean, first_of, text
+from treewright._core.text import did_you_mean, text
+from treewright._lines import counted, first_of
 from treewright._processes import ranges_text
 from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
