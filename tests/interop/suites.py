@@ -57,6 +57,7 @@ def from_installed_package(name: str, folder: Path) -> None:
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
+    folder.unlink(missing_ok=True)
     folder.symlink_to(Path(spec.origin).parent)
 
 
@@ -293,7 +294,7 @@ def fetched(suite: Suite) -> Path:
     """
     kept = Path(os.environ.get("TREEWRIGHT_SUITES", Path(tempfile.gettempdir(), "treewright-suites")))
     folder = kept / suite.name
-    if not folder.exists():
+    if folder.is_symlink() or not folder.exists():  # a link may lead into another environment
         kept.mkdir(parents=True, exist_ok=True)
         suite.fetch(suite.name, folder)
     return folder
