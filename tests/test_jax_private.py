@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import subprocess
 import sys
 import warnings
@@ -44,25 +43,6 @@ lacks(jax.dtypes, "prng_key")
         *("'GetAttrKey'", "'SequenceKey'", "'DictKey'", "'FlattenedIndexKey'"),
         *("'typeof'", "'prng_key'"),
     ]
-
-
-def test_without_the_question_whether_a_class_is_registered_an_instance_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @treewright.pytree_dataclass
-    class Node:
-        x: Any
-
-    class Plain: ...
-
-    class Shape(abc.ABC):
-        @abc.abstractmethod
-        def area(self) -> float: ...
-
-    answers = [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)]
-    monkeypatch.delattr(jax.tree_util, "is_tree_node", raising=False)
-
-    assert answers == [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)] == [True, False, False]
 
 
 # Treedefs and options

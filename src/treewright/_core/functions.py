@@ -58,7 +58,6 @@ _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
 )
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
 CONSTANTS = BY_EQUALITY | {float, complex}
-_NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 C = TypeVar("C", bound=type[Any])
 
@@ -302,4 +301,4 @@ def jit_options(value: Any) -> tuple[Any, ...] | None:
         return None
     if not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
         return None
-    return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
+    return tuple(options.values())

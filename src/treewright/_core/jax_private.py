@@ -29,29 +29,6 @@ def path_text(path: Path, root: str = "") -> str:
     return root + "".join(map(str, path))
 
 
-def process_count() -> int:
-    """How many processes the job has."""
-    return int(untyped_jax.process_count())
-
-
-def process_index() -> int:
-    """Which of the processes this one is, from 0."""
-    return int(untyped_jax.process_index())
-
-
-def is_tree_node(cls: type[Any]) -> bool:
-    """Whether somebody has registered a class with JAX.
-
-    Before 0.10 JAX tells it of an instance only, so a class that has none, an abstract one, counts as not registered.
-    """
-    if hasattr(jax_trees, "is_tree_node"):
-        return bool(jax_trees.is_tree_node(cls))
-    try:
-        return not jax_trees.all_leaves([object.__new__(cls)])
-    except TypeError:
-        return False
-
-
 # Young. `import treewright` fails in a JAX without these.
 
 typeof: Any = jax.typeof
@@ -104,10 +81,8 @@ JIT_ATTRIBUTES = frozenset(
 
 def is_jitted(function: Any) -> bool:
     """Whether `jax.jit` itself has made a function, and not a wrapper that took over its attributes."""
-    return type(function).__name__ == "PjitFunction" and type(function).__module__.partition(".")[0] in {
-        "jax",
-        "jaxlib",
-    }
+    kind = type(function)
+    return kind.__name__ == "PjitFunction" and kind.__module__.partition(".")[0] in {"jax", "jaxlib"}
 
 
 def options_of(function: Any) -> Mapping[str, Any] | None:
@@ -122,6 +97,8 @@ def options_of(function: Any) -> Mapping[str, Any] | None:
 def options_record(info: Any) -> Mapping[str, Any] | None:
     """JAX's record of the options of a jitted function as a mapping; None for anything else."""
     options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
+    for about_function in ("fun_sourceinfo", "fun_signature"):
+        options.pop(about_function, None)
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 

@@ -22,10 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import cut_text, short_text
 from treewright._lines import first_of
-from treewright._processes import compare, exchange
+from treewright._processes import compare, exchange, process_count, process_index
 from treewright.checkpoint.arrays import WHOLE, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
 from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored

@@ -25,7 +25,6 @@ _KEPT = (*_PLAIN, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types
 _CHANGEABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _ABOUT_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
-_NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 _IN_PLACE = " (changed in place)"
 # How a function holds its parts, by their roles.
 _VERBS = types.MappingProxyType(
@@ -185,9 +184,7 @@ def contents(value: Any) -> Mapping[Any, Any]:
     is_function = isinstance(value, types.FunctionType)
     if wrapped is not None and (not is_function or is_of_a_library(value)):
         options = captured(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
-        others = {
-            name.strip("_"): part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS
-        }
+        others = {name.strip("_"): part for name, part in options.items() if part is not wrapped}
         return {Part("function", "__wrapped__"): wrapped, **_of_role("option", others)}
     if isinstance(value, types.FunctionType):
         attributes = {name: getattr(value, name) for name in _ABOUT_FUNCTIONS} | vars(value)
