@@ -12,6 +12,7 @@ import enum
 import fractions
 import functools
 import math
+import operator
 import pathlib
 import re
 import types
@@ -253,6 +254,20 @@ def kind_of(cls: type[Any]) -> Kind | None:
     if is_namedtuple(cls):
         return NAMEDTUPLE
     return DATACLASS if is_frozen_dataclass(cls) else None
+
+
+# Of these the parts are the user's values.
+_CONTAINERS = frozenset({"tuple", "frozenset", "namedtuple", "dataclass", "FrozenMapping"})
+
+
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A tuple, frozenset, frozen dataclass or the like with each part changed; anything else, and the same, itself."""
+    kind = kind_of(type(value))
+    if kind is None or kind.name not in _CONTAINERS:
+        return value
+    parts = tuple(kind.parts(value) or ())
+    changed = tuple(map(change, parts))
+    return value if all(map(operator.is_, parts, changed)) else kind.make(*changed)
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:
