@@ -279,11 +279,11 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def defaults(function: types.FunctionType) -> dict[str, Any]:
-    """The defaults of a function's parameters by name, those of keyword-only ones too."""
+def bound_variables(function: types.FunctionType) -> dict[str, Any]:
+    """The values that a function came with, by name: of captured variables, and the defaults of its parameters."""
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
     last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)  # there may be too many
-    return dict(reversed(list(last))) | (function.__kwdefaults__ or {})
+    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
 
 
 def innermost(function: Any) -> Any:

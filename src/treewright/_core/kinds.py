@@ -18,7 +18,7 @@ import re
 import types
 import uuid
 import zoneinfo
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -268,15 +268,3 @@ def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
     parts = tuple(kind.parts(value) or ())
     changed = tuple(map(change, parts))
     return value if all(map(operator.is_, parts, changed)) else kind.make(*changed)
-
-
-def parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """The parts of a container or dataclass by JAX's keys; None for what has none."""
-    cls, trees = type(value), jax.tree_util
-    if isinstance(value, Mapping):
-        return {trees.DictKey(name): part for name, part in value.items()}
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(cls) else ()
-    names = cls._fields if is_namedtuple(cls) else [field.name for field in fields]
-    if not names and isinstance(value, list | tuple):
-        return {trees.SequenceKey(index): part for index, part in enumerate(value)}
-    return {trees.GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)} or None
