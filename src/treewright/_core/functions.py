@@ -296,9 +296,6 @@ def innermost(function: Any) -> Any:
 def jit_options(value: Any) -> tuple[Any, ...] | None:
     """The options that `jit` was given; None for what it has not made, or where this JAX does not tell them."""
     options = options_of(value)
-    wrapped: Any = getattr(value, "__wrapped__", None)
-    if options is None or wrapped is None:
-        return None
-    if not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
+    if options is None or not vars(value).keys() <= {*JIT_ATTRIBUTES, *getattr(value.__wrapped__, "__dict__", ())}:
         return None
     return tuple(options.values())

@@ -17,7 +17,7 @@ from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
 from treewright._core.misfits import check_children, contains_itself
 from treewright._core.statics import Statics
-from treewright._core.text import did_you_mean
+from treewright._core.text import did_you_mean, with_close_matches
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
@@ -359,11 +359,6 @@ def abandon(node: Any, error: BaseException) -> None:
     node.__dict__.clear()
     why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
     _store(node, PAIR, Unfinished(type(node), why, takes_values=False))
-
-
-def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> str:
-    """The wrong names, each with the field it may have meant."""
-    return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
 
 
 # Changed copies

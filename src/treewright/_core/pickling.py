@@ -7,6 +7,7 @@ the function that made it, and what it captured, which is pickled like any other
 
 import functools
 import importlib
+import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def _closure_recipe(function: types.FunctionType) -> Recipe | None:
     """How to make a library's closure again; None where its code is not found again, or it captured itself."""
     module, code = function.__globals__["__name__"], function.__code__
     maker, _, path = code.co_qualname.partition(".<locals>.")
-    places = [place for place, inner in _codes_in(module, maker).items() if inner is code or inner == code]
+    places = [place for place, inner in _codes_in(module, maker).items() if inner == code]
     if not path or len(places) != 1:
         return None
     try:
@@ -68,11 +69,9 @@ def _closure_recipe(function: types.FunctionType) -> Recipe | None:
 def _codes_in(module: str, maker: str) -> dict[tuple[int, ...], types.CodeType]:
     """The code objects inside the function at an import path, by their places among the constants."""
     try:
-        found: Any = imported(module, maker)
+        found: Any = inspect.unwrap(imported(module, maker))
     except (ImportError, AttributeError):
         return {}
-    while not isinstance(found, types.FunctionType) and hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
     waiting: list[tuple[tuple[int, ...], Any]] = [((), getattr(found, "__code__", None))]
     for place, code in waiting:  # which grows
         inner = [((*place, index), item) for index, item in enumerate(getattr(code, "co_consts", ()))]

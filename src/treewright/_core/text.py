@@ -257,6 +257,11 @@ def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str]
     return f" (did you mean {show(close[0])}?)" if close else ""
 
 
+def with_close_matches(wrong: Iterable[str], names: Collection[str]) -> str:
+    """Wrong names, each with the one that it may have meant."""
+    return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
+
+
 def first_names(names: Iterable[str], count: int = 3) -> str:
     """The first of these names, and dots for the others."""
     return ", ".join(_first(names, count))
