@@ -27,8 +27,7 @@ _WIDTH = 88  # characters of a line of `repr`
 _INDENT = "    "
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
 _NUMERALS = "-.0123456789"  # what a number begins with, and dots
-_DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
-_DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
+_NUMBER_DTYPE = re.compile(r"^(?:(b?f)loat|(u)int|(i)nt|(c)omplex)(?=\d)")
 _MARKS: tuple[tuple[type[Any], str], ...] = (
     (Tracer, "(traced)"),
     (jax.Array, ""),
@@ -44,9 +43,8 @@ _CUT.maxstring = _CUT.maxother = LENGTH
 
 def shape_text(dtype: object, shape: Iterable[object]) -> str:
     """`f32[784,128]`; `bf16[2]`, `key<fry>[]` for typed keys; dtypes of other names as they are."""
-    name = str(dtype)
-    match = _DTYPE_NAME.fullmatch(name)
-    return f"{f'{_DTYPE_KINDS[match[1]]}{match[2]}' if match else name}[{','.join(map(str, shape))}]"
+    name = _NUMBER_DTYPE.sub(r"\1\2\3\4", str(dtype))
+    return f"{name}[{','.join(map(str, shape))}]"
 
 
 def array_text(value: Any, *, with_value: bool = False) -> str | None:
