@@ -21,6 +21,7 @@ import pytest
 from treewright import Module, TrainState, field, freeze, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
+partial: Any = functools.partial
 calls: list[str] = []
 
 
@@ -190,7 +191,7 @@ class Held:
         frozenset({jnp.tanh}),
         Held(jnp.tanh),
         freeze({"act": [jnp.tanh]}),
-        functools.partial(functools.partial(jnp.clip, min=0), max=jnp.tanh),
+        partial(partial(jnp.clip, min=0), max=jnp.tanh),
     ],
     ids=["tuple", "frozenset", "dataclass", "mapping", "partial"],
 )
