@@ -170,6 +170,9 @@ class Plain:
     def grow(self, x: Any) -> Any:
         return x * self.size
 
+    def scale(self, factor: Any, x: Any) -> Any:
+        return x * factor * self.size
+
 
 class Equal:
     """Compares by a number that its text does not show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import subprocess
 import sys
 import warnings
@@ -14,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config, dispatch
+from jax._src import config, dispatch, pjit
 
 import treewright
+from tests.conftest import skip_before_jax
 from tests.retrace.support import details, explained, fresh
 from treewright.errors import RetraceWarning
 from treewright.retrace import jax_private
@@ -187,7 +189,9 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
 def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jax_private, "CALLS_CACHE", "renamed")
+    skip_before_jax(0, 10)  # which has no such cache
+    cached = pjit._infer_params_cached
+    monkeypatch.setattr(pjit, "_infer_params_cached", lambda *given: cached(*given))  # without keys to look through
     jitted: Any = jax.jit(fresh(double))
     jitted(jnp.ones(2))
 
@@ -197,19 +201,19 @@ def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen
 # Frames
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("CALL_FRAMES", frozenset({"renamed"})),
-        ("CALL_LOCALS", ("fun", "args", "renamed")),
-        ("OPTIONS_LOCALS", ("renamed", "renamed")),
-        ("TRACE_LOCALS", ("dbg", "renamed")),
-    ],
-)
+@pytest.mark.parametrize("name", ["_trace_for_jit", "fun", "args", "kwargs", "ji", "jaxpr", "dbg"])
 def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
-    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_private, name, value)
+    skip_before_jax(0, 10)
+    traces: Any = inspect.unwrap(pjit._trace_for_jit)
+    code = traces.__code__
+    renamed = {
+        of: tuple("renamed" if variable == name else variable for variable in getattr(code, of))
+        for of in ("co_varnames", "co_cellvars")
+    }
+    function = "renamed" if code.co_name == name else code.co_name
+    monkeypatch.setattr(traces, "__code__", code.replace(co_name=function, **renamed))
     jitted: Any = jax.jit(fresh(power), static_argnums=1)
 
     with pytest.warns(RetraceWarning, match=r"can't be read in JAX .*: traces are only counted, .* nor traces under"):
@@ -222,7 +226,7 @@ def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "others"), [("EQUINOX_JIT", "static[1][1]"), ("FLAX_NNX", "model._graphdef")])
+@pytest.mark.parametrize(("name", "others"), [("equinox", "static[1][1]"), ("flax", "model._graphdef")])
 def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_these(
     name: str, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,8 +236,8 @@ def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_th
         return model(x)
 
     def lines() -> list[str]:
-        jitted = (eqx.filter_jit if name == "EQUINOX_JIT" else nnx.jit)(fresh(apply))
-        if name == "EQUINOX_JIT":
+        jitted = (eqx.filter_jit if name == "equinox" else nnx.jit)(fresh(apply))
+        if name == "equinox":
             models = [eqx.nn.Linear(2, 3, use_bias=bias, key=jax.random.key(0)) for bias in (True, False)]
         else:
             models = [nnx.Linear(2, 3, use_bias=bias, rngs=nnx.Rngs(0)) for bias in (True, False)]
@@ -241,5 +245,6 @@ def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_th
         return details(report)
 
     assert any(line.startswith("model.use_bias (static): True -> False") for line in lines())
-    monkeypatch.setattr(jax_private, name, "renamed")
+    for module in ("equinox._jit", "flax.nnx.transforms.compilation"):
+        monkeypatch.setattr(sys.modules[module], "__name__", f"{module.partition('.')[0]}.renamed")
     assert any(line.startswith(others) for line in lines())

@@ -22,15 +22,10 @@ from treewright._core.jax_private import options_of, options_record, untyped_jax
 
 # Frames of JAX, and their local variables
 
-# The frames that show a call of a jitted function, while it is traced and while it is compiled, and their variables.
-# Without them traces are counted by the function's name, if at all, and the report says so; `max_traces` raises.
+# The frames that show a call of a jitted function, while it is traced and while it is compiled. Without them, or their
+# variables, traces are counted by the function's name, if at all, and the report says so; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
-CALL_LOCALS = ("fun", "args", "kwargs")
-OPTIONS_LOCALS = ("ji", "jit_info")  # of the first, and of the second
-
-# What shows whether a call was traced or got the trace of another: variables of the first frame. The same without them.
-TRACE_LOCALS = ("dbg", "jaxpr")
 
 # The module of `pmap`, and which of its options a trace depends on. Without it, calls of what `pmap` made are not seen.
 PMAP = "jax._src.pmap"
@@ -49,7 +44,7 @@ _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "j
 
 # The options of `jax.jit` for which a program is compiled again, as users write them and as JAX keeps them.
 _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
-    {name: name for name in ("donate_argnums", "donate_argnames", "device", "backend", "keep_unused", "inline")}
+    {name: name for name in ("donate_argnums", "device", "backend", "keep_unused", "inline")}
     | {name: f"{name}_leaves" for name in ("in_shardings", "out_shardings")}
     | {"compiler_options": "compiler_options_kvs"}
 )
@@ -73,10 +68,6 @@ class Call:
     # Whether JAX ran the function for this call, took an earlier trace, or neither since the function raised.
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # whether it is a part of `grad` or `vmap`, for which JAX traces without telling
-
-    def is_static(self, name: str, place: int) -> bool:
-        """Whether an argument of this name and place is compared, not traced."""
-        return place in self.statics or name in self.statics
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
@@ -133,10 +124,10 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
         if index == len(frames):
             return None
     names, is_trace = frames[index].f_locals, frames[index].f_code.co_name == TRACE_FRAME
-    options = options_record(names.get(OPTIONS_LOCALS[not is_trace]))
-    if options is None or not set(CALL_LOCALS) <= set(names):
+    options = options_record(names.get("ji" if is_trace else "jit_info"))
+    if options is None or not {"fun", "args", "kwargs"} <= set(names):
         return None
-    function, args, kwargs = [names[name] for name in CALL_LOCALS]
+    function, args, kwargs = names["fun"], names["args"], names["kwargs"]
     inner = options_of(function)  # of a jitted function that is jitted again, as make_jaxpr does
     if inner is None:
         call = jit_call(function, args, kwargs, options)
@@ -155,11 +146,10 @@ def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
 
     A program keeps the names of the arguments as one tuple, which each call makes itself.
     """
-    info_local, program_local = TRACE_LOCALS
-    if program_local not in names:
+    if "jaxpr" not in names:
         return "failed"
-    program = names[program_local]
-    given = getattr(names.get(info_local), "arg_names", None)
+    program = names["jaxpr"]
+    given = getattr(names.get("dbg"), "arg_names", None)
     known = getattr(getattr(getattr(program, "jaxpr", program), "debug_info", None), "arg_names", None)
     if not given or given != known or hasattr(function, "__fun_debug_info__"):  # () is one, these have one for all
         return "unknown"
@@ -203,15 +193,10 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
 
 
-# JAX's filter of tracebacks, and its variable that holds what it calls.
-BOUNDARY = ("reraise_with_filtered_traceback", "fun")
-
-
 def inside_of_boundary(function: Any) -> Any:
-    """What the filter calls. Without its names, reports call `grad` and `vmap` by the functions in these."""
-    boundary, called = BOUNDARY
-    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == boundary
-    return inspect.getclosurevars(function).nonlocals.get(called, function) if is_filter else function
+    """What JAX's filter of tracebacks calls. Without its names, reports call `grad` by its inner function."""
+    is_filter = getattr(getattr(function, "__code__", None), "co_name", "") == "reraise_with_filtered_traceback"
+    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
 
 
 # Events of tracing and compiling. JAX tells of an outermost trace when it has ended and before anything is compiled, in
@@ -338,11 +323,6 @@ def _is_inner() -> bool:
     return any(function is not functions[0] for function in functions)
 
 
-# What JAX's cache of traces holds
-
-CALLS_CACHE = "_infer_params_cached"
-
-
 def count_held(function: Any) -> int:
     """How many earlier calls of a function JAX has traces for; one that is traced now has none yet.
 
@@ -353,7 +333,7 @@ def count_held(function: Any) -> int:
     with contextlib.suppress(Exception):  # a key of another form
         from jax._src import pjit
 
-        cache, context = getattr(pjit, CALLS_CACHE), _trace_context()
+        cache, context = getattr(pjit, "_infer_params_cached"), _trace_context()  # noqa: B009  untyped
         for known, settings, arguments, _ in cache.cache_keys():
             if known() is function:
                 count += settings != context or cache(function, *arguments).pjit_params is not None

@@ -28,7 +28,8 @@ _KINDS: Mapping[str, str] = types.MappingProxyType(
 _NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
 _OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
 _OF_FUNCTIONS = types.MappingProxyType(
-    {"other method": "jit a function that takes the object as an argument, and jit it once", "other decorators": ""}
+    {"other method": "jit a function that takes the object as an argument, and jit it once"}
+    | dict.fromkeys(("other decorators", "other options"), "")
 )
 
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]

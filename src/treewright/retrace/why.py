@@ -6,15 +6,15 @@ import functools
 import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, state_of
-from treewright._core.jax_private import options_of
+from treewright._core.jax_private import Path, options_of, path_text
 from treewright._core.text import first_names, short_text
-from treewright._trees.diff import ABSENT, alike_reason, same_exactly, same_to_jit
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, alike_reason, same_exactly, same_to_jit
 from treewright.retrace.jax_private import inside_of_boundary, is_of_a_library
 
 _DEPTH = 8  # levels of a value that are kept
@@ -26,6 +26,11 @@ _CHANGEABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _ABOUT_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
 _NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
+_IN_PLACE = " (changed in place)"
+# How a function holds its parts, by their roles.
+_VERBS = types.MappingProxyType(
+    {"which captured": {"captured"}, "which reads the global": {"global"}, "with": {"attribute"}}
+)
 
 # What to do about each cause, and about some kinds of differences; empty where nothing general can be said.
 REMEDIES: Mapping[str, str] = types.MappingProxyType(
@@ -38,8 +43,9 @@ REMEDIES: Mapping[str, str] = types.MappingProxyType(
         "other function": "use one and the same function in all calls",
         "other method": "keep one object, or pass the object as an argument of a plain function",
         "other decorators": "",
-        "partial made again": "make it once and reuse it",
-        "wrapped again": "wrap it once and reuse it",
+        "other options": "",
+        "other arguments": "pass what changes as an argument, and make it once",
+        "wrapped again": "make it once and reuse it",
         "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
         "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
         "other attributes": "",
@@ -66,12 +72,11 @@ class Cause(str):
     __slots__ = ("name",)
     name: str
 
-
-def cause(name: str, sentence: str) -> Cause:
-    """A cause of one of the names in `REMEDIES`."""
-    made = Cause(sentence)
-    made.name = name
-    return made
+    def __new__(cls, name: str, sentence: str) -> Self:
+        """A cause of one of the names in `REMEDIES`."""
+        made = super().__new__(cls, sentence)
+        made.name = name
+        return made
 
 
 # What is kept of a value
@@ -80,11 +85,11 @@ def cause(name: str, sentence: str) -> Cause:
 class Part(NamedTuple):
     """The key of something that belongs to a callable or an object and is no item of a container."""
 
-    role: Literal["captured", "global", "attribute", "function", "argument", "option", "object"]
+    role: Literal["captured", "global", "function", "object", "argument", "option", "attribute", "item"]
     name: str
 
     def __str__(self) -> str:
-        return self.name
+        return "" if self.role == "item" else f".{self.name}"
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -97,7 +102,7 @@ class Snapshot:
         parts: What it consists of, kept in the same way: of a container by `jax` keys, of others by `Part`.
         compared: How `jit` compares such values: by their parts, as objects, or by an `==` of their own.
         value: The value itself, where it has an `==` of its own.
-        code: Of a Python function.
+        code: Of a Python function, with its file, since `==` of code leaves that out.
     """
 
     kind: type[Any]
@@ -105,7 +110,7 @@ class Snapshot:
     parts: Mapping[Any, Any]
     compared: Literal["parts", "object", "value"]
     value: Any
-    code: types.CodeType | None
+    code: tuple[types.CodeType, str] | None
     address: int
     reference: weakref.ref[Any] | None
 
@@ -116,6 +121,11 @@ class Snapshot:
     def is_alive(self) -> bool:
         """Whether the value is known to live, so that its parts do too."""
         return self.reference is not None and self.reference() is not None
+
+    @property
+    def inner(self) -> Any:
+        """The function that a partial, or what a decorator made, calls; itself for anything else."""
+        return next((part for key, part in self.parts.items() if getattr(key, "role", "") == "function"), self)
 
     def is_object_of(self, other: "Snapshot") -> bool:
         """Whether both are of one object. Lists, dicts and the like are told by a number that others may have later."""
@@ -132,7 +142,7 @@ def snapshot(value: Any) -> Any:
         if isinstance(value, _KEPT):
             return value
         parts: dict[Any, Any] = {}
-        for key, part in _parts(value).items() if depth else ():
+        for key, part in contents(value).items() if depth else ():
             if next(left, None) is None:
                 break
             # What a function among the globals reads in turn may be half a program.
@@ -158,25 +168,27 @@ def _snapshot_of(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     elif kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         compared = "object"
     function = inside_of_boundary(value)
-    code = function.__code__ if isinstance(function, types.FunctionType) else None
+    code = (function.__code__, function.__code__.co_filename) if isinstance(function, types.FunctionType) else None
     try:
         reference = None if kind in _CHANGEABLE else weakref.ref(value)
     except TypeError:
         reference = None
-    return Snapshot(
-        kind, short_text(value), parts, compared, value if compared == "value" else None, code, id(value), reference
-    )
+    equal = value if compared == "value" else None
+    return Snapshot(kind, short_text(value), parts, compared, equal, code, id(value), reference)
 
 
-def _parts(value: Any) -> Mapping[Any, Any]:
+def contents(value: Any) -> Mapping[Any, Any]:
+    """What a value consists of: items of containers by JAX's keys, what callables and objects hold by `Part`."""
     if isinstance(value, _ARRAYS):
         return {}
-    function, wrapped = Part("function", "__wrapped__"), getattr(value, "__wrapped__", None)
+    wrapped = getattr(value, "__wrapped__", None)
     is_function = isinstance(value, types.FunctionType)
     if wrapped is not None and (not is_function or is_of_a_library(value)):
         options = captured(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
-        others = {name: part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS}
-        return {function: wrapped, **_of_role("option", others)}
+        others = {
+            name.strip("_"): part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS
+        }
+        return {Part("function", "__wrapped__"): wrapped, **_of_role("option", others)}
     if isinstance(value, types.FunctionType):
         attributes = {name: getattr(value, name) for name in _ABOUT_FUNCTIONS} | vars(value)
         attributes.pop("__wrapped__", None)
@@ -186,9 +198,9 @@ def _parts(value: Any) -> Mapping[Any, Any]:
         args = {f"argument {index}": part for index, part in enumerate(value.args)}
         return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords)
     if isinstance(value, types.MethodType):
-        return {Part("function", "__func__"): value.__func__, Part("object", "self"): value.__self__}
+        return {Part("object", "__func__"): value.__func__, Part("object", "self"): value.__self__}
     if isinstance(value, (set, frozenset)):
-        return _of_role("attribute", {text: text for text in sorted(map(short_text, value))})
+        return _of_role("item", {short_text(item): item for item in sorted(value, key=short_text)})
     if isinstance(value, bytearray):
         return {Part("attribute", "content"): bytes(value)}
     return parts_of(value) or _of_role("attribute", state_of(value))
@@ -218,7 +230,7 @@ def alike(left: Any, right: Any) -> bool:
         return True
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return type(left) is type(right) and same_exactly(left, right)
-    if left.kind is not right.kind or _definition(left) != _definition(right):
+    if left.kind is not right.kind or left.code != right.code:
         return False
     if left.code is not None and left.is_object_of(right):
         return True
@@ -227,34 +239,12 @@ def alike(left: Any, right: Any) -> bool:
     return left.code is not None or left.is_object_of(right) or (left.compared != "object" and same(left, right))
 
 
-def _definition(value: Snapshot) -> tuple[Any, str]:
-    """The code of a function, with its file: `==` of code leaves that out."""
-    return value.code, "" if value.code is None else value.code.co_filename
-
-
 def _have_same_parts(left: Snapshot, right: Snapshot, compare: Any) -> bool:
     ours, theirs = left.parts, right.parts
     return ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
 
 
-class Change(NamedTuple):
-    """A place inside of two values where they differ."""
-
-    key: Any  # the outermost on the way
-    name: str  # the whole way: `f.factor`, `config['rate']`
-    old: Any
-    new: Any
-    in_place: bool = False
-
-    def __str__(self) -> str:
-        where = self.name.lstrip(".") + (" (changed in place)" if self.in_place else "")
-        if self.old is ABSENT or self.new is ABSENT:
-            return f"{where}: {f'{self.new!r} added' if self.old is ABSENT else f'{self.old!r} removed'}"
-        old, new = short_text(self.old), short_text(self.new)
-        return f"{where}: {f'another {new}' if old == new else f'{old} -> {new}'}"
-
-
-def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
+def changes(left: Any, right: Any, path: Path = (), *, alive: bool = False) -> list[Difference]:
     """The innermost places where two values differ, those that one object changed in place last.
 
     What a list, dict or set holds may have been changed by the trace itself. Where such a container seems to be one
@@ -262,7 +252,9 @@ def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
     """
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
         return []
-    found: list[Change] = []
+    if left.code != right.code:  # two functions, which are told by their names
+        return []
+    found: list[Difference] = []
     for key in dict.fromkeys((*left.parts, *right.parts)):
         old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
         one = isinstance(old, Snapshot) and isinstance(new, Snapshot) and old.is_object_of(new)
@@ -270,11 +262,23 @@ def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
         is_unknown = one and issubclass(old.kind, _CHANGEABLE) and not lives
         if is_unknown or alike(old, new):
             continue
-        name = str(key).strip("_") if isinstance(key, Part) and key.role == "option" else str(key)
-        for change in changes(old, new, alive=lives) or [Change(key, "", old, new)]:
-            inner = f".{change.name}" if change.name and isinstance(change.key, Part) else change.name
-            found.append(Change(key, f"{name}{inner}", change.old, change.new, one or change.in_place))
-    return sorted(found, key=lambda change: change.in_place)
+        kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
+        inner = changes(old, new, (*path, key), alive=lives) or [Difference((*path, key), old, new, kind)]
+        found += [dataclasses.replace(each, reason=_IN_PLACE) for each in inner] if one else inner
+    return sorted(found, key=lambda change: change.reason)
+
+
+def _listed(found: Iterable[Difference], below: int = 0) -> str:
+    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by the paths below a number of keys."""
+
+    def text(change: Difference) -> str:
+        where = path_text(change.path[below:]).lstrip(".") + change.reason
+        if change.kind != "static":
+            return f"{where}: {change.change} {change.kind}"
+        old, new = short_text(change.left), short_text(change.right)
+        return f"{where}: {f'another {new}' if old == new else f'{old} -> {new}'}"
+
+    return first_names(map(text, found), _SHOWN)
 
 
 # The cause
@@ -283,26 +287,24 @@ def changes(left: Any, right: Any, *, alive: bool = False) -> list[Change]:
 def cause_of(left: Any, right: Any) -> Cause | None:
     """Why two values differ that may look alike; None where their texts say it all, or nothing is seen."""
     old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
-    if any(isinstance(value, Snapshot) and _WRAPPED in value.parts for value in (old, new)):
+    if any(isinstance(value, Snapshot) and value.inner is not value for value in (old, new)):
         return _of_wrappers(old, new)
     classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (kind_of(old), kind_of(new))
     if classes[0] is not classes[1]:
         return _of_classes(old, new, *classes)
     if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
-        return cause("nan", "NaN equals nothing, not even another NaN")
+        return Cause("nan", "NaN equals nothing, not even another NaN")
     if not isinstance(old, Snapshot) or not isinstance(new, Snapshot):
         return None
     found = changes(old, new)
     if old.code is not None and new.code is not None:
         return _of_functions(old, new, found)
     if found and old.is_object_of(new) and new.is_alive:
-        return cause("changed in place", f"the same object, changed in place: {_listed(found)}")
-    if Part("function", "func") in old.parts:
-        return _of_partials(old, new, found)
+        return Cause("changed in place", f"the same object, changed in place: {_listed(found)}")
     if issubclass(old.kind, types.MethodType):
-        of_owner = [change._replace(name=change.name.removeprefix("self.")) for change in found if "." in change.name]
-        is_one = all(change.key.role == "object" for change in found)
-        return cause("other method", f"the same method of another object{_told(of_owner)}") if is_one else None
+        owned = [change for change in found if change.path[0].name == "self"]
+        about = f", with {_listed(owned, 1)}" if any(len(change.path) > 1 for change in owned) else ""
+        return Cause("other method", f"the same method of another object{about}") if owned == found else None
     return _of_objects(old, new, found)
 
 
@@ -314,40 +316,48 @@ def why_another(last: Any, this: Any) -> str:
 
 def _of_classes(old: Any, new: Any, a: type[Any], b: type[Any]) -> Cause | None:
     if (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
-        return cause("class made twice", alike_reason(a, b))
+        return Cause("class made twice", alike_reason(a, b))
     if isinstance(old, type) or short_text(old) != short_text(new):
         return None
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in (a, b)]
-    return cause("other class", f"same text, but {' -> '.join(names)}")
-
-
-_WRAPPED = Part("function", "__wrapped__")
+    return Cause("other class", f"same text, but {' -> '.join(names)}")
 
 
 def _of_wrappers(old: Any, new: Any) -> Cause | None:
-    """Of what `jit`, `grad`, `vmap` and the like make of a function."""
+    """Of partials, and of what `jit`, `grad`, `vmap` and the like make of a function."""
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
     are_objects = isinstance(function, Snapshot) and isinstance(other, Snapshot) and function.compared == "object"
     is_one = function.is_object_of(other) if are_objects else alike(function, other)
     if not is_one and not alike(function, other):
         return cause_of(function, other)
-    which = "the same function" if is_one else "a function made again by the same code"
-    names, other_names = (", ".join(map(_decorator, wrappers)) or "none" for wrappers in (outer, others))
+    which = short_text(function) if is_one else "another function of the same code"
+    names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
     if names != other_names:
-        return cause("other decorators", f"{which} under other decorators: {names} -> {other_names}")
-    found = [change for pair in zip(outer, others, strict=True) for change in changes(*pair)]
-    options = [change._replace(name=change.name.rpartition(".")[2]) for change in found if change.key.role == "option"]
-    if options:
-        return cause("other decorators", f"{which}, decorated with {_listed(options)}")
-    return cause("wrapped again", f"{which}, wrapped again by {names}") if is_one else cause_of(function, other)
+        both = " -> ".join(", ".join(each) or "none" for each in (names, other_names))
+        return Cause("other decorators", f"{which} under other decorators: {both}")
+    again = f"{' of '.join(f'a {name}' for name in names)} of {which} made again"
+    pairs = list(zip(outer, others, strict=True))
+    found = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
+    if found:
+        is_argument = any(change.path[0].role == "argument" for change in found)
+        # `grad` captures what `value_and_grad` made, which has the options.
+        depth = 1 if found[0].path[0].name == "value_and_grad_f" else 0
+        return Cause("other arguments" if is_argument else "other options", f"{again}, with {_listed(found, depth)}")
+    if not is_one:
+        return cause_of(function, other)
+    orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
+    about = [
+        f", with keywords in another order: {first_names(a[1:])} -> {first_names(b[1:])}" for a, b in orders if a != b
+    ]
+    return Cause("wrapped again", again + "".join(about))
 
 
 def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
     """The wrappers around a function, the outermost first, and the function."""
     wrappers: list[Snapshot] = []
-    while isinstance(value, Snapshot) and _WRAPPED in value.parts:
+    while isinstance(value, Snapshot) and value.inner is not value:
         wrappers.append(value)
-        value = value.parts[_WRAPPED]
+        value = value.inner
     return wrappers, value
 
 
@@ -355,26 +365,29 @@ def _decorator(wrapper: Snapshot) -> str:
     """`vmap`, by the function that a decorator made, or by its class."""
     if wrapper.kind.__name__ == "PjitFunction":
         return "jit"
-    name = wrapper.kind.__qualname__ if wrapper.code is None else wrapper.code.co_qualname
+    name = wrapper.kind.__qualname__ if wrapper.code is None else wrapper.code[0].co_qualname
     return name.partition(".")[0].strip("_")
 
 
-def _of_functions(old: Any, new: Any, found: Sequence[Change]) -> Cause | None:
-    code: types.CodeType = old.code
-    if _definition(old) != _definition(new):
-        places = " and ".join(dict.fromkeys(map(place_of, (code, new.code))))
+def _of_functions(old: Any, new: Any, found: Sequence[Difference]) -> Cause | None:
+    code: types.CodeType = old.code[0]
+    if old.code != new.code:
+        places = " and ".join(dict.fromkeys(place_of(each.code[0]) for each in (old, new)))
         text = f"two functions, defined at {places}"
-        return cause("other function", text) if code.co_qualname == new.code.co_qualname else None
-    about = _told(found)
-    if not about:
-        held = [key for key in new.parts if key.role == "captured"]
-        read = [key.name for key in new.parts if key.role == "global"]
+        return Cause("other function", text) if code.co_qualname == new.code[0].co_qualname else None
+    texts: list[str] = []
+    for verb, roles in _VERBS.items():
+        of_verb = [change for change in found if change.path[0].role in roles]
+        texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
+    if not found:
+        held, read = ([key for key in new.parts if key.role == role] for role in ("captured", "global"))
         same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in held) else ""
-        about = f", which reads the global {', '.join(read)}" if read else ", which captures nothing"
-        about = f", which captured {same}{', '.join(key.name for key in held)}" if held else about
+        names = ", ".join(key.name for key in held or read)
+        nothing = f"which reads the global {names}" if read else "which captures nothing"
+        texts = [f"which captured {same}{names}" if held else nothing]
     is_optax = "optax" in code.co_filename.replace("\\", "/").split("/")
     name = "optimiser made again" if is_optax else "function made again"
-    return cause(name, f"made again by the same code ({place_of(code)}){about}")
+    return Cause(name, f"made again by the same code ({place_of(code)}), {' and '.join(texts)}")
 
 
 def place_of(code: types.CodeType) -> str:
@@ -382,50 +395,19 @@ def place_of(code: types.CodeType) -> str:
     return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
-def _of_partials(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause | None:
-    function = Part("function", "func")
-    names, others = ([key.name for key in side.parts if key != function] for side in (old, new))
-    arguments = [change for change in found if change.key != function]
-    if sorted(names) != sorted(others):
-        about = f", with other arguments: {old.text} -> {new.text}"
-    elif arguments:
-        about = _told(arguments)
-    elif not alike(old.parts[function], new.parts[function]):
-        return cause_of(old.parts[function], new.parts[function])
-    elif names != others:
-        about = f", with keywords in another order: {', '.join(names)} -> {', '.join(others)}"
-    else:
-        about = ", with the same arguments" if alike(old, new) else f", with {', '.join(names)}"
-    return cause("partial made again", f"a partial of {short_text(old.parts[function])} made again{about}")
-
-
-def _of_objects(old: Snapshot, new: Snapshot, found: Sequence[Change]) -> Cause | None:
+def _of_objects(old: Snapshot, new: Snapshot, found: Sequence[Difference]) -> Cause | None:
     kind: Any = old.kind
     about = f"; here {_listed(found)}" if found else ""
     if old.compared == "value":
         if same(old, new) and hash(old.value) != hash(new.value):
-            return cause("unequal hashes", f"{kind.__qualname__}.__eq__ says equal, and their hashes differ")
+            return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ says equal, and their hashes differ")
         if old.text != new.text:
             return None
         text = f"another {kind.__qualname__} with the same text"
-        return cause("other attributes", about[2:]) if about else cause("same text", text)
+        return Cause("other attributes", about[2:]) if about else Cause("same text", text)
     is_one_each = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__  # and not kept by its values
     if old.compared != "object" or not is_one_each or old.is_object_of(new) or kind.__module__.startswith("jax"):
         return None
     if not found and old.parts and alike(old, new):
         about = "; the attributes of these two are the same"
-    return cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{about}")
-
-
-def _told(found: Iterable[Change]) -> str:
-    """`, which captured factor: 1.0 -> 2.0`: changes in the words for what they are in, nothing if there are none."""
-    verbs = {"captured": "which captured", "global": "which reads the global"}
-    by_verb: dict[str, list[Change]] = {}
-    for change in found:
-        by_verb.setdefault(verbs.get(change.key.role, "with"), []).append(change)
-    texts = [f"{verb} {_listed(by_verb[verb])}" for verb in (*verbs.values(), "with") if verb in by_verb]
-    return f", {' and '.join(texts)}" if texts else ""
-
-
-def _listed(found: Iterable[Change]) -> str:
-    return first_names(map(str, found), _SHOWN)
+    return Cause("identity", f"{kind.__qualname__} has no __eq__, so each instance is a value of its own{about}")
