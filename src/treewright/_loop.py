@@ -153,11 +153,10 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     def _make_program(self, inputs: Any, keywords: Any) -> Any:
         """The program, once the leaves are at the places in which it will give them back."""
         leaves: list[Any] = self._flat.result[0][0]
-        arrays = filter(_is_committed, [*leaves, *jax.tree.leaves((inputs, keywords))])
-        places = {_replicated(array.sharding) for array in arrays}
+        places = {*map(_place_of, [*leaves, *jax.tree.leaves((inputs, keywords))])} - {None}
         if len(places) == 1:  # jit itself puts the others there, but then compiles again for what it gave back
-            leaves[:] = [leaf if _is_committed(leaf) else jax.device_put(leaf, *places) for leaf in leaves]
-        shardings = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
+            leaves[:] = [jax.device_put(leaf, *places) if _sharding_of(leaf) is None else leaf for leaf in leaves]
+        shardings = [*map(_sharding_of, leaves)]
         donated = (0,) if self._donate else ()
         self._program = untyped_jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))
         return self._program
@@ -167,7 +166,7 @@ def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]
     """The function that a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
 
     @functools.wraps(step)
-    def stepped(flat: FlatTree, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
+    def stepped(flat: FlatTree, /, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
         result: Any = step(flat.tree, *inputs, **keywords)
         if not (isinstance(result, tuple | list) and len(result) == 2):
             raise LoopStateError(
@@ -195,11 +194,13 @@ def _array_of(leaf: Any) -> jax.Array:
     return jnp.asarray(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
-def _is_committed(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+def _sharding_of(leaf: Any) -> Any:
+    """The sharding that a leaf keeps; None for one that is committed to no device."""
+    is_committed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return leaf.sharding if is_committed else None
 
 
-def _replicated(sharding: Any) -> Any:
-    """The whole of each array on all devices of a mesh; what has no mesh as it is."""
-    whole: Any = untyped_jax.sharding.PartitionSpec()
+def _place_of(leaf: Any) -> Any:
+    """Where a copy of a leaf with no sharding of its own goes: the whole of it to all devices of the mesh."""
+    sharding, whole = _sharding_of(leaf), untyped_jax.sharding.PartitionSpec()
     return NamedSharding(sharding.mesh, whole) if isinstance(sharding, NamedSharding) else sharding
