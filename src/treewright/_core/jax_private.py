@@ -125,15 +125,15 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 
+_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
+
+
 def current_trace() -> object:
     """The trace that runs here, or the object that stands for none.
 
     Without it, a loop that is called inside of a trace loses its state, and JAX reports a leaked tracer.
     """
     return getattr(_traces, "trace", None)
-
-
-_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
 
 
 def hide_frames(folder: str) -> None:
