@@ -265,13 +265,13 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     try:
         returned = init(node, *args, **kwargs)
         _seal(node, spec)
-        if spec.checks or spec.unseen:
-            check(node)
     except BaseException as error:
         abandon(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
             error.args = (f"{error}{_keywords_cure(str(error), spec, init, kwargs)}",)  # Python refused the arguments
         raise
+    if spec.checks or spec.unseen:
+        check(node)
     return returned
 
 

@@ -102,13 +102,15 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 
-def trace_state() -> object:
-    """Which trace runs here: equal only inside of the same one, or outside of all.
+_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
+
+
+def current_trace() -> object:
+    """The trace that runs here, or the object that stands for none.
 
     Without it, a loop that is called inside of a trace loses its state, and JAX reports a leaked tracer.
     """
-    state = getattr(untyped_jax._src.core, "get_opaque_trace_state", None)
-    return None if state is None else state(convention="treewright")
+    return getattr(_traces, "trace", None)
 
 
 def hide_frames(folder: str) -> None:
