@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from tests.checkpoint.engines import assert_same
-from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from treewright import Module, StaticValue, TrainState, static
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning

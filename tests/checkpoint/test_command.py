@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
+from tests.checkpoint.engines import flip_a_bit
 from tests.checkpoint.models import net, spec
 from treewright import Static, replace
 from treewright.__main__ import main
@@ -73,10 +74,7 @@ def test_verifying_finds_the_damaged_step_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = steps(tmp_path, (1, 2, 3))
-    file = max((run / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip_a_bit(max((run / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size))
     monkeypatch.chdir(tmp_path)
 
     status, text = output_of(capsys, "run", "--verify")

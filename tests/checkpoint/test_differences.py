@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.engines import ByManager
-from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import STATICS, Net, Other, Settings, net, scaled, twice
 from treewright import replace
 from treewright.checkpoint import Mismatch, load, save

@@ -12,7 +12,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same
-from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import Net, Other, Settings, net, scaled, spec, train_state
 from tests.conftest import count_traces
 from treewright import Module, TrainState, replace

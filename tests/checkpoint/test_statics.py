@@ -18,7 +18,6 @@ import pytest
 from jax.sharding import NamedSharding
 
 from tests.checkpoint import models
-from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.models import STATICS, Settings, net
 from treewright import TrainState
 from treewright.checkpoint import load, read_manifest, save

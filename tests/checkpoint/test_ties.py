@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 
-from tests.checkpoint.engines import engine as engine  # noqa: PLC0414  pytest finds the fixture here
 from tests.checkpoint.forge import forge
 from tests.checkpoint.models import spec
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save, to_names
