@@ -9,7 +9,6 @@ import functools
 import pathlib
 import re
 import uuid
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treewright import Module, Static, StaticValue, TrainState, buffer, field, freeze, partition, static, trainable
+from treewright import Module, StaticValue, TrainState, buffer, field, freeze, partition, static, trainable
 
 # jax.sharding's own annotations leave it untyped.
 spec: Any = jax.sharding.PartitionSpec
@@ -148,20 +147,3 @@ def train_state() -> TrainState[Net]:
     state: TrainState[Net] = TrainState.create(params=net(), tx=optax.adam(1e-2))
     grads, _ = partition(jax.tree.map(jnp.ones_like, state.params), trainable)
     return state.replace(opt_state=state.tx.update(grads, state.opt_state)[1])
-
-
-def every_kind() -> dict[str, Any]:
-    """A tree with every kind of leaf, container and static that a checkpoint holds exactly."""
-    return {
-        "jax": {name: jnp.ones(2, name) for name in ("float32", "bfloat16", "int8", "uint32", "bool", "int4")},
-        "weak": jnp.asarray(1.5),
-        "empty": jnp.zeros((0, 3)),
-        "keys": [jax.random.key(1), jax.random.split(jax.random.key(2, impl="rbg"))],
-        "numpy": (np.arange(3.0), np.float16(0.5), np.ones(2, np.complex128)),
-        "numbers": [True, 7, 0.5, 2 + 3j],
-        "containers": {"none": None, "list": [], "tuple": (), "dict": {1: 2.0, 3: 4.0}, "named": Size(5, 6)},
-        "dicts": [OrderedDict([("b", 1), ("a", 2)]), defaultdict(list, a=1), defaultdict(None, {2: 3})],
-        "net": net(),
-        "statics": [Settings(value) for value in STATICS.values()],
-        "of Treewright": [Static(trainable), Static(Module)],
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +16,7 @@ from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.forge import forge
 from tests.checkpoint.models import Color, Net, Settings, Size, net, scaled, train_state, twice
-from treewright import Module, Static, static
+from treewright import Module, Static, static, trainable
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointError
 
@@ -44,37 +44,32 @@ def module_of(name: str, **values: Any) -> Any:
         {Color.RED: 1},
         (),
         Settings(Net, [Settings(twice)]),
+        [OrderedDict([("b", 1), ("a", 2)]), defaultdict(list, a=1), defaultdict(None, {2: 3})],
+        [Static(trainable), Static(Module)],
     ],
 )
-@pytest.mark.parametrize("modules", [[models, jax.nn], ("tests.checkpoint.models", "jax.nn")])
-def test_a_tree_is_made_from_its_file_alone(tree: Any, modules: Any, tmp_path: Path) -> None:
+def test_a_tree_is_made_from_its_file_alone(tree: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", tree)
 
-    assert_same(load(tmp_path / "x", modules=modules), tree)
+    assert_same(load(tmp_path / "x", modules=[models, jax.nn]), tree)
 
 
-@pytest.mark.parametrize("module", [models, models.__name__])
-def test_a_single_module_is_enough(module: Any, tmp_path: Path) -> None:
-    save(tmp_path / "x", Settings(1))
-
-    assert load(tmp_path / "x", modules=module) == Settings(1)
+class Declared(Module):
+    __checkpoint_name__ = "lab.Declared"
+    x: Any
 
 
-def test_names_that_a_module_loads_on_first_use_are_found(tmp_path: Path) -> None:
+def test_classes_come_from_modules_and_their_names_also_such_as_are_loaded_on_first_use(tmp_path: Path) -> None:
     lazy = module_of("tests.checkpoint.lazy")
     lazy.__all__, lazy.__getattr__ = ["Net", "Dense", "absent"], lambda name: getattr(models, name)
-    save(tmp_path / "x", net())
-
-    assert_same(load(tmp_path / "x", modules=[lazy, jax.nn]), net())
-
-
-def test_a_class_is_found_by_the_name_that_it_declares(tmp_path: Path) -> None:
-    class Declared(Module):
-        __checkpoint_name__ = "lab.Declared"
-        x: Any
-
-    save(tmp_path / "x", [Declared(2)])
-    assert load(tmp_path / "x", modules=[module_of("elsewhere", Renamed=Declared)]) == [Declared(2)]
+    cases: list[tuple[Any, Any]] = [
+        *((Settings(1), modules) for modules in (models, models.__name__, (models.__name__,))),
+        (net(), [lazy, jax.nn]),
+        (Declared(2), module_of("elsewhere", Renamed=Declared)),
+    ]
+    for tree, modules in cases:
+        save(tmp_path / "x", tree)
+        assert_same(load(tmp_path / "x", modules=modules), tree)
 
 
 def test_a_name_of_two_classes_is_refused(tmp_path: Path) -> None:

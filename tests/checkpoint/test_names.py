@@ -14,7 +14,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import train_state
 from treewright import Static
 from treewright.checkpoint import from_names, read_names, save, to_names
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
+from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,24 +49,6 @@ def test_a_good_file_of_fp8_is_read(dtype: str, tmp_path: Path) -> None:
         from_names(read_names(tmp_path / "x"), like={"w": jnp.zeros((2, 3), dtype), "b": other})["w"],
         jnp.asarray(values),
     )
-
-
-def test_a_file_of_ours_is_read_too(tmp_path: Path) -> None:
-    save(tmp_path / "x", {"a": jnp.ones(2), "b": jnp.ones(3, "float8_e5m2")})
-
-    found = read_names(tmp_path / "x")
-    assert found["a"].tolist() == [1, 1]
-    assert found["b"].shape == (3, 1)  # as bytes
-
-
-def test_files_that_can_not_be_read_are_damage_or_an_error_of_the_file_system(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(CheckpointDamagedError, match="it is no safetensors file, or its header is damaged"):
-        read_names(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="none"):
-        read_names(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="is no regular file"):
-        read_names(tmp_path)
 
 
 # To names and back

@@ -30,13 +30,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", STATICS)
-def test_every_kind_of_static_comes_back_from_its_file_alone(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_static_is_compared_and_comes_back_from_its_file_alone(name: str, tmp_path: Path) -> None:
     value = STATICS[name]
     save(tmp_path / "x", Settings(value))
 
     found = load(tmp_path / "x", modules=[models])
     assert type(found.value) is type(value)
-    assert found == Settings(value)
+    assert found == load(tmp_path / "x", like=Settings(value)) == Settings(value)
+    with pytest.raises(CheckpointMismatchError, match=r"\.value: static .* saved, 'another' in the tree"):
+        load(tmp_path / "x", like=Settings("another"))
 
 
 class Warmup:
@@ -72,6 +74,7 @@ CHANGED: dict[str, tuple[Any, Any]] = {
     "accumulated steps": (optax.MultiSteps(optax.adamw(1e-3), 4), optax.MultiSteps(optax.adamw(0.5), 8)),
     "the last of many rates": (with_rate(1e-3), with_rate(0.5)),
     "a float rate": (optax.adam(1e-3), optax.adam(0.5)),
+    "a closure": (models.scaled(0.5), models.scaled(2.0)),
     "a schedule": (optax.cosine_decay_schedule(0.1, 10), optax.cosine_decay_schedule(0.1, 20)),
 }
 
@@ -86,6 +89,9 @@ def test_a_static_without_an_exact_form_is_loaded_without_a_word_and_warned_of_b
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.load(like=Settings(old))
+        engine.load(like=Settings(new), on_static="ignore")
+    with pytest.raises(CheckpointMismatchError, match=r"\.value: static .* saved, 3 in the tree"):
+        engine.load(like=Settings(3))
     with pytest.warns(CheckpointWarning, match=r"the tree, which keeps its own:\n  \.value: static .* saved, "):
         assert engine.load(like=Settings(new)).value is new
 
