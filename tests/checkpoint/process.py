@@ -40,6 +40,16 @@ class Job:
     def placed(self, values: Any, sharding: Any) -> jax.Array:
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
+    def manager(self, *steps: int, **options: Any) -> Any:
+        """A manager that has saved these steps."""
+        from treewright.checkpoint import CheckpointManager
+
+        manager = CheckpointManager(self.folder, **options)
+        for step in steps:
+            manager.save(step, self.tree(n=step))
+        manager.wait()
+        return manager
+
     def outcome(self, work: Callable[[], object]) -> str:
         """The result of some work, or the first lines of its error."""
         try:
@@ -53,12 +63,11 @@ def everyday(job: Job) -> object:
     import numpy as np
 
     from treewright import Module, static
-    from treewright.checkpoint import CheckpointManager
 
     class Log(Module):
         process: int = static(local=True)
 
-    with CheckpointManager(job.folder, metric="loss", mode="min") as manager:
+    with job.manager(metric="loss", mode="min") as manager:
         for step in (1, 2):
             manager.save(step, job.tree(n=3, log=Log(job.index)), metrics={"loss": step}, items={"data": job.index})
         found = manager.restore(like=job.tree(n=0, log=Log(0)), on_static="ignore")
@@ -73,9 +82,7 @@ def everyday(job: Job) -> object:
 
 def replicated_differs(job: Job) -> object:
     """An array that claims to be replicated, and holds other values in each process."""
-    from treewright.checkpoint import CheckpointManager
-
-    manager = CheckpointManager(job.folder)
+    manager = job.manager()
     manager.save(1, job.tree(z=job.placed(job.values + job.index, job.replicated)))
     said = job.outcome(manager.wait)
     manager.save(1, job.tree())
@@ -89,12 +96,8 @@ def replicated_differs(job: Job) -> object:
 def damaged_shard(job: Job) -> object:
     """A flipped bit in what one process wrote."""
     from tests.checkpoint.engines import flip_a_bit
-    from treewright.checkpoint import CheckpointManager
 
-    with CheckpointManager(job.folder) as manager:
-        for step in (1, 2):
-            manager.save(step, job.tree(n=step))
-        manager.wait()
+    with job.manager(1, 2) as manager:
         if job.index == 0:
             flip_a_bit(*(file for file in (job.folder / "2" / "state").rglob("d/*") if "process_1" in str(file)))
         manager.all_steps()  # both come here
@@ -110,12 +113,7 @@ def damaged_shard(job: Job) -> object:
 
 def failing_file_system(job: Job) -> object:
     """A stale handle in one process."""
-    from treewright.checkpoint import CheckpointManager
-
-    with CheckpointManager(job.folder) as manager:
-        for step in (1, 2):
-            manager.save(step, job.tree(n=step))
-        manager.wait()
+    with job.manager(1, 2) as manager:
         read = Path.read_text
 
         def stale(path: Path, *args: Any, **options: Any) -> str:
@@ -133,18 +131,13 @@ def failing_file_system(job: Job) -> object:
 
 def target_differs(job: Job) -> object:
     """A tree that fits in one process only."""
-    from treewright.checkpoint import CheckpointManager
-
-    with CheckpointManager(job.folder) as manager:
-        manager.save(1, job.tree(n=1))
+    with job.manager(1) as manager:
         return job.outcome(lambda: manager.restore(like=job.tree(n=0, **({"m": 1} if job.index else {}))))
 
 
 def late(job: Job) -> object:
     """One process never comes."""
-    from treewright.checkpoint import CheckpointManager
-
-    manager = CheckpointManager(job.folder, timeout_seconds=2)
+    manager = job.manager(timeout_seconds=2)
     if job.index == 1:
         time.sleep(4)
         return "slept"
@@ -179,10 +172,8 @@ def saves(job: Job) -> dict[str, tuple[int, Any, dict[str, Any]]]:
 
 
 def refused(job: Job, name: str) -> None:
-    from treewright.checkpoint import CheckpointManager
-
     step, tree, options = saves(job)[name]
-    with CheckpointManager(job.folder) as manager:
+    with job.manager() as manager:
         manager.save(step, tree, **options)
 
 

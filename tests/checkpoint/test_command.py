@@ -141,19 +141,12 @@ def test_nothing_in_a_checkpoint_is_obeyed_by_the_terminal(tmp_path: Path, capsy
     assert "\x1b" not in output_of(capsys, tmp_path / "damaged", "--verify")[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("none", "No such file or directory"), (".", "is a folder without steps")]
-)
-def test_a_path_without_a_checkpoint_is_an_error(
-    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_commands_are_listed_and_an_unknown_one_and_a_path_without_a_checkpoint_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = output_of(capsys, tmp_path / name)
-
-    assert status == 2
-    assert message in text
-
-
-def test_commands_are_listed_and_an_unknown_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, message in ((tmp_path / "none", "No such file or directory"), (tmp_path, "is a folder without steps")):
+        status, text = output_of(capsys, path)
+        assert (status, message in text) == (2, True)
     assert main(["--help"]) == 0
     assert "checkpoint   list, verify and compare checkpoints" in capsys.readouterr().out
     assert main(["unknown"]) == 2

@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,13 +20,12 @@ import safetensors
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
 
 import treewright.checkpoint
 from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.forge import document_in, forge
-from tests.checkpoint.models import Settings, net, spec
+from tests.checkpoint.models import Settings, net
 from treewright import Static
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
@@ -72,30 +70,13 @@ def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path:
     assert_same(from_names(safetensors.numpy.load_file(tmp_path / "x"), like={"a": jnp.zeros(2)}), {"a": jnp.ones(2)})
 
 
-def test_sharded_arrays_are_gathered(tmp_path: Path) -> None:
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
-    x = jnp.arange(8.0)
-    save(tmp_path / "x", {"x": jax.device_put(x, sharding)})
-
-    assert_same(load(tmp_path / "x")["x"], x)
-    assert load(tmp_path / "x", like={"x": jax.device_put(x, sharding)})["x"].sharding == sharding
-
-
-def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -> None:
+def test_any_name_is_kept_but_the_one_that_safetensors_keeps_for_itself(tmp_path: Path) -> None:
+    for name in ("a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"):
+        save(tmp_path / "x", {name: 1, "other": {name: 2}, "__metadata__": [3]})
+        assert load(tmp_path / "x") == {name: 1, "other": {name: 2}, "__metadata__": [3]}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
     with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would get the name '__metadata__', which safetens"):
         save(tmp_path / "x", {"__metadata__": 1})
-    save(tmp_path / "x", [{"__metadata__": 1}])
-    assert load(tmp_path / "x") == [{"__metadata__": 1}]
-
-
-@pytest.mark.parametrize(
-    "name", ["a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"]
-)
-def test_any_other_name_is_kept(name: str, tmp_path: Path) -> None:
-    save(tmp_path / "x", {name: 1, "other": {name: 2}})
-
-    assert load(tmp_path / "x") == {name: 1, "other": {name: 2}}
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_only_public_names_complete() -> None:
@@ -133,29 +114,22 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeyp
     assert [first, second] == [[False, False], (tmp_path.name, True, True)]
 
 
-FAULTS = ["open", "fsync", "replace", "rename"]
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("call", FAULTS)
+@pytest.mark.parametrize("calls", [["open"], ["fsync"], ["replace", "rename"]])  # of which pathlib uses one
 def test_a_failing_disk_raises_and_the_earlier_file_stays(
-    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calls: list[str], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "x", {"a": 1})
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, call, fail)
-    raised = False
-    try:
+    for call in calls:
+        monkeypatch.setattr(os, call, fail)
+    with pytest.raises(CheckpointError, match=f"x could not be written, and is as it was: .*{os.strerror(number)}"):
         save(tmp_path / "x", {"a": 2})
-    except CheckpointError as error:
-        raised = True
-        assert os.strerror(number) in str(error)  # noqa: PT017
     monkeypatch.undo()
-    assert load(tmp_path / "x") == {"a": 1 if raised else 2}
-    assert raised or call in {"rename", "replace"}  # one of which this Python uses
+    assert load(tmp_path / "x") == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -192,25 +166,18 @@ def test_two_writers_leave_one_of_two_whole_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o777])
-def test_a_file_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
-    save(tmp_path / "x", 1)
-    (tmp_path / "x").chmod(mode)
-    save(tmp_path / "x", 2)
-
-    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
-    (tmp_path / "other").touch()
-    save(tmp_path / "new", 1)
-    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+def test_a_file_keeps_its_permissions_and_a_symbolic_link_its_target(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "x")
-    for number in range(2):
-        save(tmp_path / "link", number)
-    assert (tmp_path / "link").is_symlink()
-    assert load(tmp_path / "folder" / "x") == load(tmp_path / "link") == 1
+    save(tmp_path / "link", 1)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "folder" / "x").stat().st_mode == (tmp_path / "other").stat().st_mode  # of a new file
+    for mode in (0o600, 0o644, 0o777):
+        (tmp_path / "folder" / "x").chmod(mode)
+        save(tmp_path / "link", mode)
+        assert (tmp_path / "link").is_symlink()
+        assert load(tmp_path / "folder" / "x") == load(tmp_path / "link") == mode
+        assert stat.S_IMODE((tmp_path / "folder" / "x").stat().st_mode) == mode
 
 
 def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
@@ -343,6 +310,8 @@ def test_a_forged_header_gives_a_tree_or_an_error_of_ours(data: Any, tmp_path_fa
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
+    "an earlier version": lambda d: d.update(version=2),
+    "a later version": lambda d: d.update(version=4),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -360,23 +329,21 @@ FORGED: dict[str, Any] = {
 }
 
 
+VERSIONS = {
+    "an earlier version": "has format version 2.*which was never released",
+    "a later version": "has format version 4.*with a newer version",
+}
+
+
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_manifest_is_an_error(name: str, tmp_path: Path) -> None:
+def test_a_forged_manifest_is_an_error_and_another_version_is_no_damage(name: str, tmp_path: Path) -> None:
     save(tmp_path / "x", TREE)
     forge(tmp_path / "x", FORGED[name])
 
-    with pytest.raises(CheckpointError, match=r"can't be (loaded|read|made)|is damaged|does not have|is not a block"):
+    message = VERSIONS.get(name, r"can't be (loaded|read|made)|is damaged|does not have|is not a block")
+    with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path / "x")
-
-
-@pytest.mark.parametrize(("version", "kind"), [(2, "which was never released"), (4, "with a newer version")])
-def test_another_version_is_no_damage(version: int, kind: str, tmp_path: Path) -> None:
-    save(tmp_path / "x", TREE)
-    forge(tmp_path / "x", lambda document: document.update(version=version))
-
-    with pytest.raises(CheckpointError, match=rf"has format version {version}.*{kind}") as caught:
-        load(tmp_path / "x")
-    assert not isinstance(caught.value, CheckpointDamagedError)
+    assert name not in VERSIONS or not isinstance(caught.value, CheckpointDamagedError)
 
 
 def test_a_manifest_above_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) -> None:

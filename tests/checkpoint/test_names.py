@@ -62,14 +62,10 @@ def test_leaves_go_by_name_to_other_programs_and_back() -> None:
     assert names["step"] is state.step
     assert_same(from_names({name: np.asarray(leaf) for name, leaf in names.items()}, like=train_state()), state)
     assert to_names(3.0) == {"value": 3.0}
-
-
-def test_leaves_by_name_are_copies() -> None:
     values = {"a": np.ones(2)}
-    found = from_names(values, like={"a": np.zeros(2)})
+    copy = from_names(values, like={"a": np.zeros(2)})
     values["a"][:] = 5
-
-    assert found["a"].tolist() == [1, 1]
+    assert copy["a"].tolist() == [1, 1]
 
 
 def test_leaves_by_name_are_compared_with_the_tree() -> None:
