@@ -222,7 +222,7 @@ def test_statics_of_other_libraries_are_compared(make: Any, engine: Any) -> None
 
 
 def test_a_dict_of_another_kind_fits(engine: Any) -> None:
-    engine.save(defaultdict(list, a=1))
+    engine.save(defaultdict[str, Any](list, a=1))
 
     for like in ({"a": 0}, OrderedDict(a=0)):
         assert engine.load(like=like) == {"a": 1}

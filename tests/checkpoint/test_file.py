@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import stat
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -129,22 +128,6 @@ def test_a_failing_disk_raises_and_the_earlier_file_stays(
     with pytest.raises(CheckpointError, match=f"x could not be written, and is as it was: .*{os.strerror(number)}"):
         save(tmp_path / "x", {"a": 2})
     monkeypatch.undo()
-    assert load(tmp_path / "x") == {"a": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_full_disk_raises_and_the_earlier_file_stays(tmp_path: Path) -> None:
-    save(tmp_path / "x", {"a": 1})
-    program = (
-        "import resource, signal, numpy, sys; from treewright.checkpoint import save\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))\n"
-        "save(sys.argv[1], {'a': numpy.ones(10**6)})"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=False
-    )
-
-    assert "x could not be written, and is as it was: " in run.stderr
     assert load(tmp_path / "x") == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

@@ -256,9 +256,11 @@ class CheckpointManager:
 
     def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
         """How good a step is: the higher the better; None without the metric."""
+        if self._metric is None:
+            return None
         file = self.directory / str(step) / "metrics" / "metrics"
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
-            value: float = (metrics or json.loads(file.read_text()))[self._metric or ""]
+            value: float = (metrics or json.loads(file.read_text()))[self._metric]
             return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
         return None
 
