@@ -81,10 +81,11 @@ def test_fields_are_found_by_name_and_a_class_of_a_script_is_the_same_in_a_modul
     class Here(Module):
         x: Any
 
-    before, after = (
+    classes: list[Any] = [
         type("Both", (Module,), {"__annotations__": dict.fromkeys(order, Any), "__checkpoint_name__": "Both"})
         for order in ("ab", "ba")
-    )
+    ]
+    before, after = classes
     engine.save([moved(Here, "__main__")(1), moved(Pair, "a.b")(2), before(a=1, b=2)])
     found = engine.load(like=[moved(Here, "lab")(0), moved(Pair, "c")(0), after(a=0, b=0)])
     assert_same(found, [Here(1), Pair(2), after(a=1, b=2)])
