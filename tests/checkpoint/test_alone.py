@@ -72,6 +72,16 @@ def test_classes_come_from_modules_and_their_names_also_such_as_are_loaded_on_fi
         assert_same(load(tmp_path / "x", modules=modules), tree)
 
 
+def test_a_class_of_a_script_is_found_in_the_module_that_it_moved_to(tmp_path: Path) -> None:
+    class Net(Module):
+        x: Any
+
+    Net.__module__, Net.__qualname__ = "__main__", "Net"
+    save(tmp_path / "x", Net(1))
+
+    assert load(tmp_path / "x", modules=module_of("lab", Net=Net)) == Net(1)
+
+
 def test_a_name_of_two_classes_is_refused(tmp_path: Path) -> None:
     modules = [
         module_of(name, Same=type("Same", (Module,), {"__checkpoint_name__": "Same", "__annotations__": {"x": Any}}))
