@@ -69,7 +69,7 @@ def in_all(
 
 def entries_of(parts: Parts) -> dict[str, str]:
     """What has to be the same of a tree in all processes, by path. Statics that are local to a process are left out."""
-    entries = {"metrics": json.dumps(parts.manifest.metrics)}
+    entries: dict[str, str] = {}
     for branch in parts.manifest.branches:
         entries[branch.shown_path] = f"{branch.cls or branch.kind}: {', '.join(branch.children)}"
         for name, static in branch.statics.items():
