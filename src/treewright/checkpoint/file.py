@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from treewright._arguments import cured
-from treewright._core.jax_private import untyped_jax
+from treewright._core.jax_private import process_count, untyped_jax
 from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, stored, verify
 from treewright.checkpoint.fit import MISSING, Fit, Read, Wanted, checked_options, restored
 from treewright.checkpoint.manifest import TEXT, Leaf, Manifest, from_metadata
@@ -61,7 +61,8 @@ def save(path: StrPath, tree: object) -> None:
     parts = parts_to_save(tree, problems_of=_problems)
     leaves = parts.manifest.untied()
     values = [stored(parts.values[leaf.name]) for leaf in leaves]
-    untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
+    if jax.default_backend() != "cpu":  # where it takes 4 us an array for nothing
+        untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
     arrays = [np.asarray(value, order="C") for value in values]
     specs: dict[str, Any] = {}
     for leaf, array in zip(leaves, arrays, strict=True):
@@ -85,7 +86,7 @@ def _problems(leaf: Leaf, value: Any) -> Iterator[str]:
     """What one file can't hold."""
     if leaf.name == _RESERVED:
         yield f"would get the name {_RESERVED!r}, which safetensors keeps for itself"
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+    if process_count() > 1 and isinstance(value, jax.Array) and not value.is_fully_addressable:
         yield "lies on several processes: CheckpointManager saves those"
 
 

@@ -185,18 +185,13 @@ def _manifest(document: Any) -> Manifest:
     )
     form = functools.cache(_form)  # few forms are many leaves
     leaves = tuple(
-        Leaf(
-            **record
-            | {"path": str(record["path"]), "digests": dict(record["digests"])}
-            | {"form": form(record["form"][0], tuple(record["form"][1]), *record["form"][2:])}
-        )
+        Leaf(record["name"], str(record["path"]), form(kind, tuple(shape), *rest), dict(record["digests"]), record["tied"])
         for record in document["leaves"]
+        for kind, shape, *rest in [record["form"]]
     )
-    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
-    places = {"" if branches else ROOT_LEAF}.union(
-        *([join_name(x.name, step) for step in x.children] for x in branches)
-    )
-    if len({*names}) != len(names) or {*names} != places or len(names) != 1 + sum(len(x.children) for x in branches):
+    names = [record.name for record in (*branches, *leaves)]
+    places = ["" if branches else ROOT_LEAF, *(join_name(x.name, step) for x in branches for step in x.children)]
+    if len(names) != len(places) or len({*names}) != len(names) or {*names} != {*places}:
         raise ValueError("its records do not make one tree")
     arrays = {leaf.name: leaf for leaf in leaves if leaf.tied is None}
     for leaf in leaves:

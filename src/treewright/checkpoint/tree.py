@@ -129,7 +129,7 @@ class _Walk:
             elif level is None:
                 self.add_leaf(part, name, path, parent)
             else:
-                steps = tuple(_step_of(key) for key, _ in level.children)
+                steps = tuple([_step_of(key) for key, _ in level.children])
                 self.add_branch(part, level, name, path, steps)
                 above, cls = f"{name}." if name else "", type(part)
                 below = zip(level.children, steps, strict=True)
