@@ -4,7 +4,7 @@ Supported is every JAX from 0.9.0 to the newest. What only retraces need is in `
 `tests/test_jax_private.py` takes each away.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -92,6 +92,33 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     """
     data: tuple[type[Any], Any] | None = treedef.node_data()
     return data
+
+
+def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """`jax.device_put`, in a fifth of its time for arrays of numpy that go to one device.
+
+    It places the first of each shape, dtype and sharding, and the others are put where that lies, of the same type:
+    5 us each, not 25. Without this piece of JAX, it places all.
+    """
+    put = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
+    first: dict[Any, int] = {}
+    like = [
+        first.setdefault((array.shape, array.dtype, sharding), index)
+        if put is not None and type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
+        else index
+        for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True))
+    ]
+    asked = [index for index, other in enumerate(like) if index == other]
+    placed = untyped_jax.device_put([arrays[index] for index in asked], [shardings[index] for index in asked])
+    by_index = dict(zip(asked, placed, strict=True))
+
+    def follow(array: Any, other: Any) -> Any:
+        values, devices = [array.astype(other.dtype, copy=False)], list(other.sharding.device_set)
+        return put(other.aval, other.sharding, values, devices, other.committed)
+
+    return [
+        by_index[index] if index == other else follow(arrays[index], by_index[other]) for index, other in enumerate(like)
+    ]
 
 
 # What stands in the `__dict__` of a jitted function besides what the wrapped one has there. With an attribute more, it

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._core.jax_private import is_ref, typeof, untyped_jax
+from treewright._core.jax_private import device_put, is_ref, typeof, untyped_jax
 from treewright._core.text import did_you_mean, short_text
 from treewright._lines import first_of
 from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, UnsupportedLeafError, form_of, stored
@@ -338,7 +338,7 @@ def _placed(batch: Sequence[tuple[Any, Wanted]]) -> Iterator[tuple[str, Any]]:
     ]
     on_device = [index for index, (_, each) in enumerate(batch) if each.form.kind not in ON_HOST]
     shardings = [batch[index][1].sharding for index in on_device]
-    placed = untyped_jax.device_put([arrays[index] for index in on_device], shardings)
+    placed = device_put([arrays[index] for index in on_device], shardings)
     for index, array in zip(on_device, placed, strict=True):
         arrays[index] = array
     return ((each.leaf.name, _leaf_from(array, each)) for array, (_, each) in zip(arrays, batch, strict=True))

@@ -27,6 +27,8 @@ def join_name(name: str, step: str) -> str:
     return f"{name}.{step}" if name else step
 
 
+_NO_DIGESTS: Mapping[str, str] = {}  # one for all, which is replaced and never filled
+
 # Not frozen or slotted: that takes three times as long to make, and `vars` of a record is its JSON.
 
 
@@ -49,7 +51,7 @@ class Leaf:
     name: str
     path: str
     form: Form
-    digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    digests: Mapping[str, str] = dataclasses.field(default_factory=lambda: _NO_DIGESTS)
     tied: str | None = None
 
     @property
