@@ -101,24 +101,22 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     5 us each, not 25. Without this piece of JAX, it places all.
     """
     put = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
-    first: dict[Any, int] = {}
+    firsts: dict[Any, int] = {}
     like = [
-        first.setdefault((array.shape, array.dtype, sharding), index)
+        firsts.setdefault((array.shape, array.dtype, sharding), index)
         if put is not None and type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
         else index
         for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True))
     ]
     asked = [index for index, other in enumerate(like) if index == other]
     placed = untyped_jax.device_put([arrays[index] for index in asked], [shardings[index] for index in asked])
-    by_index = dict(zip(asked, placed, strict=True))
-
-    def follow(array: Any, other: Any) -> Any:
-        values, devices = [array.astype(other.dtype, copy=False)], list(other.sharding.device_set)
-        return put(other.aval, other.sharding, values, devices, other.committed)
-
-    return [
-        by_index[index] if index == other else follow(arrays[index], by_index[other]) for index, other in enumerate(like)
-    ]
+    result = dict(zip(asked, placed, strict=True))
+    for index, other in enumerate(like):
+        if index != other:
+            first = result[other]
+            values, devices = [arrays[index].astype(first.dtype, copy=False)], list(first.sharding.device_set)
+            result[index] = put(first.aval, first.sharding, values, devices, first.committed)
+    return [result[index] for index in range(len(arrays))]
 
 
 # What stands in the `__dict__` of a jitted function besides what the wrapped one has there. With an attribute more, it
