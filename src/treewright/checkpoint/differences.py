@@ -77,15 +77,13 @@ def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ())
     """Raise if there are any, all at once, with the remedy of each kind after `first`."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
-        lines = [f"The checkpoint does not fit the tree, {count}:", *(f"  {line}" for line in lines_of(mismatches))]
+        lines = [
+            f"The checkpoint does not fit the tree, {count}:",
+            *(f"  {line}" for line in first_of(list(map(str, mismatches)))),
+        ]
         remedies = dict.fromkeys([*first, *(mismatch.remedy for mismatch in mismatches)])
         message = "\n".join([*lines, "What to do:", *(f"  {remedy}" for remedy in remedies)])
         raise CheckpointMismatchError(message, tuple(mismatches))
-
-
-def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
-    """A line for each of the first."""
-    return first_of(list(map(str, mismatches)))
 
 
 def node_mismatches(saved: Manifest, wanted: Manifest) -> Iterator[Mismatch]:
