@@ -122,16 +122,19 @@ class _WithoutInternals:
 def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_there:
         monkeypatch.setattr(_jax, "untyped_jax", _WithoutInternals())
+    untyped: Any = jax
     one, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
     shardings: list[Any] = [
         *(None, jax.sharding.SingleDeviceSharding(one)),
-        *(jax.sharding.NamedSharding(mesh, jax.P("x")), jax.sharding.NamedSharding(mesh, jax.P())),
+        *(jax.sharding.NamedSharding(mesh, untyped.P("x")), jax.sharding.NamedSharding(mesh, untyped.P())),
     ]
     for dtype in ("float32", "bfloat16", "int4", "bool"):
         arrays = [np.full((2, 3), number, jax.numpy.dtype(dtype)) for number in range(3)]
         for sharding in shardings:
             placed = _jax.device_put([*arrays, arrays[0]], [sharding] * 4)
-            expected = [jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]]
+            expected: list[Any] = [
+                jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
+            ]
             for found, array in zip(placed, expected, strict=True):
                 assert found.sharding == (array.sharding if sharding is None else sharding)
                 assert found.committed == (sharding is not None)

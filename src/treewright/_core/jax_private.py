@@ -100,11 +100,13 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     It places the first of each shape, dtype and sharding, and the others are put where that lies, of the same type:
     5 us each, not 25. Without this piece of JAX, it places all.
     """
-    put = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
+    put: Any = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
+    if put is None:
+        return list(untyped_jax.device_put(arrays, shardings))
     firsts: dict[Any, int] = {}
     like = [
         firsts.setdefault((array.shape, array.dtype, sharding), index)
-        if put is not None and type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
+        if type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
         else index
         for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True))
     ]

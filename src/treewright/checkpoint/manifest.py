@@ -198,7 +198,7 @@ def _manifest(document: Any) -> Manifest:
         for record in document["leaves"]
         for kind, shape, *rest in [record["form"]]
     )
-    names = [record.name for record in (*branches, *leaves)]
+    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
     places = ["" if branches else ROOT_LEAF, *(join_name(x.name, step) for x in branches for step in x.children)]
     if len(names) != len(places) or len({*names}) != len(names) or {*names} != {*places}:
         raise ValueError("its records do not make one tree")
