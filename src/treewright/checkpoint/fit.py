@@ -13,8 +13,7 @@ from treewright._lines import first_of
 from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, UnsupportedLeafError, form_of, stored
 from treewright.checkpoint.differences import (
     Mismatch,
-    leaf_mismatches,
-    node_mismatches,
+    mismatches,
     paired,
     part_advice,
     refuse_mismatches,
@@ -257,10 +256,7 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Options) ->
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
     refused: list[Mismatch] = []
-    for mismatch in (
-        *node_mismatches(manifest, target.manifest),
-        *leaf_mismatches(pairs, allow_cast=options["allow_cast"]),
-    ):
+    for mismatch in mismatches(manifest, target.manifest, pairs, allow_cast=options["allow_cast"]):
         (allowed if mismatch.soft or by_option.get(mismatch.kind) else refused).append(mismatch)
     refuse_mismatches(refused, part_advice(manifest, target.manifest))
     return allowed

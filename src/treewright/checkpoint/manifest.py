@@ -27,8 +27,6 @@ def join_name(name: str, step: str) -> str:
     return f"{name}.{step}" if name else step
 
 
-_NO_DIGESTS: Mapping[str, str] = {}  # one for all, which is replaced and never filled
-
 # Not frozen or slotted: that takes three times as long to make, and `vars` of a record is its JSON.
 
 
@@ -51,7 +49,7 @@ class Leaf:
     name: str
     path: str
     form: Form
-    digests: Mapping[str, str] = dataclasses.field(default_factory=lambda: _NO_DIGESTS)
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     tied: str | None = None
 
     @property
