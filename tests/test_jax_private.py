@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import treewright
@@ -83,3 +84,40 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
                 assert _jax_processes.mesh_of_old_context() is None
+
+
+# Placement
+
+
+class _WithoutInternals:
+    """JAX for our module, while JAX itself still has its own."""
+
+    _src = SimpleNamespace(interpreters=SimpleNamespace(pxla=None))
+    device_put = staticmethod(jax.device_put)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_there:
+        monkeypatch.setattr(_jax, "untyped_jax", _WithoutInternals())
+    untyped: Any = jax
+    one, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
+    shardings: list[Any] = [
+        *(None, jax.sharding.SingleDeviceSharding(one)),
+        *(jax.sharding.NamedSharding(mesh, untyped.P("x")), jax.sharding.NamedSharding(mesh, untyped.P())),
+    ]
+    for dtype in ("float32", "bfloat16", "int4", "bool"):
+        arrays = [np.full((2, 3), number, jax.numpy.dtype(dtype)) for number in range(3)]
+        for sharding in shardings:
+            placed = _jax.device_put([*arrays, arrays[0]], [sharding] * 4)
+            expected: list[Any] = [
+                jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
+            ]
+            for found, array in zip(placed, expected, strict=True):
+                assert found.sharding == (array.sharding if sharding is None else sharding)
+                assert found.committed == (sharding is not None)
+                assert not found.weak_type
+                assert found.dtype == array.dtype
+                assert np.asarray(found).tobytes() == np.asarray(array).tobytes()
+    with jax.default_device(one):
+        assert {array.device for array in _jax.device_put([np.ones(2)] * 2, [None] * 2)} == {one}

@@ -4,7 +4,7 @@ Supported is every JAX from 0.9.0 to the newest. What only retraces need is in `
 `tests/test_jax_private.py` takes each away.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -69,6 +69,33 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     """
     data: tuple[type[Any], Any] | None = treedef.node_data()
     return data
+
+
+def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """`jax.device_put`, in a fifth of its time for arrays of numpy that go to one device.
+
+    It places the first of each shape, dtype and sharding, and the others are put where that lies, of the same type:
+    5 us each, not 25. Without this piece of JAX, it places all.
+    """
+    put: Any = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
+    if put is None:
+        return list(untyped_jax.device_put(arrays, shardings))
+    firsts: dict[Any, int] = {}
+    like = [
+        firsts.setdefault((array.shape, array.dtype, sharding), index)
+        if type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
+        else index
+        for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True))
+    ]
+    asked = [index for index, other in enumerate(like) if index == other]
+    placed = untyped_jax.device_put([arrays[index] for index in asked], [shardings[index] for index in asked])
+    result = dict(zip(asked, placed, strict=True))
+    for index, other in enumerate(like):
+        if index != other:
+            first = result[other]
+            values, devices = [arrays[index].astype(first.dtype, copy=False)], list(first.sharding.device_set)
+            result[index] = put(first.aval, first.sharding, values, devices, first.committed)
+    return [result[index] for index in range(len(arrays))]
 
 
 # What stands in the `__dict__` of a jitted function besides what the wrapped one has there. With an attribute more, it
