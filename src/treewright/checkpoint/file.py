@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from treewright._arguments import cured
-from treewright._core.jax_private import process_count, untyped_jax
+from treewright._core.jax_private import untyped_jax
+from treewright._processes import process_count
 from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, stored, verify
 from treewright.checkpoint.fit import MISSING, Fit, Read, Wanted, checked_options, restored
 from treewright.checkpoint.manifest import TEXT, Leaf, Manifest, from_metadata
