@@ -1,10 +1,12 @@
 """Hashable, immutable forms of lists, dicts, sets, numpy arrays and objects of settings, for static fields."""
 
+# mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
 import argparse
+import sys
 import types
 import zlib
-from collections.abc import Iterator, Mapping, MutableSequence, MutableSet
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, cast
+from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -13,8 +15,12 @@ from treewright._core.functions import public
 from treewright._core.kinds import Kind, kind_of, with_parts
 from treewright._core.text import short_text
 
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
+
 K = TypeVar("K")
+T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
+Fixed = TypeVar("Fixed", bound=Hashable)
 
 
 @public("treewright")
@@ -142,6 +148,31 @@ class ComputedArray(np.ndarray[Any, Any]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
+
+
+class _AsConverter:
+    """What nobody has. In `static(converter=freeze)` checkers go by the first overload: the field says what it is."""
+
+
+# Not for ty, which takes the results of all overloads for that of a converter. What can't be said of a union is Any.
+if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
+
+    @overload
+    def freeze(value: _AsConverter) -> Any: ...
+    @overload
+    def freeze(value: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]: ...
+    @overload
+    def freeze(value: dict[K, Any] | FrozenMapping[K, Any]) -> FrozenMapping[K, Any]: ...
+    @overload
+    def freeze(value: set[T] | frozenset[T]) -> frozenset[T]: ...
+    @overload
+    def freeze(value: bytearray) -> bytes: ...
+    @overload
+    def freeze(value: np.ndarray[Any, Any]) -> FrozenArray: ...
+    @overload
+    def freeze(value: Fixed) -> Fixed: ...
+    @overload
+    def freeze(value: Any) -> Any: ...
 
 
 def freeze(value: Any) -> Any:
