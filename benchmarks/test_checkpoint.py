@@ -1,7 +1,7 @@
 """What checkpoints cost: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
 
 Of large arrays the bytes count, of which a load reads, digests and places each once. Of small ones each array costs
-some 20 us to place and 20 us for its record, where safetensors has a name and nothing to compare.
+some 15 us to save and 30 us to load, for its record and digest, where safetensors has a name and nothing to compare.
 """
 
 from __future__ import annotations
