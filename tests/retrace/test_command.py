@@ -27,7 +27,7 @@ import __main__
 spec = __main__.__spec__
 for each in [
     sys.argv, sys.path, sys.flags, sys.warnoptions, __name__, __file__, spec and spec.name, sys.modules["__main__"] is
-    __main__, sorted(name for name in vars(__main__) if name not in ("__cached__",)), sorted(os.environ),
+    __main__, sorted(vars(__main__).keys() - {"__annotations__", "__cached__"}), sorted(os.environ),
     sys.stdin.read(), [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
     "jax" in sys.modules,
 ]:
@@ -68,11 +68,19 @@ def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=False, **options)
 
 
-def both(*arguments: str, folder: Path) -> tuple[Any, Any]:
+def both(*arguments: str, folder: Path) -> tuple[Any, ...]:
     """What a program prints, says and returns, by itself and under the command, without the report."""
     alone, watched = (run(*before, *arguments, folder=folder) for before in ((), RETRACES))
     said = watched.stderr.partition("\ntreewright retraces: ")[0]
-    return (alone.returncode, alone.stdout, alone.stderr), (watched.returncode, watched.stdout, said)
+    return tuple(
+        (ended.returncode, ended.stdout, of_program(text)) for ended, text in ((alone, alone.stderr), (watched, said))
+    )
+
+
+def of_program(text: str) -> str:
+    """A traceback without the frames of what runs the program."""
+    text = text.removeprefix("Traceback (most recent call last):\n")
+    return re.sub(r'  File "(<frozen runpy>|.*/runpy.py|.*/treewright/.*)", line .*\n(    .*\n)*', "", text)
 
 
 def program(folder: Path, text: str = COMPILING) -> str:
@@ -93,9 +101,7 @@ def test_a_program_runs_and_ends_as_it_does_by_itself(ending: str, tmp_path: Pat
 def test_a_module_and_a_folder_run_as_they_do_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
-    (tmp_path / "package" / "__main__.py").write_text(
-        ABOUT.replace('("__cached__",)', '("__annotations__", "__cached__")')
-    )
+    (tmp_path / "package" / "__main__.py").write_text(ABOUT)
 
     alone, watched = both("-m", "package", "-m", "x", folder=tmp_path)
 

@@ -57,7 +57,6 @@ def main(arguments: list[str]) -> int:
 
     recording = Recording(["-m", *program] if options.is_module else program)
     atexit.register(recording.finish, os.getpid(), options)  # the first to be registered, so the last to run
-    _hide_frames_of_ours()
     try:
         _run(program, is_module=options.is_module)
     except SystemExit as end:
@@ -96,27 +95,11 @@ def _run(program: list[str], *, is_module: bool) -> None:
     file = str(path.absolute())
     sys.path[0] = str(path.absolute().parent)
     module = types.ModuleType("__main__")
-    ours = vars(sys.modules["__main__"])
-    vars(module).update({name: {} for name in ("__annotations__",) if name in ours}, __file__=file)
-    vars(module).update(__builtins__=ours["__builtins__"], __cached__=None)
+    module.__file__ = file
     with io.open_code(file) as source:
         code = compile(source.read(), file, "exec", dont_inherit=True)
     sys.modules["__main__"] = module  # for good, as threads and pickles of the program expect
-    exec(code, module.__dict__)  # noqa: S102  it is the user's
-
-
-def _hide_frames_of_ours() -> None:
-    """Let tracebacks begin with the program's own frames."""
-    show = sys.excepthook
-
-    def shown(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
-        hidden = {__file__, runpy.__file__, "<frozen runpy>", sys.modules["treewright.__main__"].__file__}
-        while frames is not None and frames.tb_frame.f_code.co_filename in hidden:
-            frames = frames.tb_next
-        show(kind, error.with_traceback(frames), frames)
-
-    sys.modules.setdefault("treewright.__main__", sys.modules["__main__"])
-    sys.excepthook = shown
+    exec(code, vars(module))  # noqa: S102  it is the user's
 
 
 def _after_import_of_jax(begin: Callable[[], object]) -> None:
@@ -130,12 +113,11 @@ def _after_import_of_jax(begin: Callable[[], object]) -> None:
             return None
         sys.meta_path.remove(finder)
         spec = importlib.util.find_spec(name)
-        loader: Any = getattr(spec, "loader", None)
-        execute = getattr(loader, "exec_module", None)
-        if execute is not None:  # as every loader of today has it
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
-                del loader.exec_module
                 execute(module)
                 begin()
 
