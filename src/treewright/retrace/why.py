@@ -185,6 +185,9 @@ def contents(value: Any) -> Mapping[Any, Any]:
     is_function = isinstance(value, types.FunctionType)
     if wrapped is not None and (not is_function or is_of_a_library(value)):
         options = captured(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
+        for part in options.values():  # `grad` captures what `value_and_grad` made, which has the options
+            if isinstance(part, types.FunctionType) and getattr(part, "__wrapped__", None) is wrapped:
+                return contents(part)
         others = {
             name.strip("_"): part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS
         }
@@ -340,9 +343,7 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     found = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
     if found:
         is_argument = any(change.path[0].role == "argument" for change in found)
-        # `grad` captures what `value_and_grad` made, which has the options.
-        depth = 1 if found[0].path[0].name == "value_and_grad_f" else 0
-        return Cause("other arguments" if is_argument else "other options", f"{again}, with {_listed(found, depth)}")
+        return Cause("other arguments" if is_argument else "other options", f"{again}, with {_listed(found)}")
     if not is_one:
         return cause_of(function, other)
     orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
