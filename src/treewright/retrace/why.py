@@ -32,48 +32,15 @@ _VERBS = types.MappingProxyType(
     {"which captured": {"captured"}, "which reads the global": {"global"}, "with": {"attribute"}}
 )
 
-# What to do about each cause, and about some kinds of differences; empty where nothing general can be said.
-REMEDIES: Mapping[str, str] = types.MappingProxyType(
-    {
-        "class made twice": "define the class once, in a module of its own, and make the objects again",
-        "other class": "use one type",
-        "changed in place": "make another object instead of changing this one, and best freeze it",
-        "function made again": "define it once, outside of what calls it, and reuse it",
-        "optimiser made again": "build the optimiser once and reuse it, or keep it in a TrainState",
-        "other function": "use one and the same function in all calls",
-        "other method": "keep one object, or pass the object as an argument of a plain function",
-        "other decorators": "",
-        "other options": "",
-        "other arguments": "pass what changes as an argument, and make it once",
-        "wrapped again": "make it once and reuse it",
-        "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
-        "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
-        "other attributes": "",
-        "same text": "make it once and reuse it",
-        "unequal hashes": "give equal values one hash",
-        "default passed": "a default that is passed is an argument more: pass it each time or never",
-        "other statics": "jit the function once, with one set of static arguments",
-        "dtype": "convert it where it is made",
-        "weak_type": "give the dtype where the array is made: jnp.asarray(x, dtype)",
-        "passing": "pass it the same way each time: jit tells by position from by keyword",
-        "setting": "set it once, before the first call",
-        "option": "jit the function once, with one set of options",
-        "sharding": "give it one sharding before the loop: jax.device_put",
-        "placement": "put it there once, before the loop: jax.device_put",
-        "added": "keep the structure the same from call to call",
-        "removed": "keep the structure the same from call to call",
-    }
-)
-
 
 class Cause(str):
-    """Why two values differ: a sentence, and the name under which `REMEDIES` has what to do."""
+    """Why two values differ: a sentence, and the name under which a report has what to do."""
 
     __slots__ = ("name",)
     name: str
 
     def __new__(cls, name: str, sentence: str) -> Self:
-        """A cause of one of the names in `REMEDIES`."""
+        """A cause of one of the names in `treewright.retrace.report.REMEDIES`."""
         made = super().__new__(cls, sentence)
         made.name = name
         return made
