@@ -131,23 +131,21 @@ def deserialize(cls: type[Any], data: bytes | bytearray) -> Any:
 # State dicts of flax
 
 
-def register_for_flax(cls: type[Any], serialization: Any) -> None:
-    """Let `flax.serialization` make state dicts of nodes: children by name. Statics stay those of the target."""
+def to_state_dict(node: Any, serialization: Any) -> dict[str, Any]:
+    """The children of a node by name, as state dicts. The statics are left out."""
+    children, statics = flat_form(node)
+    return dict(zip(statics.table.children, map(serialization.to_state_dict, children), strict=True))
 
-    def to_state_dict(node: Any) -> dict[str, Any]:
-        children, statics = flat_form(node)
-        return dict(zip(statics.table.children, map(serialization.to_state_dict, children), strict=True))
 
-    def from_state_dict(node: Any, state: Any) -> Any:
-        children, statics = flat_form(node)
-        names = statics.table.children
-        if not isinstance(state, Mapping) or set(state) != set(names):
-            raise ValueError(
-                f"{cls.__qualname__} has the children {', '.join(names) or 'none'}, and the state dict at "
-                f"{serialization.current_path()} holds {', '.join(map(str, state)) or 'none'}. It was written by "
-                f"another class or another version of this one: change the names in the dict, then restore it."
-            )
-        values = map(serialization.from_state_dict, children, [state[name] for name in names], names)
-        return from_flat_form(cls, (tuple(values), statics))
-
-    serialization.register_serialization_state(cls, to_state_dict, from_state_dict)
+def from_state_dict(node: Any, state: Any, serialization: Any) -> Any:
+    """A node with the children that a state dict holds and the statics of `node`."""
+    children, statics = flat_form(node)
+    cls, names = type(node), statics.table.children
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        raise ValueError(
+            f"{cls.__qualname__} has the children {', '.join(names) or 'none'}, and the state dict at "
+            f"{serialization.current_path()} holds {', '.join(map(str, state)) or 'none'}. It was written by "
+            f"another class or another version of this one: change the names in the dict, then restore it."
+        )
+    values = map(serialization.from_state_dict, children, [state[name] for name in names], names)
+    return from_flat_form(cls, (tuple(values), statics))

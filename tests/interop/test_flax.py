@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -53,6 +55,18 @@ def test_bytes_come_back_into_a_node_with_its_own_statics() -> None:
 
     assert jax.tree.structure(restored) == jax.tree.structure(net(0.0, "gelu"))
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(restored), jax.tree.leaves(net(2.0)))
+
+
+def test_flax_may_be_imported_first() -> None:
+    program = (
+        "from flax.serialization import to_state_dict\n"
+        "from treewright import Module\n"
+        "print(to_state_dict(type('Net', (Module,), {'__annotations__': {'x': float}})(2.0)))\n"
+    )
+
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert run.stdout == "{'x': 2.0}\n", run.stderr
 
 
 # Parameters of flax's own modules

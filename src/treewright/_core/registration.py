@@ -78,7 +78,7 @@ def register_once(cls: type[Any]) -> Registration:
     register_with_jax(cls, _flatten_with_keys, unflatten, operator.attrgetter(PAIR))
     register_for_export(cls, lambda statics, children: from_flat_form(cls, (tuple(children), statics)))
     if "flax.serialization" in sys.modules:
-        _others().register_for_flax(cls, sys.modules["flax.serialization"])
+        _register_for_flax(cls, sys.modules["flax.serialization"])
     cls.__node_registered__ = registration = Registration(cls)
     return registration
 
@@ -118,6 +118,15 @@ def register_for_export(
             serialized_name = f"{name}#{next(_MADE_AGAIN)}"
         else:
             return
+
+
+def _register_for_flax(cls: type[Any], serialization: Any) -> None:
+    """Let `flax.serialization` make state dicts of nodes, and nodes of state dicts."""
+    serialization.register_serialization_state(
+        cls,
+        lambda node: _others().to_state_dict(node, serialization),
+        lambda node, state: _others().from_state_dict(node, state, serialization),
+    )
 
 
 def _others() -> Any:

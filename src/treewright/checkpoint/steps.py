@@ -131,6 +131,10 @@ class CheckpointManager:
         self._is_local = "://" not in text
         # A bucket's path has the same methods, and is none of `pathlib`.
         self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
+        if self._is_local:
+            # Since Python 3.14 `is_file` hides that a folder may not be read.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                (self.directory / LISTING).stat()
         if self.directory.is_file() or (self.directory / LISTING).is_file():
             raise CheckpointError(f"{text} is a file or a step. A CheckpointManager takes the folder of the steps.")
         policies = ocp.checkpoint_managers
