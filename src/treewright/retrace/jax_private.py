@@ -184,7 +184,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
 def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """A call of what `pmap` made, by the variables that its inner function captured."""
     cells = inspect.getclosurevars(infer).nonlocals
-    function = cells.get("fun", cells.get("f", getattr(cells.get("wrapped_fun"), "f", None)))
+    function = cells.get("f", getattr(cells.get("wrapped_fun"), "f", None))  # `f` before JAX 0.10
     if function is None:
         return None
     settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
